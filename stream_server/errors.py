@@ -1,0 +1,75 @@
+"""Every error of the package, in one tree.
+
+    StreamServerError
+    ├── ConfigError             study.json or the command line: the user can mend it          exit 2
+    ├── UserCodeError           a method of the user's server class raised                    exit 3
+    ├── TooManyFailures         the simulations cannot be made to run                         exit 4
+    ├── NotBalanced             an accepted sample is unaccounted for                         exit 5
+    ├── RankLost                a rank, a thread or a node ended without a word               exit 7
+    ├── MalformedMessage        bytes that are no message of the protocol
+    ├── SimulationError         what a simulation can meet at its own `connect` or `send`
+    │   ├── Refused             the server said no, and why
+    │   └── Unreachable         the server did not answer in time
+    ├── Closed                  the buffer is closed and empty: the stream has ended
+    └── ProducerFailed          the buffer was closed by an error, which is the cause
+"""
+
+
+class StreamServerError(Exception):
+    """The root of the tree; `exit_code` is what a command that ends with this error returns."""
+
+    exit_code = 7
+
+
+class ConfigError(StreamServerError):
+    """Something in study.json, the command line or the user's files that the user can mend."""
+
+    exit_code = 2
+
+
+class UserCodeError(StreamServerError):
+    """A method of the user's server class raised; the original exception is the cause."""
+
+    exit_code = 3
+
+
+class TooManyFailures(StreamServerError):
+    """More simulations failed than the study allows, or none gets as far as its first sample."""
+
+    exit_code = 4
+
+
+class NotBalanced(StreamServerError):
+    """The closing account does not add up."""
+
+    exit_code = 5
+
+
+class RankLost(StreamServerError):
+    """Another rank or thread failed; its own log and exit.json hold the cause."""
+
+    exit_code = 7
+
+
+class MalformedMessage(StreamServerError):
+    """Bytes from a socket that are no message of this protocol."""
+
+
+class SimulationError(StreamServerError):
+    """The simulation cannot go on talking to the study."""
+
+
+class Refused(SimulationError):
+    """The server refused a message; the text says what it expected, what it found and what to do."""
+
+
+class Unreachable(SimulationError, TimeoutError):
+    """The server did not answer within the time limit."""
+
+
+class Closed(StreamServerError):
+    """The buffer is closed and empty: the stream has ended."""
+
+
+class ProducerFailed(StreamServerError):
+    """The thread that fills the buffer failed; its exception is the cause."""
