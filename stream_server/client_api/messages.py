@@ -15,6 +15,7 @@ MAX_PART_BYTES = 4 * 1024 * 1024
 MAX_FIELDS = 64
 MAX_DIMENSIONS = 8
 ALL_FIELDS = 0xFFFF
+ATTACHING = 0xFFFFFFFF
 
 
 class Routing(IntEnum):
@@ -76,7 +77,11 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """Client rank to rank 0's control socket: who I am. `simulation` None asks for one."""
+    """Client rank to rank 0's control socket: who I am.
+
+    `simulation` None asks for one. A client that nobody launched says `attempt` = ATTACHING: the
+    server gives it the attempt.
+    """
 
     study: str
     simulation: int | None

@@ -1,0 +1,52 @@
+"""What `stream-server --check` prints: what a study would do and take, without starting anything."""
+
+import resource
+import shlex
+
+from stream_server.config import StudyConfig
+from stream_server.server.plan import Plan, make_plan, sample_bytes
+
+DESCRIPTORS_OF_A_RANK = 64
+
+
+def describe(config: StudyConfig) -> str:
+    """Totals, sizes per server rank, the command line of the simulations, and connections against the limit."""
+    plan = make_plan(config)
+    return "\n".join(f"{name:<14}{text}" for name, text in _lines(config, plan))
+
+
+def _lines(config: StudyConfig, plan: Plan) -> list[tuple[str, str]]:
+    num_simulations = config.study.simulations + config.validation.simulations
+    steps = config.study.time_steps
+    size = sample_bytes(config)
+    samples = "unknown number of" if steps is None else f"{num_simulations * steps.num:,}"
+    total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
+    command = config.simulation.command
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptors = plan.connections + DESCRIPTORS_OF_A_RANK
+    verdict = "fits" if descriptors <= soft_limit else "does NOT fit: raise it with `ulimit -n`"
+    return [
+        ("study", f"{config.study.name} -> {config.output_dir}"),
+        ("simulations", f"{config.study.simulations} for training, {config.validation.simulations} for validation"),
+        ("samples", f"{samples} samples of {_bytes(size)}{total}"),
+        ("command", shlex.join(command) if command else "none: simulations attach by themselves"),
+        ("at once", f"{plan.max_clients} simulations at most"),
+        ("server class", config.server.class_),
+        (
+            "buffer",
+            f"{config.buffer.policy}: {plan.capacity:,} samples per rank, watermark {plan.watermark:,}; with what is "
+            f"under way {plan.num_slots:,} slots, {_bytes(plan.buffer_bytes)} per rank",
+        ),
+        ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
+        ("batch size", f"{config.training.batch_size} per rank"),
+        ("connections", f"{plan.connections} per rank; ulimit -n is {soft_limit}: {verdict}"),
+    ]
+
+
+def _bytes(num: int) -> str:
+    size = float(num)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
