@@ -1,0 +1,33 @@
+"""Stream Server trains a neural network on a simulation ensemble while the simulations run."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stream_server.server.simulation_data import SimulationBatch, SimulationData
+    from stream_server.server.stream_server import StreamServer
+    from stream_server.server.torch_server import TorchServer
+    from stream_server.server.training.callbacks import Callback
+
+__all__ = ["Callback", "SimulationBatch", "SimulationData", "StreamServer", "TorchServer"]
+
+_HOMES = {
+    "Callback": "stream_server.server.training.callbacks",
+    "SimulationBatch": "stream_server.server.simulation_data",
+    "SimulationData": "stream_server.server.simulation_data",
+    "StreamServer": "stream_server.server.stream_server",
+    "TorchServer": "stream_server.server.torch_server",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: a simulation that imports the client never loads torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,17 +1,18 @@
 """Every error of the package, in one tree.
 
-    StreamServerError
-    ├── ConfigError             study.json or the command line: the user can mend it          exit 2
-    ├── UserCodeError           a method of the user's server class raised                    exit 3
-    ├── TooManyFailures         the simulations cannot be made to run                         exit 4
-    ├── NotBalanced             an accepted sample is unaccounted for                         exit 5
-    ├── RankLost                a rank, a thread or a node ended without a word               exit 7
-    ├── MalformedMessage        bytes that are no message of the protocol
-    ├── SimulationError         what a simulation can meet at its own `connect` or `send`
-    │   ├── Refused             the server said no, and why
-    │   └── Unreachable         the server did not answer in time
-    ├── Closed                  the buffer is closed and empty: the stream has ended
-    └── ProducerFailed          the buffer was closed by an error, which is the cause
+StreamServerError
+├── ConfigError             study.json or the command line: the user can mend it          exit 2
+├── UserCodeError           a method of the user's server class raised                    exit 3
+├── TooManyFailures         the simulations cannot be made to run                         exit 4
+├── NotBalanced             an accepted sample is unaccounted for                         exit 5
+├── RankLost                a rank, a thread or a node ended without a word               exit 7
+├── MalformedMessage        bytes that are no message of the protocol
+│   └── WrongProtocol       a message of another version of the protocol
+├── SimulationError         what a simulation can meet at its own `connect` or `send`
+│   ├── Refused             the server said no, and why
+│   └── Unreachable         the server did not answer in time
+├── Closed                  the buffer is closed and empty: the stream has ended
+└── ProducerFailed          the buffer was closed by an error, which is the cause
 """
 
 
@@ -51,8 +52,20 @@ class RankLost(StreamServerError):
     exit_code = 7
 
 
+class PeerFailed(RankLost):
+    """Another rank failed and told all ranks in the control round; `exit_code` is the one they agreed on."""
+
+    def __init__(self, text: str, exit_code: int = 7) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
 class MalformedMessage(StreamServerError):
     """Bytes from a socket that are no message of this protocol."""
+
+
+class WrongProtocol(MalformedMessage):
+    """A message of another version of the protocol: client and server come from different releases."""
 
 
 class SimulationError(StreamServerError):

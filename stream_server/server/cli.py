@@ -44,11 +44,19 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="study.json", help="the study")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, such as training.batch_size=32"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one key, such as training.batch_size=32",
     )
-    parser.add_argument("--fresh", action="store_true", help="rename the output folder of an earlier run and start over")
+    parser.add_argument(
+        "--fresh", action="store_true", help="rename the output folder of an earlier run and start over"
+    )
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--check", action="store_true", help="check study.json, print what the study takes, start nothing")
+    only.add_argument(
+        "--check", action="store_true", help="check study.json, print what the study takes, start nothing"
+    )
     only.add_argument("--fast-dev-run", action="store_true", help="try the server class on made-up samples")
     only.add_argument("--schema", action="store_true", help="print the JSON schema of study.json")
     only.add_argument("--version", action="version", version=f"stream-server {version('stream-server')}")

@@ -159,7 +159,9 @@ class Roster:
         if hello.attempt == ATTACHING and entry.state is State.WAITING:
             return self._request(peer, hello)
         if hello.attempt not in (ATTACHING, entry.attempt):
-            text = f"attempt {hello.attempt} of simulation {hello.simulation} is over; attempt {entry.attempt} is current"
+            text = (
+                f"attempt {hello.attempt} of simulation {hello.simulation} is over; attempt {entry.attempt} is current"
+            )
             return [self._refuse(peer, Reason.STALE_ATTEMPT, text)]
         entry.waiting[peer] = hello
         return self._welcome_all(hello.simulation)
@@ -294,9 +296,7 @@ class Roster:
         entry = self.entries[simulation]
         entry.state, entry.reason = state, reason
         text = reason or f"simulation {simulation} is {state.value}"
-        actions: list[Action] = [
-            self._refuse(peer, Reason.STALE_ATTEMPT, text) for peer in entry.waiting
-        ]
+        actions: list[Action] = [self._refuse(peer, Reason.STALE_ATTEMPT, text) for peer in entry.waiting]
         entry.waiting.clear()
         actions.append(Tell(notice=notices.Terminal(simulation=simulation, state=state.value, reason=reason)))
         if all(entry.state.terminal for entry in self.entries.values()):

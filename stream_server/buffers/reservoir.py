@@ -1,0 +1,195 @@
+"""The Reservoir: draws leave a sample in place, and newcomers push out samples that were drawn before."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.buffers.policy import (
+    NO_SLOTS,
+    Drawn,
+    Seed,
+    SlotArray,
+    State,
+    check_capacity,
+    distinct,
+    even_share,
+    exchange,
+    generator,
+)
+
+
+class Reservoir:
+    """Draws uniformly over seen and unseen samples; evicts uniformly over the seen; never evicts an unseen one.
+
+    The algorithm is that of Meyer et al., "High Throughput Training of Deep Surrogates from Large Ensemble Runs",
+    SC'23 (arXiv 2309.16743). The samples of a batch are distinct. After `close` each draw removes.
+
+    With `draws_per_sample` the number of draws is bounded and known: a batch is drawn only while
+    draws ≤ draws_per_sample × inserts − population, samples are kept after `close` until no more than the
+    population is left to draw, and all draws together are round(draws_per_sample × inserts).
+
+    The seen samples stand in front of the unseen. What a draw has newly seen is only noted in `_fresh`, and moved to
+    the front when the next eviction needs it, so that a draw costs five small array operations.
+    """
+
+    def __init__(self, *, capacity: int, watermark: int, draws_per_sample: float | None = None, seed: Seed) -> None:
+        check_capacity(capacity, watermark)
+        if draws_per_sample is not None and not 1 <= draws_per_sample < math.inf:
+            raise ValueError(f"draws_per_sample must be a number of at least 1, but is {draws_per_sample}.")
+        self.capacity = capacity
+        self._watermark = watermark
+        self._draws_per_sample = draws_per_sample
+        self._random = generator(seed)
+        self._items: SlotArray = np.empty(capacity, np.intp)
+        self._seen: npt.NDArray[np.bool_] = np.zeros(capacity, bool)
+        self._fresh: list[SlotArray] = []
+        self._num_settled = 0
+        self._num_seen = 0
+        self._population = 0
+        self._num_inserts = 0
+        self._num_draws = 0
+        self._closed = False
+
+    @property
+    def population(self) -> int:
+        return self._population
+
+    @property
+    def num_unseen(self) -> int:
+        return self._population - self._num_seen
+
+    @property
+    def room(self) -> int:
+        return max(0, self.capacity - self.num_unseen)
+
+    @property
+    def num_left(self) -> int:
+        if self._draws_per_sample is None or not self._population:
+            return self._population
+        return max(round(self._draws_per_sample * self._num_inserts) - self._num_draws, self.num_unseen)
+
+    def ready(self, num: int) -> int:
+        if self._closed:
+            return even_share(self.num_left, min(num, self._population))
+        if self._population < max(self._watermark, num) or self._reuse_is_exhausted():
+            return 0
+        return num
+
+    def put(self, slots: Sequence[int]) -> SlotArray:
+        assert len(slots) <= self.room, "put without room"
+        num_evicted = self._population + len(slots) - self.capacity
+        evicted = self._evict(num_evicted) if num_evicted > 0 else NO_SLOTS
+        start, stop = self._population, self._population + len(slots)
+        self._items[start:stop] = slots
+        self._seen[start:stop] = False
+        self._population = stop
+        self._num_inserts += len(slots)
+        return evicted
+
+    def draw(self, num: int) -> Drawn:
+        assert num <= self._population, "draw of more than there is"
+        num_kept = self.num_left - self._population if self._closed else num
+        positions = distinct(self._random, self._population, num)
+        slots = self._items[positions]
+        seen = self._seen[positions]
+        num_first = num - int(np.count_nonzero(seen))
+        if num_first:
+            self._fresh.append(positions[~seen])
+            self._seen[positions] = True
+            self._num_seen += num_first
+        self._num_draws += num
+        if num <= num_kept:
+            return Drawn(slots, num_first, NO_SLOTS)
+        return Drawn(slots, num_first, self._drain(positions, num - max(0, num_kept)))
+
+    def slots(self) -> SlotArray:
+        return self._items[: self._population].copy()
+
+    def remove(self, slots: SlotArray) -> int:
+        self._settle()
+        stays = ~np.isin(self._items[: self._population], slots)
+        num_removed = self._population - int(np.count_nonzero(stays))
+        seen = self._seen[: self._population][stays]
+        num_unseen = num_removed - (self._num_seen - int(np.count_nonzero(seen)))
+        self._population -= num_removed
+        self._items[: self._population] = self._items[: len(stays)][stays]
+        self._seen[: self._population] = seen
+        self._num_seen = self._num_settled = int(np.count_nonzero(seen))
+        self._num_inserts -= num_unseen
+        return num_unseen
+
+    def close(self) -> SlotArray:
+        if self._closed:
+            return NO_SLOTS
+        self._closed = True
+        num_surplus = self._population - self.num_left
+        return self._evict(num_surplus) if num_surplus > 0 else NO_SLOTS
+
+    def state_dict(self) -> State:
+        return {
+            "slots": self.slots().tolist(),
+            "seen": self._seen[: self._population].tolist(),
+            "fresh": [positions.tolist() for positions in self._fresh],
+            "num_settled": self._num_settled,
+            "num_inserts": self._num_inserts,
+            "num_draws": self._num_draws,
+            "closed": self._closed,
+            "random": self._random.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._population = len(state["slots"])
+        size = max(self.capacity, self._population)
+        self._items, self._seen = np.empty(size, np.intp), np.zeros(size, bool)
+        self._items[: self._population] = state["slots"]
+        self._seen[: self._population] = state["seen"]
+        self._fresh = [np.array(positions, np.intp) for positions in state["fresh"]]
+        self._num_settled = state["num_settled"]
+        self._num_seen = sum(state["seen"])
+        self._num_inserts = state["num_inserts"]
+        self._num_draws = state["num_draws"]
+        self._closed = state["closed"]
+        self._random.bit_generator.state = state["random"]
+
+    def _reuse_is_exhausted(self) -> bool:
+        if self._draws_per_sample is None or not self.room:
+            return False
+        return self._num_draws > self._draws_per_sample * self._num_inserts - self._population
+
+    def _settle(self) -> None:
+        """Bring what was drawn for the first time since the last eviction to the front."""
+        if not self._fresh:
+            return
+        positions = np.concatenate(self._fresh)
+        self._fresh.clear()
+        start, stop = self._num_settled, self._num_settled + len(positions)
+        self._seen[positions] = False
+        exchange(positions, start, self._items)
+        self._seen[start:stop] = True
+        self._num_settled = stop
+
+    def _evict(self, num: int) -> SlotArray:
+        """Take `num` uniformly chosen seen samples out, and close the gap with unseen ones from the end."""
+        self._settle()
+        start, stop = self._num_settled - num, self._num_settled
+        exchange(distinct(self._random, stop, num), start, self._items)
+        evicted = self._items[start:stop].copy()
+        num_moved = min(num, self._population - stop)
+        self._items[start : start + num_moved] = self._items[self._population - num_moved : self._population]
+        self._seen[start:stop] = False
+        self._num_settled = start
+        self._num_seen -= num
+        self._population -= num
+        return evicted
+
+    def _drain(self, positions: SlotArray, num: int) -> SlotArray:
+        """Take `num` of the drawn positions out; nothing is evicted any more, so the order within `_items` is free."""
+        chosen = positions if num == len(positions) else self._random.permutation(positions)[:num]
+        removed = self._items[chosen]
+        self._fresh.clear()
+        self._num_seen -= num
+        self._population -= num
+        exchange(chosen, self._population, self._items, self._seen)
+        return removed

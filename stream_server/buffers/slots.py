@@ -1,0 +1,92 @@
+"""The samples themselves: one array per field, one row per slot, and the free rows among them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.buffers.policy import SlotArray
+
+FieldArrays = dict[str, npt.NDArray[Any]]
+
+
+class Slots:
+    """Rows for `num_slots` samples. A row has one owner at a time, who alone may touch it: see `Buffer`.
+
+    Attributes:
+        arrays: per field an array of shape (num_slots, *shape of the field), once `allocate` was called.
+        simulation_ids, time_steps: the keys of the samples; time steps are labels.
+        seen: how often each sample was drawn.
+        present: per field whether the sample has it; see `leave_out`.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], num_slots: int) -> None:
+        if num_slots < 1:
+            raise ValueError(f"There must be at least 1 slot, but num_slots is {num_slots}.")
+        if not shapes:
+            raise ValueError("A sample must have at least 1 field, but there are none.")
+        for name, shape in shapes.items():
+            if any(extent < 1 for extent in shape):
+                raise ValueError(f"Every extent of field {name!r} must be at least 1, but its shape is {shape}.")
+        self.shapes = dict(shapes)
+        self.num_slots = num_slots
+        self.arrays: FieldArrays = {}
+        self.simulation_ids = np.full(num_slots, -1, np.int64)
+        self.time_steps = np.zeros(num_slots, np.int64)
+        self.seen = np.zeros(num_slots, np.uint32)
+        self.present = {name: np.ones(num_slots, bool) for name in shapes}
+        # Last in, first out: pages that were touched before are used again, and a fresh run of slots is contiguous.
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._partial: set[str] = set()
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one row over all fields; 0 before `allocate`."""
+        return sum(array.nbytes for array in self.arrays.values()) // self.num_slots
+
+    def allocate(self, dtypes: Mapping[str, npt.DTypeLike]) -> None:
+        """Reserve the arrays, once; memory is used page by page as rows are filled.
+
+        Raises:
+            ValueError: `dtypes` does not name exactly the fields.
+        """
+        assert not self.arrays, "allocated twice"
+        if set(dtypes) != set(self.shapes):
+            raise ValueError(f"Expected a dtype for each of the fields {sorted(self.shapes)}, found {sorted(dtypes)}.")
+        self.arrays = {name: np.empty((self.num_slots, *shape), dtypes[name]) for name, shape in self.shapes.items()}
+
+    def claim(self, num: int) -> list[int]:
+        """Take `num` free slots, or none at all when there are fewer."""
+        if not 0 < num <= len(self._free):
+            return []
+        claimed = self._free[-num:]
+        del self._free[-num:]
+        claimed.reverse()
+        self.seen[claimed] = 0
+        for name in self._partial:
+            self.present[name][claimed] = True
+        return claimed
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Give slots back; the caller has seen to it that nobody reads them any more."""
+        self._free.extend(slots)
+        assert len(self._free) <= self.num_slots, "a slot was freed twice"
+
+    def leave_out(self, name: str, slots: Sequence[int]) -> None:
+        """Mark that these claimed slots have no such field, and zero its rows."""
+        self._partial.add(name)
+        self.present[name][slots] = False
+        self.arrays[name][slots] = 0
+
+    def gather(self, slots: SlotArray, out: FieldArrays | None = None) -> FieldArrays:
+        """Copy the rows of `slots` into the leading rows of `out`, or into new arrays."""
+        num = len(slots)
+        if out is None:
+            out = {name: np.empty((num, *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}
+        # mode="clip" lets NumPy write into `out` directly; "raise" would copy once more.
+        return {name: array.take(slots, 0, out[name][:num], "clip") for name, array in self.arrays.items()}

@@ -1,0 +1,29 @@
+"""A growing set of small integers."""
+
+
+class Bits:
+    """One bit per number, little-endian bit order; `len` counts those that are set."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        self._content = bytearray(content)
+        self._num = sum(byte.bit_count() for byte in content)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._content)
+
+    def __contains__(self, number: int) -> bool:
+        byte = number >> 3
+        return byte < len(self._content) and bool(self._content[byte] >> (number & 7) & 1)
+
+    def add(self, number: int) -> None:
+        """Set a bit."""
+        if number in self:
+            return
+        byte = number >> 3
+        if byte >= len(self._content):
+            self._content.extend(bytes(byte + 1 - len(self._content)))
+        self._content[byte] |= 1 << (number & 7)
+        self._num += 1

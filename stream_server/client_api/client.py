@@ -1,0 +1,141 @@
+"""How a simulation gets into a study."""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from stream_server.client_api.connection import ConnectionFile, find
+from stream_server.client_api.control import ask
+from stream_server.client_api.delivery import Delivery
+from stream_server.client_api.messages import ATTACHING, Hello, Message, Reason, Refusal, Stop, Welcome
+from stream_server.client_api.simulation import Nowhere, Simulation
+from stream_server.errors import Refused
+
+TIMEOUT_S = 60.0
+Connection = str | os.PathLike[str] | ConnectionFile | None
+
+
+def connect(
+    connection: Connection = None,
+    *,
+    rank: int = 0,
+    num_ranks: int = 1,
+    simulation_id: int | None = None,
+    parameters: Mapping[str, float] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Simulation:
+    """Take part in a study as one simulation, or as one rank of a parallel one.
+
+    Args:
+        connection: the connection file; by default the environment variable STREAM_CONNECTION names it,
+            as for every simulation that a study starts. "none" runs alone: every call does nothing.
+        rank: this process's rank within the simulation, of `num_ranks`.
+        simulation_id: which simulation this is, when it attaches by itself; by default the server chooses.
+        parameters: what is simulated, when it attaches by itself; by default the server's.
+        timeout_s: how long the server may say nothing while it is waited for, now and later.
+
+    Raises:
+        ConfigError: the connection file is missing or cannot be read.
+        Refused: the study does not want this simulation.
+        Unreachable: the server said nothing for `timeout_s`.
+    """
+    _check_ranks(rank, num_ranks)
+    file = find(connection)
+    if file is None:
+        return _alone(simulation_id, parameters)
+    hello = _hello(file, rank=rank, num_ranks=num_ranks, simulation_id=simulation_id, parameters=parameters)
+    answer = _introduce(file, hello, timeout_s)
+    if isinstance(answer, Welcome):
+        return _simulation(file, hello, answer, timeout_s)
+    if isinstance(answer, Stop) and hello.simulation is not None:
+        known = parameters or file.parameters or {}
+        return Simulation(
+            Nowhere(wanted=False), id=hello.simulation, attempt=file.attempt, parameters=dict(known), time_steps=None
+        )
+    raise Refused(f"{_who(hello)} cannot take part in study {file.study}: {getattr(answer, 'text', answer)}")
+
+
+def simulations(connection: Connection = None, *, rank: int = 0, num_ranks: int = 1) -> Iterator[Simulation]:
+    """Simulations, one after the other, as long as the study has some: for a worker that stays.
+
+    Each one is finished when the next is asked for. Leaving the loop early leaves the current one unfinished.
+
+    Raises:
+        ConfigError, Refused, Unreachable: as for `connect`.
+    """
+    _check_ranks(rank, num_ranks)
+    file = find(connection)
+    if file is None:
+        with _alone(None, None) as simulation:
+            yield simulation
+        return
+    hello = _hello(file, rank=rank, num_ranks=num_ranks, simulation_id=None, parameters=None)
+    while True:
+        answer = _introduce(file, hello, TIMEOUT_S)
+        if isinstance(answer, Stop) or _is_none_left(answer):
+            return
+        if not isinstance(answer, Welcome):
+            raise Refused(f"{_who(hello)} cannot take part in study {file.study}: {getattr(answer, 'text', answer)}")
+        with _simulation(file, hello, answer, TIMEOUT_S) as simulation:
+            yield simulation
+        if hello.simulation is not None:
+            return
+
+
+def _check_ranks(rank: int, num_ranks: int) -> None:
+    if not 0 <= rank < num_ranks:
+        raise ValueError(f"rank must be between 0 and num_ranks - 1, but is {rank} of {num_ranks}")
+
+
+def _alone(simulation_id: int | None, parameters: Mapping[str, float] | None) -> Simulation:
+    if simulation_id is None:
+        simulation_id = int(os.environ.get("STREAM_SIMULATION_ID", "0"))
+    attempt = int(os.environ.get("STREAM_ATTEMPT", "0"))
+    return Simulation(
+        Nowhere(wanted=True), id=simulation_id, attempt=attempt, parameters=dict(parameters or {}), time_steps=None
+    )
+
+
+def _hello(
+    file: ConnectionFile,
+    *,
+    rank: int,
+    num_ranks: int,
+    simulation_id: int | None,
+    parameters: Mapping[str, float] | None,
+) -> Hello:
+    if file.simulation is not None and simulation_id not in (None, file.simulation):
+        raise ValueError(f"this process was started as simulation {file.simulation}, not {simulation_id}")
+    simulation = simulation_id if file.simulation is None else file.simulation
+    if simulation is None and num_ranks > 1:
+        raise ValueError("a parallel simulation that attaches by itself must pass the same simulation_id on all ranks")
+    return Hello(
+        study=file.study,
+        simulation=simulation,
+        attempt=ATTACHING if file.simulation is None else file.attempt,
+        rank=rank,
+        num_ranks=num_ranks,
+        parameters=None if parameters is None else {name: float(value) for name, value in parameters.items()},
+    )
+
+
+def _introduce(file: ConnectionFile, hello: Hello, timeout_s: float) -> Message:
+    return ask(hello, file, who=_who(hello), timeout_s=timeout_s)
+
+
+def _simulation(file: ConnectionFile, hello: Hello, welcome: Welcome, timeout_s: float) -> Simulation:
+    delivery = Delivery(file, welcome, rank=hello.rank, num_ranks=hello.num_ranks, timeout_s=timeout_s)
+    return Simulation(
+        delivery,
+        id=welcome.simulation,
+        attempt=welcome.attempt,
+        parameters=dict(welcome.parameters),
+        time_steps=welcome.time_steps,
+    )
+
+
+def _who(hello: Hello) -> str:
+    return f"{'a simulation' if hello.simulation is None else f'simulation {hello.simulation}'} rank {hello.rank}"
+
+
+def _is_none_left(answer: Message) -> bool:
+    return isinstance(answer, Refusal) and answer.reason is Reason.NO_SIMULATION_LEFT

@@ -1,0 +1,104 @@
+"""The connection file: where a study is, and how a simulation gets in."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stream_server.errors import ConfigError
+
+ENVIRONMENT_VARIABLE = "STREAM_CONNECTION"
+ALONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Security:
+    """CURVE keys as Z85 text: the server's public key, and a key pair that the server lets in."""
+
+    server_public_key: str
+    client_public_key: str
+    client_secret_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionFile:
+    """What a client must know before its first word.
+
+    `control` lists the addresses of rank 0, ipc first; `host` is the node on which the ipc ones mean
+    something. `simulation` None lets the server choose one. `security` None sends in the clear.
+    """
+
+    study: str
+    epoch: int
+    host: str
+    control: tuple[str, ...]
+    simulation: int | None = None
+    attempt: int = 0
+    parameters: dict[str, float] | None = None
+    security: Security | None = None
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Put the file in place in one stroke; only its owner may read it, since it holds a secret key."""
+        folder = Path(path).parent
+        # mkstemp creates the file with mode 0600.
+        descriptor, temporary = tempfile.mkstemp(prefix=".connection-", dir=folder)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(asdict(self), file, indent=1)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "ConnectionFile":
+        """Read back what `write` wrote.
+
+        Raises:
+            ConfigError: there is no such file, or it is none of a study.
+        """
+        try:
+            content = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read the connection file {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is not a connection file: {error}") from error
+        try:
+            return cls.from_dict(content)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{path} is not a connection file of this version: {error}") from error
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "ConnectionFile":
+        """Made from the parsed JSON."""
+        security = content.get("security")
+        return cls(
+            **{
+                **content,
+                "control": tuple(content["control"]),
+                "security": None if security is None else Security(**security),
+            }
+        )
+
+
+def find(connection: str | os.PathLike[str] | ConnectionFile | None) -> ConnectionFile | None:
+    """The connection that the caller names, or else the environment; None to run alone.
+
+    Raises:
+        ConfigError: neither names one, or the file cannot be read.
+    """
+    if isinstance(connection, ConnectionFile):
+        return connection
+    if connection is None:
+        connection = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if os.fspath(connection) == ALONE:
+        return None
+    if not os.fspath(connection):
+        raise ConfigError(
+            f"no study to connect to: {ENVIRONMENT_VARIABLE} is not set. It is set for simulations that a study starts; "
+            f"otherwise pass the path of the study's connection.json, or set {ENVIRONMENT_VARIABLE}={ALONE} to run alone"
+        )
+    return ConnectionFile.read(connection)

@@ -1,0 +1,192 @@
+"""The fields of a study as one client rank sends them: checks the user's arrays, and knows this rank's blocks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stream_server.client_api.layouts import wire_dtype
+from stream_server.client_api.messages import Block, FieldSpec
+
+UNDECLARED_DTYPE = "<f8"
+
+
+class Fields:
+    """Turns the arguments of `send` into arrays in the order and of the types that were opened.
+
+    The first sample settles the blocks: which part of which field this rank sends, and in which type.
+    """
+
+    def __init__(self, specs: Sequence[FieldSpec], *, rank: int, num_ranks: int) -> None:
+        self.blocks: tuple[Block, ...] | None = None
+        self._specs = {spec.name: spec for spec in specs}
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._declared: dict[str, tuple[int, ...] | None] = {}
+        self._expected: list[tuple[int, str, np.dtype, tuple[int, ...], bool]] = []
+
+    def declare(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None:
+        """Say where this rank's block of a field begins.
+
+        Raises:
+            ValueError: the study has no such field, or one of another shape; or steps were sent already.
+        """
+        spec = self._spec(name)
+        if self.blocks is not None:
+            raise ValueError(f"field {name!r} must be declared before the first send")
+        if tuple(shape) != spec.shape:
+            raise ValueError(f"field {name!r} has the shape {spec.shape} in study.json, but is declared with {tuple(shape)}")
+        if offset is not None and len(offset) != len(spec.shape):
+            raise ValueError(f"the offset of field {name!r} needs {len(spec.shape)} numbers, but has {len(offset)}")
+        self._declared[name] = None if offset is None else tuple(int(it) for it in offset)
+
+    def settle(self, sample: Mapping[str, Any]) -> tuple[Block, ...]:
+        """Fix this rank's blocks by the first sample.
+
+        Raises:
+            TypeError: a value is not numeric, or cannot become what the study keeps.
+            ValueError: a field is unknown or missing, or a block does not fit into its field.
+        """
+        for name in sample:
+            self._spec(name)
+        blocks = [self._block(spec, sample.get(spec.name)) for spec in self._specs.values()]
+        if not any(blocks):
+            raise ValueError("a sample needs at least one field")
+        self.blocks = tuple(block for block in blocks if block is not None)
+        self._expected = [
+            (1 << i, block.field, np.dtype(block.dtype), block.count, self._specs[block.field].optional)
+            for i, block in enumerate(self.blocks)
+        ]
+        return self.blocks
+
+    def arrays(self, sample: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:
+        """Which blocks are present (as bits), and their arrays, in any memory layout.
+
+        Raises:
+            TypeError, ValueError: as for `settle`.
+        """
+        present = 0
+        arrays = []
+        for bit, name, dtype, count, optional in self._expected:
+            value = sample.get(name)
+            if value is None:
+                if optional:
+                    continue
+                raise ValueError(f"field {name!r} is missing; only a field that study.json calls optional may be left out")
+            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != count:
+                value = self._converted(name, value, dtype, count)
+            present |= bit
+            arrays.append(value)
+        if not arrays:
+            raise ValueError("a sample needs at least one field")
+        if len(arrays) < len(sample):
+            self._refuse_surplus(sample)
+        return present, arrays
+
+    def _spec(self, name: str) -> FieldSpec:
+        if name not in self._specs:
+            import difflib
+
+            near = difflib.get_close_matches(name, self._specs, n=1, cutoff=0.0)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"the study has no field {name!r}, only {', '.join(map(repr, self._specs))}{hint}")
+        return self._specs[name]
+
+    def _block(self, spec: FieldSpec, value: Any) -> Block | None:
+        if value is None:
+            return self._unseen_block(spec)
+        array = _numeric(spec.name, value)
+        offset = self._offset(spec, array.shape)
+        dtype = self._sent_dtype(spec, array.dtype)
+        return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=offset, count=array.shape)
+
+    def _unseen_block(self, spec: FieldSpec) -> Block | None:
+        """The block of a field that the first sample leaves out, if it may come later or must come."""
+        declared = spec.name in self._declared
+        if self._num_ranks > 1 and not declared:
+            return None
+        if not spec.optional:
+            raise ValueError(f"field {spec.name!r} is missing in the first sample")
+        if self._declared.get(spec.name) is not None:
+            raise ValueError(f"field {spec.name!r} is declared with an offset: its first array must come with the first send")
+        offset, count = self._even_share(spec)
+        if 0 in count:
+            return None
+        dtype = spec.dtype or UNDECLARED_DTYPE
+        return Block(field=spec.name, dtype=dtype, shape=spec.shape, offset=offset, count=count)
+
+    def _offset(self, spec: FieldSpec, count: tuple[int, ...]) -> tuple[int, ...]:
+        if len(count) != len(spec.shape) or 0 in count or (self._num_ranks == 1 and count != spec.shape):
+            raise ValueError(f"field {spec.name!r} must have the shape {spec.shape}, but has {count}")
+        offset = self._declared.get(spec.name)
+        if offset is not None:
+            if any(start < 0 or start + num > size for start, num, size in zip(offset, count, spec.shape, strict=True)):
+                raise ValueError(
+                    f"the block of field {spec.name!r} with shape {count} at {offset} reaches out of the field's {spec.shape}"
+                )
+            return offset
+        if count == spec.shape:
+            return (0,) * len(count)
+        even_offset, even_count = self._even_share(spec)
+        if count != even_count:
+            raise ValueError(
+                f"rank {self._rank} of {self._num_ranks} sends {count} of field {spec.name!r} {spec.shape}; without an "
+                f"offset it would be {even_count}: pass offset= to declare_field"
+            )
+        return even_offset
+
+    def _even_share(self, spec: FieldSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Offset and count when the ranks cut the first axis as evenly as it goes, in rank order."""
+        if not spec.shape:
+            return (), ()
+        size, *others = spec.shape
+        each, surplus = divmod(size, self._num_ranks)
+        start = self._rank * each + min(self._rank, surplus)
+        return (start, *(0 for _ in others)), (each + (self._rank < surplus), *others)
+
+    def _sent_dtype(self, spec: FieldSpec, dtype: np.dtype) -> np.dtype:
+        """The study's type if that is the smaller one, else the user's."""
+        if not spec.dtype:
+            return wire_dtype(dtype)
+        kept = wire_dtype(spec.dtype)
+        if not np.can_cast(dtype, kept, "same_kind"):
+            raise TypeError(f"field {spec.name!r} is kept as {kept}, which {dtype} cannot become without loss of its kind")
+        return kept if kept.itemsize <= dtype.itemsize else wire_dtype(dtype)
+
+    def _converted(self, name: str, value: Any, dtype: np.dtype, count: tuple[int, ...]) -> np.ndarray:
+        array = _numeric(name, value)
+        if array.shape != count:
+            raise ValueError(f"field {name!r} must have the shape {count}, but has {array.shape}")
+        rule = "same_kind" if self._specs[name].dtype else "safe"
+        if not np.can_cast(array.dtype, dtype, rule):  # type: ignore[arg-type]
+            raise TypeError(
+                f"field {name!r} is sent as {dtype}, which {array.dtype} cannot become without loss: "
+                "send one dtype throughout, or give the field a dtype in study.json"
+            )
+        return array
+
+    def _refuse_surplus(self, sample: Mapping[str, Any]) -> None:
+        opened = {name for _, name, *_ in self._expected}
+        for name, value in sample.items():
+            self._spec(name)
+            if value is not None and name not in opened:
+                raise ValueError(
+                    f"rank {self._rank} left field {name!r} out of its first sample: call declare_field before the first send"
+                )
+
+
+def _numeric(name: str, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"field {name!r} must be numeric, but is of {type(value).__name__} with dtype {array.dtype}")
+    try:
+        wire_dtype(array.dtype)
+    except ValueError as error:
+        raise TypeError(f"field {name!r}: {error}") from error
+    return array
+
+
+def contiguous(array: np.ndarray, block: Block) -> np.ndarray:
+    """The array in C order and in the block's type; itself if it is so already."""
+    return np.ascontiguousarray(array, dtype=block.dtype)
+

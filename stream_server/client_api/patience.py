@@ -1,0 +1,37 @@
+"""How long a client waits: as long as the server says something now and then."""
+
+import time
+
+
+class Patience:
+    """Measures the server's silence during one wait, and when the question is to be asked again.
+
+    A server that is slow, but answers, is waited for without limit.
+    """
+
+    def __init__(self, *, timeout_s: float, repeat_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._repeat_s = repeat_s
+        self._heard = self._asked = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """The silence has lasted `timeout_s`."""
+        return time.monotonic() - self._heard >= self._timeout_s
+
+    @property
+    def slice_s(self) -> float:
+        """How long to wait before looking at `is_over` and `may_repeat` again."""
+        return min(self._asked + self._repeat_s, self._heard + self._timeout_s) - time.monotonic()
+
+    def heard(self) -> None:
+        """The server said something."""
+        self._heard = time.monotonic()
+
+    def may_repeat(self) -> bool:
+        """Whether it is time to ask again; if so, the next time is `repeat_s` later."""
+        now = time.monotonic()
+        if now - self._asked < self._repeat_s:
+            return False
+        self._asked = now
+        return True

@@ -1,0 +1,97 @@
+"""The client's only door to ZeroMQ: sockets that speak the messages of the protocol."""
+
+import os
+import socket
+from collections.abc import Sequence
+
+import zmq
+
+from stream_server.client_api import wire
+from stream_server.client_api.connection import Security
+from stream_server.client_api.messages import Message
+from stream_server.errors import MalformedMessage, Refused, Unreachable
+
+LINGER_MS = 2000
+
+
+class Dealer:
+    """One connection to one socket of the server."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", address: str, *, encrypted: bool) -> None:
+        self._socket = socket
+        self.address = address
+        self.needs_checksum = address.startswith("tcp:") and not encrypted
+
+    def send(self, message: Message, payload: Sequence[wire.Frame] = ()) -> None:
+        """Give a message to ZeroMQ, which copies it at once; never blocks.
+
+        Credit bounds what can pile up here, not a high-water mark: it counts steps, a mark would count parts.
+        """
+        *first, last = wire.encode(message, payload)
+        for frame in first:
+            self._socket.send(frame, zmq.SNDMORE)
+        self._socket.send(last)
+
+    def receive(self) -> Message | None:
+        """The next message, or None if none waits.
+
+        Raises:
+            Refused: what waits is no message of this protocol.
+        """
+        if not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            return None
+        header = self._socket.recv_multipart()[0]
+        try:
+            return wire.decode(header)
+        except MalformedMessage as error:
+            raise Refused(f"the server at {self.address} does not speak the protocol of this client: {error}") from error
+
+
+class Transport:
+    """The sockets of one simulation, and the context they live in. `close` ends them all."""
+
+    def __init__(self, *, host: str, security: Security | None) -> None:
+        self._is_same_node = host == socket.gethostname()
+        self._security = security
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._dealers: dict[zmq.Socket[bytes], Dealer] = {}
+
+    def connect(self, addresses: Sequence[str]) -> Dealer:
+        """A connection to the first of these addresses that can be used from this node.
+
+        Raises:
+            Unreachable: none can.
+        """
+        address = usable(addresses, is_same_node=self._is_same_node)
+        connection = self._context.socket(zmq.DEALER)
+        self._dealers[connection] = dealer = Dealer(connection, address, encrypted=self._security is not None)
+        connection.set(zmq.LINGER, LINGER_MS)
+        connection.set(zmq.SNDHWM, 0)
+        if self._security is not None and address.startswith("tcp:"):
+            connection.curve_serverkey = self._security.server_public_key.encode()
+            connection.curve_publickey = self._security.client_public_key.encode()
+            connection.curve_secretkey = self._security.client_secret_key.encode()
+        connection.connect(address)
+        self._poller.register(connection, zmq.POLLIN)
+        return dealer
+
+    def wait(self, timeout_s: float) -> list[Dealer]:
+        """The connections on which a message waits; at the latest after `timeout_s`."""
+        ready = self._poller.poll(max(0, round(timeout_s * 1000)))
+        return [self._dealers[it] for it, _ in ready if isinstance(it, zmq.Socket)]
+
+    def close(self, *, linger: bool) -> None:
+        """Close all sockets; what ZeroMQ still holds is sent on for two seconds at most, or dropped."""
+        for connection in self._dealers:
+            connection.close(linger=LINGER_MS if linger else 0)
+        self._dealers.clear()
+        self._context.term()
+
+
+def usable(addresses: Sequence[str], *, is_same_node: bool) -> str:
+    """The first address that means something here: ipc only on the server's own node, where its file is."""
+    for address in addresses:
+        if address.startswith("tcp:") or (is_same_node and os.path.exists(address.removeprefix("ipc://"))):
+            return address
+    raise Unreachable(f"none of the server's addresses can be used from {socket.gethostname()}: {', '.join(addresses)}")

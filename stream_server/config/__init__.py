@@ -1,0 +1,14 @@
+"""study.json: what a study is made of, read, resolved and checked before anything starts.
+
+    config = load("study.json", ["training.batch_size=32"])
+    config.buffer.capacity, config.study.fields["temperature"].shape, config.user["lr"]
+
+Importing this package and loading a study imports neither torch nor scipy nor mpi4py.
+"""
+
+from stream_server.config.loading import load
+from stream_server.config.models import StudyConfig
+from stream_server.config.rank_checks import check_ranks
+from stream_server.config.schema import json_schema
+
+__all__ = ["StudyConfig", "check_ranks", "json_schema", "load"]

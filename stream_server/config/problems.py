@@ -1,0 +1,49 @@
+"""One mistake in study.json, and the error that tells of all of them."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from stream_server.errors import ConfigError
+
+MAX_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Where a mistake is (`buffer.capacity`), what was found there, and what to write instead."""
+
+    path: str
+    found: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.found}. {self.instead}."
+
+
+def config_error(file: Path | str, problems: Sequence[Problem]) -> ConfigError:
+    """The error that lists `problems`, one per line."""
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return ConfigError("\n".join([f"{file} has {count}:", *(f"  {problem}" for problem in problems)]))
+
+
+def shown(value: object) -> str:
+    """A value as it stands in study.json, shortened for a message."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` was probably meant to be."""
+    known = list(known)
+    by_lower_case = {name.lower(): name for name in known}
+    matches = get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.65)
+    return by_lower_case[matches[0]] if matches else None
+
+
+def one_of(known: Iterable[str]) -> str:
+    """`"a", "b" or "c"`."""
+    *head, last = [shown(name) for name in known]
+    return f"{', '.join(head)} or {last}" if head else last

@@ -1,0 +1,113 @@
+"""The text of study.json, and what `--set` changes in it."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stream_server.config.problems import Problem, config_error, shown
+from stream_server.errors import ConfigError
+
+TEXT_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*')
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, in which `//` starts a comment.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no JSON object; says the line and the column.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {file}: write the path of a study.json after --config") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{file} is a folder: write {file / 'study.json'}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    return _parse(file, TEXT_OR_COMMENT.sub(lambda match: match[1] or "", text))
+
+
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    repeated: list[Problem] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        repeated.extend(
+            Problem(path=key, found="the key is written twice in one object", instead="Remove one of the two")
+            for key in dict.fromkeys(keys)
+            if keys.count(key) > 1
+        )
+        return dict(pairs)
+
+    try:
+        raw = json.loads(text, object_pairs_hook=unique, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise config_error(file, [_syntax_problem(text, error)]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is no study: {error}") from error
+    if repeated:
+        raise config_error(file, repeated)
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{file} must hold one object {{…}}, but holds {shown(raw)}")
+    raw.pop("$schema", None)
+    return raw
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON: write a finite number")
+
+
+def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
+    line = text.splitlines()[error.lineno - 1].strip() if error.lineno <= len(text.splitlines()) else ""
+    before = text[: error.pos].rstrip()
+    at = text[error.pos : error.pos + 1]
+    if (before.endswith(",") and at in "}]") or (at == "," and text[error.pos + 1 :].lstrip()[:1] in ("}", "]")):
+        instead = "Remove the comma before the closing bracket"
+    elif at == "'":
+        instead = "Write \" instead of '"
+    elif error.msg.startswith("Expecting ',' delimiter"):
+        instead = "Write a comma or a closing bracket before this place" if at else "Write the missing closing bracket"
+    elif not at:
+        instead = "The text ends here; write what is missing"
+    else:
+        instead = "Write JSON; // starts a comment"
+    shown_line = f" in `{line}`" if line else ""
+    return Problem(path=f"line {error.lineno}, column {error.colno}", found=f"{error.msg}{shown_line}", instead=instead)
+
+
+def override(raw: dict[str, Any], assignments: Sequence[str]) -> list[Problem]:
+    """Apply `a.b=VALUE`, VALUE being JSON or else text, to `raw`; returns what could not be applied."""
+    problems = (_set(raw, assignment) for assignment in assignments)
+    return [problem for problem in problems if problem is not None]
+
+
+def _set(raw: dict[str, Any], assignment: str) -> Problem | None:
+    key, equals, text = assignment.partition("=")
+    *parents, last = key.strip().split(".")
+    if not equals or not all([*parents, last]):
+        return Problem(
+            path=f"--set {assignment}",
+            found="not of the form KEY=VALUE",
+            instead="Write it like training.batch_size=32",
+        )
+    node = raw
+    for parent in parents:
+        below = node.setdefault(parent, {})
+        if not isinstance(below, dict):
+            return Problem(
+                path=f"--set {assignment}",
+                found=f"{shown(parent)} is {shown(below)}, which has no keys",
+                instead=f"Set {parent} as a whole",
+            )
+        node = below
+    node[last] = _value(text)
+    return None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return text

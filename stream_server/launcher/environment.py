@@ -1,0 +1,86 @@
+"""The environment of a simulation: ours, without what would make it believe that it is an MPI rank of ours."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+RANK_PREFIXES = (
+    "OMPI_",
+    "PMIX_",
+    "PRTE_",
+    "PMI_",
+    "PMI2_",
+    "HYDRA_",
+    "HYDI_",
+    "MPI_LOCAL",
+    "MPIEXEC_",
+    "MPIRUN_",
+    "MV2_COMM_",
+    "PALS_",
+    "ALPS_APP_",
+    "JSM_NAMESPACE_",
+    "FLUX_TASK_",
+    "FLUX_PMI_",
+    "SLURM_STEP",
+    "SLURM_TASK",
+    "SLURM_NTASKS",
+    "SLURM_CPU_BIND",
+    "SLURM_MEM_BIND",
+    "SLURM_PMI",
+    "SLURM_SRUN_",
+)
+RANK_VARIABLES = frozenset(
+    {
+        "GFORTRAN_UNBUFFERED_PRECONNECTED",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_GTIDS",
+        "SLURM_NPROCS",
+        "SLURM_MPI_TYPE",
+        "SLURM_LAUNCH_NODE_IPADDR",
+        "SLURM_DISTRIBUTION",
+    }
+)
+# Open MPI reads these two before it asks who it is; without them a simulation's own mpirun refuses to run as root.
+KEPT = frozenset({"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"})
+
+
+def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without rank variables.
+
+    A process below an MPI rank that inherits them and calls MPI_Init hangs, or joins the server's own job.
+    """
+    return {name: value for name, value in environment.items() if not _of_a_rank(name)}
+
+
+def _of_a_rank(name: str) -> bool:
+    if name in KEPT:
+        return False
+    return name in RANK_VARIABLES or name.startswith(RANK_PREFIXES)
+
+
+def with_virtual_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` as if the virtual environment that runs us was activated, so that `python` has our client."""
+    scripts = str(Path(sys.executable).parent)
+    path = environment.get("PATH", os.defpath)
+    if sys.prefix == sys.base_prefix or scripts in path.split(os.pathsep):
+        return dict(environment)
+    return {**environment, "PATH": scripts + os.pathsep + path}
+
+
+def release_cores() -> None:
+    """Give this process the cores that the parent of its parent may use.
+
+    Open MPI's mpirun binds each rank to a core, and what a rank starts inherits that: all simulations would share the
+    core of rank 0. The parent of rank 0 is part of mpirun and not bound.
+    """
+    try:
+        status = Path(f"/proc/{os.getppid()}/stat").read_text()
+        above = int(status.rpartition(")")[2].split()[1])
+        cores = os.sched_getaffinity(above)
+        if cores > os.sched_getaffinity(0):
+            os.sched_setaffinity(0, cores)
+    except (AttributeError, OSError, ValueError):
+        return

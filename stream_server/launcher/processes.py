@@ -1,0 +1,95 @@
+"""The processes of a job: those of its session, and those that left it but carry its mark in their environment."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+ENDED = frozenset("ZX")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """One running process; `started` is in clock ticks since boot. `mark` is "" when its environment has none."""
+
+    pid: int
+    session: int
+    started: int
+    mark: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leader:
+    """The first process of a session; pid and start time name it, for a pid is used again."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Leader | None":
+        """The leader with this pid, or None when no such process runs."""
+        status = _status(pid)
+        return None if status is None else cls(pid=pid, started=status[1])
+
+    @property
+    def alive(self) -> bool:
+        return Leader.of(self.pid) == self
+
+
+def running(mark_name: str) -> list[Process]:
+    """Every other process of this machine; the mark is the value of the environment variable `mark_name`."""
+    processes = []
+    for pid in _pids():
+        if (status := _status(pid)) is not None:
+            session, started = status
+            processes.append(Process(pid=pid, session=session, started=started, mark=_mark(pid, mark_name)))
+    return processes
+
+
+def members(processes: Iterable[Process], leader: Leader | None, mark: str) -> set[int]:
+    """The pids of one job: all of the leader's session, and all with its `mark`.
+
+    A daemonised process has a session of its own and init for a parent; only what it inherited still tells where it
+    comes from.
+    """
+    return {process.pid for process in processes if process.mark == mark or _of_session(process, leader)}
+
+
+def send(pids: Collection[int], number: signal.Signals) -> None:
+    """Signal each process; those that have ended meanwhile are passed over."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _of_session(process: Process, leader: Leader | None) -> bool:
+    # A later session may have got the same number, but only after all of this one had ended.
+    return leader is not None and process.session == leader.pid and process.started >= leader.started
+
+
+def _pids() -> Iterator[int]:
+    own = os.getpid()
+    return (int(name) for name in os.listdir(PROC) if name.isdecimal() and int(name) != own)
+
+
+def _status(pid: int) -> tuple[int, int] | None:
+    """Session and start time of a process that has not ended."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The second value is the program's name in brackets, and may hold blanks and brackets itself.
+    values = text.rpartition(")")[2].split()
+    return None if values[0] in ENDED else (int(values[3]), int(values[19]))
+
+
+def _mark(pid: int, name: str) -> str:
+    prefix = f"{name}=".encode()
+    try:
+        entries = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix)), "")

@@ -1,0 +1,218 @@
+"""The closing account: where every sample that the study expected has gone. Pure arithmetic on plain values.
+
+    expected = accepted + rejected + never produced
+    accepted = trained + skipped + withdrawn + untrained
+
+The samples of held-out validation simulations are counted apart, since none of them is trained.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FINISHED = "finished"
+UNEVEN_STOP = "uneven_stop"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Intake:
+    """What one rank's ledger says of one simulation: steps accepted, and rejected by reason."""
+
+    accepted: int
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankAccount:
+    """What one rank knows at the end; `trained` to `untrained` are of training simulations alone.
+
+    `trained` counts samples, not draws: those that were in a step at least once. `untrained` says by reason
+    how many accepted samples were left in the buffer.
+    """
+
+    intake: Mapping[int, Intake]
+    duplicates: int = 0
+    trained: int = 0
+    skipped: int = 0
+    withdrawn: int = 0
+    untrained: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for rank 0."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "RankAccount":
+        """The account of another rank; JSON makes texts of the simulations' ids."""
+        intake = {int(simulation): Intake(**of_one) for simulation, of_one in plain["intake"].items()}
+        return cls(**{**plain, "intake": intake})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationEnd:
+    """How one simulation ended. `num_steps` is how many steps it owed, None when nobody ever knew."""
+
+    state: str
+    num_steps: int | None
+    reason: str = ""
+    held_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Account:
+    """The account of the whole study; `problems` are sentences, one for each thing that does not add up."""
+
+    expected: int
+    accepted: int
+    duplicates: int
+    rejected: Mapping[str, int]
+    never_produced: Mapping[str, int]
+    trained: int
+    skipped: int
+    withdrawn: int
+    untrained_reasons: Mapping[str, int]
+    held_out: Mapping[str, int]
+    problems: Sequence[str]
+
+    @property
+    def untrained(self) -> int:
+        return sum(self.untrained_reasons.values())
+
+    @property
+    def balanced(self) -> bool:
+        return not self.problems
+
+    def to_report(self) -> dict[str, Any]:
+        """The `samples` of report.json."""
+        return {
+            "expected": self.expected,
+            "accepted": self.accepted,
+            "duplicates": self.duplicates,
+            "rejected": dict(self.rejected),
+            "never_produced": dict(self.never_produced),
+            "trained": self.trained,
+            "skipped": self.skipped,
+            "untrained": self.untrained,
+            "untrained_reasons": dict(self.untrained_reasons),
+            "withdrawn": self.withdrawn,
+            "held_out": dict(self.held_out),
+        }
+
+
+def close_account(
+    ranks: Sequence[RankAccount | None], simulations: Mapping[int, SimulationEnd], *, complete: bool
+) -> Account:
+    """Settle the account from what each rank and the roster say.
+
+    `ranks[r]` is None when rank r was lost. `complete` says that the study came to its normal end, after
+    which every simulation has ended and nothing is left untrained, unless the study chose `uneven: "stop"`.
+    """
+    known = [account for account in ranks if account is not None]
+    settled = [_settle(i, end, known) for i, end in simulations.items()]
+    training = [entry for entry in settled if not entry.end.held_out]
+    held_out = [entry for entry in settled if entry.end.held_out]
+    rejected: Counter[str] = Counter()
+    untrained: Counter[str] = Counter()
+    for entry in training:
+        rejected.update(entry.rejected)
+    for account in known:
+        untrained.update(account.untrained)
+    return Account(
+        expected=sum(entry.expected for entry in training),
+        accepted=sum(entry.accepted for entry in training),
+        duplicates=sum(account.duplicates for account in known),
+        rejected=dict(sorted(rejected.items())),
+        never_produced={entry.label: entry.missing for entry in training if entry.missing > 0},
+        trained=sum(account.trained for account in known),
+        skipped=sum(account.skipped for account in known),
+        withdrawn=sum(account.withdrawn for account in known),
+        untrained_reasons=dict(sorted(untrained.items())),
+        held_out={
+            "expected": sum(entry.expected for entry in held_out),
+            "accepted": sum(entry.accepted for entry in held_out),
+            "rejected": sum(entry.rejected.total() for entry in held_out),
+            "never_produced": sum(entry.missing for entry in held_out),
+        },
+        problems=[
+            *(f"rank {rank} was lost, and its account with it" for rank, it in enumerate(ranks) if it is None),
+            *_problems_of_simulations(settled, known, complete),
+            *_problems_of_ranks(ranks, simulations),
+            *_problems_of_the_end(untrained, complete),
+        ],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Settled:
+    """One simulation, summed over the ranks; `missing` are the steps that it never produced."""
+
+    simulation: int
+    end: SimulationEnd
+    accepted: int
+    rejected: Counter[str]
+
+    @property
+    def arrived(self) -> int:
+        return self.accepted + self.rejected.total()
+
+    @property
+    def expected(self) -> int:
+        return self.arrived if self.end.num_steps is None else self.end.num_steps
+
+    @property
+    def missing(self) -> int:
+        return self.expected - self.arrived
+
+    @property
+    def label(self) -> str:
+        state = self.end.state.replace("_", " ")
+        return f"simulation {self.simulation}: {state}" + (f" ({self.end.reason})" if self.end.reason else "")
+
+
+def _settle(simulation: int, end: SimulationEnd, ranks: Sequence[RankAccount]) -> _Settled:
+    intakes = [account.intake[simulation] for account in ranks if simulation in account.intake]
+    rejected: Counter[str] = Counter()
+    for intake in intakes:
+        rejected.update(intake.rejected)
+    return _Settled(simulation=simulation, end=end, accepted=sum(i.accepted for i in intakes), rejected=rejected)
+
+
+def _problems_of_simulations(
+    settled: Sequence[_Settled], ranks: Sequence[RankAccount], complete: bool
+) -> Iterator[str]:
+    known = {entry.simulation for entry in settled}
+    for simulation in sorted({i for account in ranks for i in account.intake} - known):
+        yield f"simulation {simulation} has samples on a server rank, but is not in the study"
+    for entry in settled:
+        name, arrived = f"simulation {entry.simulation}", entry.arrived
+        if entry.missing < 0:
+            yield f"{name} has {entry.end.num_steps} steps, but {arrived} were accepted or rejected"
+        if entry.end.state == FINISHED:
+            if entry.end.num_steps is None:
+                yield f"{name} is finished, but nobody knows how many steps it has"
+            elif entry.missing > 0:
+                yield f"{name} is finished, but only {arrived} of its {entry.end.num_steps} steps came"
+        elif complete and entry.end.state in ("waiting", "running"):
+            yield f"{name} is {entry.end.state} although the study has ended"
+
+
+def _problems_of_ranks(ranks: Sequence[RankAccount | None], simulations: Mapping[int, SimulationEnd]) -> Iterator[str]:
+    for rank, account in enumerate(ranks):
+        if account is None:
+            continue
+        accepted = sum(
+            intake.accepted for i, intake in account.intake.items() if i in simulations and not simulations[i].held_out
+        )
+        untrained = sum(account.untrained.values())
+        settled = account.trained + account.skipped + account.withdrawn + untrained
+        if accepted != settled:
+            yield (
+                f"rank {rank} accepted {accepted} samples, but {settled} are accounted for: {account.trained} trained, "
+                f"{account.skipped} skipped, {account.withdrawn} withdrawn, {untrained} untrained"
+            )
+
+
+def _problems_of_the_end(untrained: Mapping[str, int], complete: bool) -> Iterator[str]:
+    if complete and (num := sum(count for reason, count in untrained.items() if reason != UNEVEN_STOP)):
+        yield f"{num} accepted samples were not trained although the study came to its normal end"

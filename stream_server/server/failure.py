@@ -1,0 +1,77 @@
+"""How a rank that failed takes the others with it."""
+
+import json
+import logging
+import threading
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stream_server.errors import PeerFailed, ProducerFailed, RankLost, StreamServerError
+from stream_server.server.ranks import Ranks
+from stream_server.server.training.lockstep import offer_failure
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Which rank failed first, where and with what."""
+
+    rank: int
+    thread: str
+    phase: str
+    message: str
+    traceback: str
+    exit_code: int
+
+    @classmethod
+    def of(cls, error: BaseException, *, rank: int, phase: str) -> "Failure":
+        """Describe `error`; one that came through the buffer is told as the receiver's."""
+        thread = threading.current_thread().name
+        if isinstance(error, ProducerFailed) and error.__cause__ is not None:
+            error, thread, phase = error.__cause__, "receiver", "receive"
+        return cls(
+            rank=rank,
+            thread=thread,
+            phase=phase,
+            message=str(error) or type(error).__name__,
+            traceback="".join(traceback.format_exception(error)),
+            exit_code=error.exit_code if isinstance(error, StreamServerError) else RankLost.exit_code,
+        )
+
+    def record(self, output_dir: Path) -> None:
+        """Write exit.json, unless another rank was first."""
+        try:
+            with (output_dir / "exit.json").open("x") as file:
+                json.dump(asdict(self), file, indent=2)
+        except FileExistsError:
+            return
+
+    @classmethod
+    def read(cls, output_dir: Path) -> "Failure | None":
+        """The first failure of a run, if there was one."""
+        try:
+            return cls(**json.loads((output_dir / "exit.json").read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+
+def leave_together(error: BaseException, ranks: Ranks, output_dir: Path, *, phase: str) -> int:
+    """Make all ranks end because of `error`; main thread only.
+
+    The failure goes into exit.json and then into the control round. When the others do not come to a round in time,
+    since they wait for this rank in a collective call of the step, all are aborted.
+
+    Returns:
+        The exit code that all ranks agreed on.
+    """
+    if isinstance(error, PeerFailed):
+        return error.exit_code
+    failure = Failure.of(error, rank=ranks.rank, phase=phase)
+    _log.error("rank %d failed in %s:\n%s", failure.rank, failure.phase, failure.traceback)
+    failure.record(output_dir)
+    agreed = offer_failure(ranks, failure.exit_code)
+    if agreed is None:
+        ranks.abort(failure.exit_code)
+    return agreed

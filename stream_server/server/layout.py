@@ -1,0 +1,111 @@
+"""Which part of each field every client rank of a simulation sends. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stream_server.client_api.messages import Block, FieldSpec
+
+NUMERIC_KINDS = "biufc"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where the payload of one block goes: into `slices` of a slot of `field`.
+
+    `direct`: the block is the whole field as it is kept, so that bytes can be received into the slot.
+    """
+
+    field: str
+    number: int
+    wire: np.dtype
+    count: tuple[int, ...]
+    num_bytes: int
+    slices: tuple[slice, ...]
+    direct: bool
+
+
+def place_of(block: Block, number: int, kept: np.dtype) -> Place:
+    """The place of a block in the slots of field `number`, whose kept type is `kept`."""
+    wire = np.dtype(block.dtype)
+    return Place(
+        field=block.field,
+        number=number,
+        wire=wire,
+        count=block.count,
+        num_bytes=math.prod(block.count) * wire.itemsize,
+        slices=tuple(slice(start, start + size) for start, size in zip(block.offset, block.count, strict=True)),
+        direct=block.count == block.shape and wire == kept,
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class Layout:
+    """The blocks of the client ranks of one attempt, checked as they come.
+
+    `senders` has a bit for each client rank that sends anything, `owners[field]` for each one with a part of it.
+    """
+
+    fields: Mapping[str, FieldSpec]
+    num_ranks: int
+    blocks: dict[int, tuple[Block, ...]] = field(default_factory=dict)
+    senders: int = 0
+    owners: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Every client rank has said what it sends."""
+        return len(self.blocks) == self.num_ranks
+
+    def add(self, rank: int, blocks: Sequence[Block]) -> str | None:
+        """Take the blocks of a client rank; returns what is wrong with them, and then forgets them."""
+        blocks = tuple(blocks)
+        if rank in self.blocks:
+            if self.blocks[rank] == blocks:
+                return None
+            return f"client rank {rank} opened with other blocks before: they are fixed for an attempt"
+        problem = next((p for block in blocks for p in [self._problem(block)] if p), None)
+        if problem is None and len(self.blocks) == self.num_ranks - 1:
+            problem = self._gap(rank, blocks)
+        if problem is None:
+            self._take(rank, blocks)
+        return problem
+
+    def _take(self, rank: int, blocks: tuple[Block, ...]) -> None:
+        self.blocks[rank] = blocks
+        for block in blocks:
+            self.senders |= 1 << rank
+            self.owners[block.field] = self.owners.get(block.field, 0) | 1 << rank
+
+    def _problem(self, block: Block) -> str | None:
+        spec = self.fields[block.field]
+        if block.shape != spec.shape:
+            return f"field {spec.name} has shape {spec.shape} in the study, but the simulation sends {block.shape}"
+        ends = [start + size for start, size in zip(block.offset, block.count, strict=True)]
+        if any(end > size for end, size in zip(ends, spec.shape, strict=True)):
+            return f"the block at {block.offset} of size {block.count} reaches out of field {spec.name}, {spec.shape}"
+        for rank, others in self.blocks.items():
+            if any(other.field == block.field and _overlap(other, block) for other in others):
+                return f"the block of field {spec.name} at {block.offset} overlaps with that of client rank {rank}"
+        return None
+
+    def _gap(self, rank: int, blocks: tuple[Block, ...]) -> str | None:
+        everything = [*self.blocks.values(), blocks]
+        for name, spec in self.fields.items():
+            sizes = [math.prod(block.count) for of_one in everything for block in of_one if block.field == name]
+            covered, wanted = sum(sizes), math.prod(spec.shape)
+            if covered != wanted and (sizes or not spec.optional):
+                return (
+                    f"the {self.num_ranks} client ranks send {covered} of the {wanted} values of field {name}: "
+                    "their blocks must cover it exactly"
+                )
+        return None
+
+
+def _overlap(one: Block, other: Block) -> bool:
+    return all(
+        start < other_start + other_size and other_start < start + size
+        for start, size, other_start, other_size in zip(one.offset, one.count, other.offset, other.count, strict=True)
+    )

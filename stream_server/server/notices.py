@@ -1,0 +1,176 @@
+"""What the receivers of the server ranks tell each other, and a channel that loses none of it. Pure.
+
+Rank 0 tells the others how each simulation stands; they tell rank 0 how far their share of it has come. A notice
+travels as one frame of JSON; it never passes through MPI, which belongs to the training threads.
+"""
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+from stream_server.errors import MalformedMessage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Present:
+    """Rank r to rank 0, first of all: I am here."""
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """Rank 0 to all: this attempt is current, older ones are over; `key` is the public key that speaks for it."""
+
+    simulation: int
+    attempt: int
+    parameters: Mapping[str, float]
+    key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Over:
+    """Rank 0 to all: this attempt has ended; what it left half-done goes, what was accepted stays."""
+
+    simulation: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terminal:
+    """Rank 0 to all: nothing more comes of this simulation; `state` says how it ended."""
+
+    simulation: int
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Final:
+    """Rank 0 to all: every simulation of the study has its terminal state and no other will come."""
+
+    states: Mapping[int, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """Rank 0 to all: the study ends now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Rank r to rank 0: how far its share of a simulation has come.
+
+    `received` counts the steps that came in this attempt, repeated ones too; `accepted` and `rejected` those of
+    all attempts. `blocked`: steps wait for room in the buffer. `total` is the number of steps over all ranks, None
+    while it is not known.
+    """
+
+    simulation: int
+    attempt: int
+    received: int
+    blocked: bool
+    accepted: int
+    rejected: int
+    complete: bool
+    total: int | None
+
+
+Notice = Present | Attempt | Over | Terminal | Final | Stop | Share
+
+_NOTICES: dict[str, type[Notice]] = {cls.__name__: cls for cls in get_args(Notice)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Letter:
+    """What one frame carries: a numbered notice or none, and how many notices of the other side have come."""
+
+    number: int
+    received: int
+    notice: Notice | None
+
+
+def encode(letter: Letter) -> bytes:
+    """The frame of a letter."""
+    plain: dict[str, Any] = {"number": letter.number, "received": letter.received}
+    if letter.notice is not None:
+        plain |= {"notice": type(letter.notice).__name__, "values": asdict(letter.notice)}
+    return json.dumps(plain).encode()
+
+
+def decode(frame: bytes) -> Letter:
+    """The letter of a frame.
+
+    Raises:
+        MalformedMessage: the frame is none; the ranks are of different versions, or a stranger speaks.
+    """
+    try:
+        plain = json.loads(frame)
+        return Letter(number=int(plain["number"]), received=int(plain["received"]), notice=_notice(plain))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedMessage(f"not a notice of a server rank: {frame[:200]!r}") from error
+
+
+def _notice(plain: dict[str, Any]) -> Notice | None:
+    if "notice" not in plain:
+        return None
+    values = plain["values"]
+    if plain["notice"] == "Final":
+        values = {"states": {int(simulation): state for simulation, state in values["states"].items()}}
+    return _NOTICES[plain["notice"]](**values)
+
+
+@dataclass(kw_only=True, slots=True)
+class Channel:
+    """One end of an ordered conversation: numbers what goes out, keeps it until the other end has it.
+
+    Sockets lose what is under way when a connection breaks, so what is not acknowledged within `patience_s` is
+    sent again, and what comes twice or too early is dropped. Times are any monotonic clock's.
+    """
+
+    patience_s: float = 1.0
+    num_posted: int = 0
+    num_delivered: int = 0
+    num_received: int = 0
+    _waiting: deque[Letter] = field(default_factory=deque)
+    _sent_at: float | None = None
+    _owes_answer: bool = False
+
+    def post(self, notice: Notice) -> int:
+        """Take a notice along; returns its number, which `num_delivered` exceeds once it has arrived."""
+        number = self.num_posted
+        self.num_posted += 1
+        self._waiting.append(Letter(number=number, received=0, notice=notice))
+        self._sent_at = None
+        return number
+
+    def outgoing(self, now: float) -> list[Letter]:
+        """The letters that should go out now: new or overdue ones, or else an answer if one is owed."""
+        letters: list[Letter] = []
+        if self._waiting and (self._sent_at is None or now - self._sent_at >= self.patience_s):
+            self._sent_at = now
+            letters = [
+                Letter(number=waiting.number, received=self.num_received, notice=waiting.notice)
+                for waiting in self._waiting
+            ]
+        elif self._owes_answer:
+            letters = [Letter(number=self.num_posted, received=self.num_received, notice=None)]
+        self._owes_answer = False
+        return letters
+
+    def receive(self, letter: Letter) -> Notice | None:
+        """The notice of a letter that came, unless it came before or another one is missing before it."""
+        while self._waiting and self._waiting[0].number < letter.received:
+            self._waiting.popleft()
+            self.num_delivered += 1
+        if letter.notice is None:
+            return None
+        self._owes_answer = True
+        if letter.number != self.num_received:
+            return None
+        self.num_received += 1
+        return letter.notice

@@ -1,0 +1,176 @@
+"""What a user subclasses."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stream_server.errors import ConfigError
+from stream_server.server.collate import NumpyCollate
+from stream_server.server.ranks import Ranks, SoloRanks
+from stream_server.server.simulation_data import SimulationBatch, SimulationData
+from stream_server.server.training.callbacks import Callback
+from stream_server.server.training.metrics import Metrics
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.step import LearnerStep, Step
+from stream_server.server.training.stop import StopReason, StopRequests
+from stream_server.server.training.union_mean import UnionMean
+
+if TYPE_CHECKING:
+    from stream_server.buffers.buffer import Buffer
+    from stream_server.config import StudyConfig
+
+_NUMPY_DTYPES = {"32-true": np.float32, "64-true": np.float64}
+
+
+class StreamServer:
+    """How a study turns the samples of its simulations into a trained model, with any framework or none.
+
+    Override at least `process_simulation_data` and `training_step`. All methods are called in the main thread with
+    no lock held. A server made by hand, as in a unit test, is one rank alone and logs to nowhere.
+    """
+
+    automatic_optimization = True
+
+    def __init__(self, config: "StudyConfig | None" = None) -> None:
+        self.config: Any = config
+        self.rank = 0
+        self.num_ranks = 1
+        self.parameter_names: tuple[str, ...] = ()
+        self.progress = Progress()
+        self.buffer: Buffer | None = None
+        self.output_dir = Path()
+        self.union_mean = UnionMean(SoloRanks())
+        self._metrics = Metrics(SoloRanks())
+        self._stops = StopRequests()
+        self.collate = self.make_collate("32-true" if config is None else config.training.precision)
+
+    def enter_study(
+        self,
+        *,
+        ranks: Ranks,
+        parameter_names: Sequence[str],
+        progress: Progress,
+        buffer: "Buffer",
+        output_dir: Path,
+        metrics: Metrics,
+        stops: StopRequests,
+    ) -> None:
+        """Give the server its place in a running study; called once, before any other method."""
+        self.rank = ranks.rank
+        self.num_ranks = ranks.size
+        self.parameter_names = tuple(parameter_names)
+        self.progress = progress
+        self.buffer = buffer
+        self.output_dir = output_dir
+        self.union_mean = UnionMean(ranks)
+        self._metrics = metrics
+        self._stops = stops
+
+    def prepare_training_attributes(self) -> Any:
+        """Make the model and whatever else training needs; called once on every rank."""
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        """One sample as the training step wants it: arrays and numbers in a tuple, list or dict.
+
+        The arrays of `data` are read-only views, valid until the batch is formed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define process_simulation_data or process_batch")
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        """A whole batch as the training step wants it; override to treat all rows in one operation."""
+        return self.collate([self.process_simulation_data(sample, config) for sample in batch.samples()])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Learn from this rank's batch and return the mean loss of its samples.
+
+        Only ranks with a batch call this. `all_reduce` is the one way to communicate in it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define training_step")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """The mean loss of a validation batch, or a dict of means. Default: what `training_step` gives is not used."""
+        raise NotImplementedError(f"{type(self).__name__} must define validation_step to validate")
+
+    def val_dataloader(self) -> Any:
+        """The whole validation set as an iterable of batches, or a dict of such; None: the held-out simulations."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart besides the model, as plain containers and arrays."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Callbacks to tell of the events of the training."""
+        return []
+
+    def on_train_start(self) -> None:
+        """The model is set up; no batch was drawn yet."""
+
+    def on_train_end(self) -> None:
+        """Every batch is trained and the last validation done; not called when the study fails."""
+
+    def on_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """`batch` is what `training_step` will be given."""
+
+    def on_batch_end(self, batch: Any, batch_idx: int, loss: Any) -> None:
+        """`loss` is what `training_step` returned on this rank."""
+
+    def on_validation_start(self) -> None:
+        """A validation begins, on every rank."""
+
+    def on_validation_end(self, metrics: dict[str, float]) -> None:
+        """`metrics` are the means over all ranks, the same on each."""
+
+    def on_checkpoint(self, path: Path) -> None:
+        """A checkpoint is committed in the folder `path`."""
+
+    def on_simulation_finished(self, simulation_id: int) -> None:
+        """All that this simulation produced has been received."""
+
+    def on_reception_end(self) -> None:
+        """No more samples will come; what is in the buffer is still to be trained."""
+
+    def log(self, name: str, value: Any) -> None:
+        """Log one number. Never communicates: the mean over ranks and batches is taken where it is written."""
+        self._metrics.log(name, value)
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Log the distribution of an array."""
+        self._metrics.log_histogram(name, values)
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Log a Matplotlib figure of rank 0."""
+        self._metrics.log_figure(name, figure)
+
+    def all_reduce(self, arrays: Any, n: float | None = None) -> Any:
+        """The mean over the ranks of an array, or of each array in a list, tuple or dict, weighted by `n`.
+
+        In `training_step` the weight is by default the size of this rank's batch, so that the means over samples of
+        the ranks become the mean over the union batch; ranks without a batch take part by themselves. Elsewhere all
+        ranks must call it, and the default weight is 1.
+
+        Raises:
+            UserCodeError: the ranks passed arrays of different shapes.
+        """
+        return self.union_mean.mean(arrays, n)
+
+    def stop_study(self, reason: str) -> None:
+        """Ask all ranks to end the training at the next update; one rank's word is enough."""
+        self._stops.request(StopReason.EARLY_STOP, reason)
+
+    def make_collate(self, precision: str) -> NumpyCollate:
+        """What stacks the samples of a batch."""
+        if precision not in _NUMPY_DTYPES:
+            raise ConfigError(
+                f"training.precision {precision} needs a TorchServer; a StreamServer knows {' and '.join(_NUMPY_DTYPES)}"
+            )
+        return NumpyCollate(_NUMPY_DTYPES[precision])
+
+    def make_step(self, ranks: Ranks) -> Step:
+        """What takes one training step on all ranks."""
+        return LearnerStep(self)

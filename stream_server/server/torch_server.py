@@ -1,0 +1,54 @@
+"""StreamServer on Lightning Fabric."""
+
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from stream_server.errors import ConfigError
+from stream_server.server.ranks import Ranks
+from stream_server.server.stream_server import StreamServer
+from stream_server.server.torch_collate import TorchCollate
+from stream_server.server.training.step import Step
+
+
+class TorchServer(StreamServer):
+    """A server that trains a torch model on all ranks as if on the union of their batches.
+
+    `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned, wrapped by Fabric. With
+    `automatic_optimization = False`, `training_step` calls `manual_backward` and steps the optimizers itself.
+    """
+
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any = None
+    fabric: Fabric
+
+    def prepare_training_attributes(self) -> Any:
+        """Make `model, optimizer` or `model, optimizer, lr_scheduler`; the scheduler is stepped at every update.
+
+        With manual optimisation `optimizer` and `lr_scheduler` may be lists.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define prepare_training_attributes")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the batches are."""
+        return self.fabric.device if hasattr(self, "fabric") else torch.device("cpu")
+
+    def manual_backward(self, loss: torch.Tensor) -> None:
+        """Backpropagate the mean loss of this rank's batch; the gradients become those of the union batch."""
+        if hasattr(self, "fabric"):
+            self.fabric.backward(loss * self.union_mean.share)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def make_collate(self, precision: str) -> TorchCollate:
+        return TorchCollate(precision)
+
+    def make_step(self, ranks: Ranks) -> Step:
+        from stream_server.server.training.torch_step import TorchStep
+
+        if self.config is None:
+            raise ConfigError("a TorchServer trains with a study's config only")
+        return TorchStep(self, ranks, self.config)

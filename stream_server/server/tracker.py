@@ -1,0 +1,387 @@
+"""Which steps of which simulations have come to this server rank, and where the next one belongs.
+
+Pure: notices and messages in, slots and refusals out; no sockets, no arrays, no clock. Receiver thread.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from stream_server.client_api.messages import (
+    ALL_FIELDS,
+    MAX_PART_BYTES,
+    Ack,
+    Data,
+    End,
+    FieldSpec,
+    Open,
+    Opened,
+    Reason,
+    Refusal,
+    Routing,
+    TimeSteps,
+)
+from stream_server.client_api.routing import server_rank, share, stride
+from stream_server.server import notices
+from stream_server.server.layout import Layout
+from stream_server.server.ledger import Ledger
+from stream_server.server.openings import Openings
+from stream_server.server.room import Room
+from stream_server.server.tracks import Connection, Step, Track
+
+MAX_UNKNOWN_STEPS = 1_000_000
+
+
+class Tracker:
+    """The bookkeeping of one server rank's intake.
+
+    A simulation may have `credit` steps under way: in a slot, but not yet in the stream. `room` is how many steps
+    of all simulations together have a place beside a full buffer, so that a step inside its window always finds a
+    slot, and half-assembled steps never keep out those parts that would complete them. `claim(num)` gives free
+    slots; those that are needed no more gather in `freed`.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        num_ranks: int,
+        routing: Routing,
+        time_steps: TimeSteps,
+        fields: Iterable[FieldSpec],
+        study: str,
+        epoch: int,
+        credit: int,
+        room: int,
+        claim: Callable[[int], Sequence[int]],
+    ) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.routing = routing
+        self.time_steps = time_steps
+        self.fields = {spec.name: spec for spec in fields}
+        self.epoch = epoch
+        self.credit = credit
+        self.claim = claim
+        self.ledger = Ledger()
+        self.refused: Counter[str] = Counter()
+        self.freed: list[int] = []
+        self.room = Room(size=room, credit=credit)
+        self.openings = Openings(
+            study=study, epoch=epoch, fields=self.fields.values(), room=self.room, refuse=self.refuse
+        )
+        self._tracks: dict[int, Track] = {}
+        self._committed: dict[int, Step] = {}
+        self._changed: dict[int, Track] = {}
+        self._stride = stride(routing, num_ranks)
+        self._limit = MAX_UNKNOWN_STEPS if time_steps.num is None else time_steps.num
+
+    @property
+    def num_under_way(self) -> int:
+        """Slots that steps hold before they are in the stream; never above the room."""
+        return len(self._committed) + sum(len(track.filling) for track in self._tracks.values())
+
+    def label(self, index: int) -> int:
+        """The time step that an index stands for."""
+        return self.time_steps.first + index * self.time_steps.every
+
+    def begin(self, simulation: int, attempt: int) -> None:
+        """This attempt is the current one from now on; what older ones left half-assembled goes."""
+        old = self._tracks.get(simulation)
+        if old is not None:
+            if attempt <= old.attempt or old.terminal:
+                return
+            self._release(old)
+        num = self.time_steps.num
+        owed = None if num is None else len(share(self.routing, simulation, self.rank, self.num_ranks, num))
+        if self.routing is Routing.SIMULATIONS and simulation % self.num_ranks != self.rank:
+            owed = 0
+        track = self._tracks[simulation] = Track(
+            simulation=simulation,
+            attempt=attempt,
+            marks=self.ledger[simulation],
+            layout=Layout(fields=self.fields, num_ranks=1),
+            owed=owed,
+            total=num,
+        )
+        self._conclude(track)
+        self._changed[simulation] = track
+
+    def over(self, simulation: int, attempt: int) -> None:
+        """This attempt has ended; nothing more of it is taken."""
+        track = self._tracks.get(simulation)
+        if track is not None and track.attempt == attempt:
+            track.over = True
+            self._release(track)
+
+    def finish(self, simulation: int, state: str) -> None:
+        """The simulation has its terminal state; nothing more of it is taken."""
+        track = self._tracks.get(simulation)
+        if track is not None:
+            track.terminal = state
+            self._release(track)
+
+    def withdraw(self, simulation: int) -> None:
+        """The committed steps of a simulation do not wait any longer: they were taken out of the buffer."""
+        self._leave(slot for slot, step in self._committed.items() if step.track.simulation == simulation)
+
+    def open(self, peer: bytes, message: Open) -> Connection | Refusal | None:
+        """A client rank says what it will send; None: it has to wait, and `come_in` will look at it again."""
+        track = self._tracks.get(message.simulation)
+        connection = self.openings.answer(peer, message, track)
+        if track is not None and not isinstance(connection, Refusal):
+            self._changed[track.simulation] = track
+            if message.rank == 0:
+                track.known.setdefault(track.attempt, len(track.marks.settled))
+        return connection
+
+    def come_in(self) -> list[tuple[bytes, Connection | Refusal]]:
+        """The answers to those `Open`s that need not wait any longer."""
+        waiting = list(self.openings.waiting.items())
+        answers = ((peer, self.open(peer, message)) for peer, message in waiting)
+        return [(peer, answer) for peer, answer in answers if answer is not None]
+
+    def opened(self, connection: Connection) -> Opened:
+        """The answer to an `Open` that was let in."""
+        return Opened(epoch=self.epoch, credit=self.credit, known=bytes(connection.track.marks.settled))
+
+    def ack(self, connection: Connection, *, stop: bool = False) -> Ack:
+        """How far this connection has come."""
+        ended = connection.ended and connection.track.complete
+        return Ack(received=connection.received, durable=0, ended=ended, stop=stop)
+
+    def refuse(self, reason: Reason, text: str, sequence: int | None = None) -> Refusal:
+        """Say no, and count it."""
+        self.refused[reason.name.lower()] += 1
+        return Refusal(reason=reason, text=text, sequence=sequence)
+
+    def place(self, connection: Connection, data: Data) -> list[Step | None] | Refusal:
+        """Where the steps of a message belong; None stands for one that is known already.
+
+        Once the payload is in the slots call `arrived`, or `abandon` if the payload is not what it should be.
+        """
+        refusal = self._misfit(connection, data)
+        if refusal is not None:
+            return refusal
+        track, sender = connection.track, 1 << connection.rank
+        indices = range(data.index, data.index + data.num_steps * self._stride, self._stride)
+        missing = [i for i in indices if i not in track.marks.settled and i not in track.filling]
+        if track.num_under_way + len(missing) > self.credit:
+            connection.take()
+            text = (
+                f"simulation {track.simulation} would have {track.num_under_way + len(missing)} steps under way, but "
+                f"its window is {self.credit}; all its ranks must send the same steps in the same order"
+            )
+            return self.refuse(Reason.OUTSIDE_WINDOW, text, data.sequence)
+        if missing:
+            for index, slot in zip(missing, self.claim(len(missing)), strict=True):
+                track.filling[index] = Step(track, track.generation, index, slot)
+        if len(missing) == data.num_steps:
+            steps: list[Step | None] = [track.filling[i] for i in missing]
+        else:
+            here = (track.filling.get(i) for i in indices)
+            steps = [None if step is None or step.senders & sender else step for step in here]
+            self._count_again(connection, data, steps)
+        self._expect(connection, data, steps)
+        return steps
+
+    def arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Step] | Refusal:
+        """The payload of these steps is in their slots; returns those that are whole now, to `accept` or `reject`."""
+        if data.field != ALL_FIELDS:
+            return self._part_arrived(connection, data, steps)
+        return self._whole_arrived(connection, data, steps)
+
+    def abandon(self, connection: Connection, steps: Iterable[Step | None]) -> None:
+        """What this client rank sent of these steps is no good: forget it."""
+        for step in steps:
+            if step is None:
+                continue
+            step.senders &= ~(1 << connection.rank)
+            for claim in [claim for claim in step.claims if claim[0] is connection]:
+                step.claims.remove(claim)
+                connection.settle(claim[1])
+            if not step.senders and not step.claims:
+                del step.track.filling[step.index]
+                self.freed.append(step.slot)
+
+    def accept(self, step: Step) -> None:
+        """A whole step is committed, and waits for room in the buffer until `in_stream`."""
+        track = step.track
+        del track.filling[step.index]
+        track.marks.accept(step.index)
+        track.num_waiting += 1
+        self._committed[step.slot] = step
+        self._arrive(track)
+
+    def reject(self, step: Step, reason: str) -> None:
+        """A whole step is not fit to be trained on: settled, but not in the stream."""
+        track = step.track
+        del track.filling[step.index]
+        track.marks.reject(step.index, reason)
+        self.freed.append(step.slot)
+        self._settle(step)
+        self._arrive(track)
+
+    def in_stream(self, slots: Iterable[int]) -> list[Connection]:
+        """These committed steps have found room; returns the connections whose marks may have moved."""
+        return self._leave(slots)
+
+    def finished_sending(self, connection: Connection, end: End) -> Refusal | None:
+        """A client rank has sent all."""
+        track = connection.track
+        problem = self._end_problem(track, connection, end)
+        if problem is not None:
+            return self.refuse(Reason.WRONG_STEP, problem)
+        connection.ended = True
+        if connection.rank == 0 and connection.rank not in track.ends:
+            self.ledger.duplicates += track.known.pop(track.attempt, 0)
+        track.ends[connection.rank] = end
+        if track.owed is None and len(track.ends) == track.layout.num_ranks:
+            track.owed, track.total = end.share, end.total
+        self._conclude(track)
+        self._changed[track.simulation] = track
+        return None
+
+    def changes(self) -> list[notices.Share]:
+        """How far the simulations have come about which there is news since the last call."""
+        shares = [
+            notices.Share(
+                simulation=track.simulation,
+                attempt=track.attempt,
+                received=track.received,
+                blocked=track.blocked,
+                accepted=track.marks.num_accepted,
+                rejected=track.marks.num_rejected,
+                complete=track.complete,
+                total=track.total,
+            )
+            for track in self._changed.values()
+            if not track.terminal
+        ]
+        self._changed.clear()
+        return shares
+
+    def _misfit(self, connection: Connection, data: Data) -> Refusal | None:
+        if data.sequence != connection.next_sequence:
+            text = f"Data message {data.sequence} came where {connection.next_sequence} was expected"
+            return self.refuse(Reason.MALFORMED, text, data.sequence)
+        track = connection.track
+        reason, text = Reason.STALE_ATTEMPT, ""
+        last = data.index + (data.num_steps - 1) * self._stride
+        if data.epoch != self.epoch:
+            reason, text = Reason.STALE_EPOCH, f"the server is in epoch {self.epoch}, the message in {data.epoch}"
+        elif (data.simulation, data.attempt) != (track.simulation, track.attempt):
+            text = f"the connection was opened for simulation {track.simulation}, attempt {track.attempt}"
+        elif track.over or track.terminal:
+            text = f"attempt {track.attempt} of simulation {track.simulation} is {track.terminal or 'over'} already"
+        elif track is not self._tracks[track.simulation]:
+            text = f"attempt {track.attempt} of simulation {track.simulation} was followed by another one"
+        elif last >= self._limit:
+            reason, text = Reason.WRONG_STEP, f"time step {self.label(last)} is behind the last, {self.label(self._limit - 1)}"
+        elif server_rank(self.routing, track.simulation, data.index, self.num_ranks) != self.rank:
+            reason, text = Reason.WRONG_STEP, f"time step {self.label(data.index)} belongs to another server rank"
+        elif data.present & ~connection.everything:
+            reason, text = Reason.WRONG_BLOCKS, f"only {len(connection.places)} blocks were opened"
+        elif connection.required & ~data.present:
+            missing = [p.field for i, p in enumerate(connection.places) if connection.required & ~data.present & 1 << i]
+            reason, text = Reason.WRONG_FIELDS, f"time step {self.label(data.index)} lacks {', '.join(missing)}"
+        if not text:
+            return None
+        connection.take()
+        return self.refuse(reason, text, data.sequence)
+
+    def _count_again(self, connection: Connection, data: Data, steps: Sequence[Step | None]) -> None:
+        num = steps.count(None)
+        connection.track.received += num
+        # One sample may come in parts and from many ranks; it is one duplicate.
+        if connection.rank == 0 and data.last:
+            self.ledger.duplicates += num
+        self._changed[connection.track.simulation] = connection.track
+
+    def _expect(self, connection: Connection, data: Data, steps: Sequence[Step | None]) -> None:
+        wanted = [step for step in steps if step is not None]
+        if data.field != ALL_FIELDS and wanted and any(claim[0] is connection for claim in wanted[0].claims):
+            # A further part of a step is settled with the first one.
+            connection.take()
+            return
+        message = connection.take(len(wanted))
+        if message is not None:
+            for step in wanted:
+                step.claims.append((connection, message))
+
+    def _whole_arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Step] | Refusal:
+        places, layout, sender = connection.places, connection.track.layout, 1 << connection.rank
+        whole = []
+        for step in steps:
+            if step is None:
+                continue
+            step.senders |= sender
+            if not connection.owns_all or data.present != connection.everything:
+                for i, place in enumerate(places):
+                    if data.present >> i & 1:
+                        step.present[place.field] = step.present.get(place.field, 0) | sender
+            if step.senders == layout.senders and layout.complete:
+                torn = [name for name, ranks in step.present.items() if ranks != layout.owners[name]]
+                if torn:
+                    self.abandon(connection, [step])
+                    text = f"only some client ranks sent field {torn[0]} in time step {self.label(step.index)}"
+                    return self.refuse(Reason.WRONG_FIELDS, text, data.sequence)
+                whole.append(step)
+        return whole
+
+    def _part_arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Step] | Refusal:
+        for step in steps:
+            if step is None:
+                continue
+            size = connection.places[data.field].num_bytes
+            step.parts[connection.rank, data.field] = min(data.offset + MAX_PART_BYTES, size)
+            if not data.last:
+                return []
+            for i, place in enumerate(connection.places):
+                if data.present >> i & 1 and step.parts.get((connection.rank, i), 0) != place.num_bytes:
+                    self.abandon(connection, [step])
+                    text = f"the last part of time step {self.label(step.index)} came before all of field {place.field}"
+                    return self.refuse(Reason.WRONG_STEP, text, data.sequence)
+        return self._whole_arrived(connection, data, steps)
+
+    def _end_problem(self, track: Track, connection: Connection, end: End) -> str | None:
+        if (end.simulation, end.attempt, end.epoch) != (track.simulation, track.attempt, self.epoch):
+            return f"the connection was opened for simulation {track.simulation}, attempt {track.attempt}"
+        if self.time_steps.num is not None and end.total != self.time_steps.num:
+            return f"the simulation ended after {end.total} of the {self.time_steps.num} time steps of the study"
+        if track.owed is not None and end.share != track.owed:
+            return f"client rank {connection.rank} sent {end.share} steps to server rank {self.rank}, not {track.owed}"
+        for rank, other in track.ends.items():
+            if (other.share, other.total) != (end.share, end.total):
+                return f"client rank {connection.rank} sent {end.total} steps, but rank {rank} sent {other.total}"
+        return None
+
+    def _arrive(self, track: Track) -> None:
+        track.received += 1
+        self._changed[track.simulation] = track
+        self._conclude(track)
+
+    def _conclude(self, track: Track) -> None:
+        if track.owed is not None and not track.complete and len(track.marks.settled) >= track.owed:
+            track.complete = True
+            self._release(track)
+
+    def _release(self, track: Track) -> None:
+        self.room.release(track)
+        for step in track.filling.values():
+            self.freed.append(step.slot)
+        track.filling.clear()
+
+    def _leave(self, slots: Iterable[int]) -> list[Connection]:
+        moved: dict[bytes, Connection] = {}
+        for slot in list(slots):
+            step = self._committed.pop(slot)
+            self.room.leave(step)
+            self._changed[step.track.simulation] = step.track
+            for connection in self._settle(step):
+                moved[connection.peer] = connection
+        return list(moved.values())
+
+    def _settle(self, step: Step) -> list[Connection]:
+        for connection, message in step.claims:
+            connection.settle(message)
+        return [connection for connection, _ in step.claims]

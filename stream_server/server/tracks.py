@@ -1,0 +1,118 @@
+"""What the tracker remembers of simulations, of their steps on the way into the stream, and of client connections."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from stream_server.client_api.messages import End
+from stream_server.server.layout import Layout, Place
+from stream_server.server.ledger import Marks
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Unsettled:
+    """Consecutive Data messages of one connection, up to sequence `end`, and how many of their steps are unsettled."""
+
+    end: int
+    num_steps: int
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """A step on its way into the stream: filling, or committed and waiting for room.
+
+    `senders` has a bit for each client rank whose part is there, `present[field]` for each that sent a part of the
+    field; `parts` holds the bytes that came of blocks in several parts, by client rank and block. `claims` are the
+    messages that are settled with it.
+    """
+
+    track: "Track"
+    generation: int
+    index: int
+    slot: int
+    senders: int = 0
+    present: dict[str, int] = field(default_factory=dict)
+    parts: dict[tuple[int, int], int] = field(default_factory=dict)
+    claims: list[tuple["Connection", Unsettled]] = field(default_factory=list)
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Track:
+    """One attempt of a simulation as this rank sees it.
+
+    `owed` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not known.
+    `generation` tells the steps of this reservation from those that an earlier one left behind.
+    """
+
+    simulation: int
+    attempt: int
+    marks: Marks
+    layout: Layout
+    owed: int | None
+    total: int | None
+    terminal: str = ""
+    over: bool = False
+    reserved: bool = False
+    complete: bool = False
+    waits_for_room: bool = False
+    generation: int = 0
+    num_waiting: int = 0
+    received: int = 0
+    filling: dict[int, Step] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, End] = field(default_factory=dict)
+
+    @property
+    def num_under_way(self) -> int:
+        """Steps of this attempt that hold a slot and are not yet in the stream."""
+        return len(self.filling) + self.num_waiting
+
+    @property
+    def blocked(self) -> bool:
+        """The simulation may be waiting for us, so its own progress clock must not run."""
+        return self.num_waiting > 0 or self.waits_for_room
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Connection:
+    """One client rank's connection to this server rank.
+
+    `next_sequence` is what its next Data message must carry; all messages below `received` are settled and in the
+    stream. `required` has a bit for each block that no step may lack, `everything` one for each block; `owns_all`:
+    this client rank is the only sender and sends every field of the study.
+    """
+
+    peer: bytes
+    track: Track
+    rank: int
+    places: tuple[Place, ...]
+    required: int
+    everything: int
+    owns_all: bool
+    next_sequence: int = 0
+    received: int = 0
+    ended: bool = False
+    unsettled: deque[Unsettled] = field(default_factory=deque)
+
+    @property
+    def attempt(self) -> int:
+        return self.track.attempt
+
+    def take(self, num_steps: int = 0) -> Unsettled | None:
+        """The next Data message has come, with this many steps to settle."""
+        self.next_sequence += 1
+        if num_steps:
+            message = Unsettled(end=self.next_sequence, num_steps=num_steps)
+            self.unsettled.append(message)
+            return message
+        # Nothing to wait for: the mark passes this message together with the ones before it.
+        if self.unsettled:
+            self.unsettled[-1].end = self.next_sequence
+        else:
+            self.received = self.next_sequence
+        return None
+
+    def settle(self, message: Unsettled) -> None:
+        """A step of a message is in the stream or refused; the mark moves over all that is settled."""
+        message.num_steps -= 1
+        while self.unsettled and not self.unsettled[0].num_steps:
+            self.received = self.unsettled.popleft().end

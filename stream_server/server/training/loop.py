@@ -1,0 +1,112 @@
+"""The training of a study."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from stream_server.server.ranks import Ranks
+from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.lockstep import Stream, Turn, in_lockstep
+from stream_server.server.training.metrics import Metrics
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.step import Outcome, Step
+from stream_server.server.training.stop import StopReason, StopRequests
+
+if TYPE_CHECKING:
+    from stream_server.config import StudyConfig
+
+
+class Validates(Protocol):
+    """The held-out data."""
+
+    def run(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """Trains on a stream until it ends on all ranks, or all agree to stop. `run` is collective; main thread only."""
+
+    config: "StudyConfig"
+    ranks: Ranks
+    stream: Stream
+    step: Step
+    stops: StopRequests
+    progress: Progress
+    callbacks: Callbacks
+    metrics: Metrics
+    validation: Validates
+    phases: Phases
+    each_round: Callable[[], None] = lambda: None
+
+    def run(self) -> None:
+        """Train; afterwards `stops.agreed` says why it ended early, if it did.
+
+        Raises:
+            StreamServerError: this rank or another one failed, in the user's code or ours.
+        """
+        self.callbacks.on_train_start()
+        turns = in_lockstep(
+            self.stream,
+            self.ranks,
+            self.stops,
+            phases=self.phases,
+            all_end_at_first=self.config.training.uneven == "stop",
+            needs_every_rank=self.step.needs_every_rank,
+            at_boundary=self._may_stop,
+            each_round=self._each_round,
+        )
+        for turn in turns:
+            self._train(turn)
+            if self._is_due(self.config.validation.every_batches):
+                self._validate()
+            if self._is_due(self.config.training.log_every_batches):
+                self._log()
+        if not self.step.at_boundary:
+            self.progress.count_update(self.step.flush())
+        self._validate()
+        self._log()
+        self.callbacks.on_train_end()
+
+    def _train(self, turn: Turn) -> None:
+        data, batch_idx = None, self.progress.batches
+        with self.phases.measure("step"):
+            if turn.batch is not None:
+                data = self.step.place(turn.batch.data)
+                self.callbacks.on_batch_start(data, batch_idx)
+            outcome = self.step.run(turn, data, batch_idx)
+            self._count(turn, outcome)
+            if turn.batch is not None:
+                self.callbacks.on_batch_end(data, batch_idx, outcome.loss)
+
+    def _count(self, turn: Turn, outcome: Outcome) -> None:
+        self.progress.count_turn(turn)
+        if outcome.updated:
+            self.progress.count_update(outcome)
+        if outcome.loss is not None:
+            self.metrics.log("train/loss", outcome.loss)
+
+    def _is_due(self, every: int | None) -> bool:
+        return every is not None and self.progress.batches % every == 0
+
+    def _validate(self) -> None:
+        with self.phases.measure("validation"), self.step.evaluating():
+            metrics = self.validation.run()
+        self.progress.count_validation(metrics)
+        self.step.validated(metrics)
+
+    def _log(self) -> None:
+        with self.phases.measure("log"):
+            self.metrics.write(self.progress.batches, self.progress.elapsed_s)
+
+    def _may_stop(self) -> bool:
+        limit = self.config.training.max_batches
+        return self.step.at_boundary or (limit is not None and self.progress.batches >= limit)
+
+    def _each_round(self) -> None:
+        limits = self.config.training
+        if limits.max_batches is not None and self.progress.batches >= limits.max_batches:
+            self.stops.request(StopReason.MAX_BATCHES, f"{limits.max_batches} batches, as training.max_batches says")
+        if limits.max_s is not None and self.progress.elapsed_s >= limits.max_s:
+            self.stops.request(StopReason.MAX_S, f"{limits.max_s:g} s, as training.max_s says")
+        self.each_round()

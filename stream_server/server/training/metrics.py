@@ -1,0 +1,154 @@
+"""What a training logs: numbers, histograms and figures, reduced over the ranks where they are written."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stream_server.server.training.histogram import Histogram
+
+
+class Gathers(Protocol):
+    """The part of the ranks that metrics need."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def gather(self, value: Any, /) -> list[Any] | None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What is written at one log point: means over the ranks, merged histograms, PNG images of rank 0."""
+
+    batch: int
+    wall_s: float
+    values: Mapping[str, float]
+    histograms: Mapping[str, Histogram]
+    figures: Mapping[str, bytes]
+
+
+class Writer(Protocol):
+    """A file or folder that takes records; rank 0 only."""
+
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Metrics:
+    """Collects what user code and the loop log on this rank, and writes it together with the other ranks'.
+
+    Main thread only. `log`, `log_histogram` and `log_figure` never communicate, so it does no harm when only
+    some ranks call them. `write` is a collective call: every rank makes it at the same batches. A written
+    number is the mean of all that any rank logged under its name since the last `write`.
+
+    Leaving the `with` block closes the writers.
+    """
+
+    def __init__(self, ranks: Gathers, writers: Sequence[Writer] = ()) -> None:
+        self.latest: dict[str, float] = {}
+        self._ranks = ranks
+        self._writers = writers
+        self._values: dict[str, list[Any]] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._figures: dict[str, bytes] = {}
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def log(self, name: str, value: Any) -> None:
+        """Note a number; a tensor of one element is read only when it is written, so a GPU is not waited for.
+
+        Raises:
+            TypeError: `value` is not one number.
+        """
+        self._values.setdefault(name, []).append(_one_number(name, value))
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Note the distribution of an array of any shape."""
+        if hasattr(values, "detach"):
+            values = values.detach().cpu()
+        self._histograms.setdefault(name, Histogram()).add(Histogram.of(values))
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Keep a picture of a Matplotlib figure, which the caller may then change or close; rank 0 only.
+
+        On other ranks this does nothing.
+
+        Raises:
+            TypeError: `figure` has no `savefig`.
+        """
+        if not hasattr(figure, "savefig"):
+            raise TypeError(f"log_figure({name!r}, …) takes a Matplotlib figure, but got a {type(figure).__name__}")
+        if self._ranks.rank == 0:
+            image = io.BytesIO()
+            figure.savefig(image, format="png")
+            self._figures[name] = image.getvalue()
+
+    def write(self, batch: int, wall_s: float) -> None:
+        """Reduce over the ranks and write what was logged since the last time; collective.
+
+        Rank 0 keeps the newest value of every name in `latest`.
+        """
+        per_rank = self._ranks.gather(self._take())
+        if per_rank is None:
+            return
+        values = _means([rank["values"] for rank in per_rank])
+        histograms: dict[str, Histogram] = {}
+        for rank in per_rank:
+            for name, plain in rank["histograms"].items():
+                histograms.setdefault(name, Histogram()).add(Histogram.from_json(plain))
+        figures, self._figures = self._figures, {}
+        self._record(Record(batch=batch, wall_s=wall_s, values=values, histograms=histograms, figures=figures))
+
+    def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:
+        """Write numbers that are the same on all ranks already, such as those of a validation; not collective."""
+        if self._ranks.rank == 0:
+            self._record(Record(batch=batch, wall_s=wall_s, values=values, histograms={}, figures={}))
+
+    def close(self) -> None:
+        """Close the writers; what was logged and never written is dropped."""
+        for writer in self._writers:
+            writer.close()
+
+    def _take(self) -> dict[str, dict[str, Any]]:
+        sums = {name: _sum(values) for name, values in self._values.items()}
+        histograms = {name: histogram.to_json() for name, histogram in self._histograms.items() if histogram.num}
+        self._values, self._histograms = {}, {}
+        return {"values": sums, "histograms": histograms}
+
+    def _record(self, record: Record) -> None:
+        self.latest.update(record.values)
+        if record.values or record.histograms or record.figures:
+            for writer in self._writers:
+                writer.write(record)
+
+
+def _one_number(name: str, value: Any) -> Any:
+    if hasattr(value, "detach"):
+        if value.numel() == 1:
+            return value.detach().clone()
+    elif not isinstance(value, str):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    found = f"an array of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+    raise TypeError(f"log({name!r}, …) takes one number, but got {found}; for many, use log_histogram")
+
+
+def _sum(values: Sequence[Any]) -> tuple[float, int]:
+    return sum(float(value) for value in values), len(values)
+
+
+def _means(per_rank: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    names = dict.fromkeys(name for sums in per_rank for name in sums)
+    means = {}
+    for name in names:
+        sums = [rank[name] for rank in per_rank if name in rank]
+        means[name] = sum(total for total, _ in sums) / sum(num for _, num in sums)
+    return means

@@ -1,0 +1,116 @@
+"""The process group of torch, opened by the server's ranks."""
+
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning_fabric.plugins.environments import ClusterEnvironment
+
+from stream_server.server.ranks import Ranks
+
+LOOPBACK = "127.0.0.1"
+
+
+class RanksEnvironment(ClusterEnvironment):
+    """Tells Fabric where this process is.
+
+    Fabric's own MPIEnvironment looks the same, but it would pickle what it broadcasts, resolve host names and call
+    MPI_Init even in a process that was started alone.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.address = LOOPBACK
+        self.port = 0
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return self.address
+
+    @property
+    def main_port(self) -> int:
+        return self.port
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._ranks.size
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def global_rank(self) -> int:
+        return self._ranks.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+    def local_rank(self) -> int:
+        return self._ranks.local_rank
+
+    def node_rank(self) -> int:
+        return self._ranks.node
+
+
+class TorchGroup:
+    """The default process group, of all ranks, while the `with` block lasts. Collective; nothing for one rank."""
+
+    def __init__(self, ranks: Ranks, *, backend: str, interface: str | None = None) -> None:
+        self.environment = RanksEnvironment(ranks)
+        self._ranks = ranks
+        self._backend = backend
+        self._interface = interface
+
+    def __enter__(self) -> "TorchGroup":
+        if self._ranks.size > 1:
+            self._choose_interface()
+            dist.init_process_group(
+                self._backend, store=self._open_store(), rank=self._ranks.rank, world_size=self._ranks.size
+            )
+        return self
+
+    def __exit__(self, kind: Any, *exc_info: object) -> None:
+        if self._ranks.size > 1:
+            if kind is None:
+                # Rank 0 keeps the store in which the others may still look.
+                self._ranks.barrier()
+            dist.destroy_process_group()
+
+    def _choose_interface(self) -> None:
+        interface = self._interface or ("lo" if self._ranks.num_nodes == 1 else None)
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if self._interface is not None:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", self._interface)
+
+    def _open_store(self) -> dist.TCPStore:
+        """A store on a port that the system chooses: a port found first and opened later may be taken meanwhile."""
+        address = LOOPBACK if self._ranks.num_nodes == 1 else socket.gethostname()
+        store = None
+        if self._ranks.rank == 0:
+            store = dist.TCPStore(address, 0, self._ranks.size, is_master=True, wait_for_workers=False)
+        address, port = self._ranks.broadcast([address, store.port if store is not None else 0])
+        self.environment.address, self.environment.port = address, port
+        if store is None:
+            store = dist.TCPStore(address, port, self._ranks.size, is_master=False, wait_for_workers=False)
+        return store
+
+
+def torch_threads(ranks: Ranks) -> int:
+    """The cores of this node, shared out to its ranks."""
+    return max(1, ranks.num_cores // ranks.local_size)
+
+
+def limit_threads(ranks: Ranks) -> None:
+    """Keep torch's threads within this rank's share of the cores, unless the user said otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(torch_threads(ranks))
+        torch.set_num_threads(torch_threads(ranks))

@@ -1,0 +1,156 @@
+"""How good the model is on samples it never trains on."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from stream_server.errors import UserCodeError
+from stream_server.server.ranks import Ranks
+from stream_server.server.simulation_data import SimulationBatch
+from stream_server.server.training.callbacks import Callbacks, call_user
+from stream_server.server.training.means import Means
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.validation_batches import check_loader, num_samples, slices, take
+
+LOSS = "loss"
+
+
+class Validation:
+    """Runs the user's `validation_step` over the whole validation set and keeps the history.
+
+    Main thread, collective: every rank calls `run` at the same batches. The set is what the user's
+    `val_dataloader` returns, of which rank r of R takes the items r, r + R, …; if that is None, the complete
+    held-out simulations, of which every rank has its own samples (`held_out` gives them).
+
+    `evaluating` is entered around the steps (eval mode, no gradients); `prepare` brings a batch to the device.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        ranks: Ranks,
+        callbacks: Callbacks,
+        *,
+        held_out: Callable[[], SimulationBatch | None],
+        batch_size: int,
+        every_batches: int | None = None,
+        phases: Phases | None = None,
+        evaluating: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        prepare: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        self.history: list[dict[str, Any]] = []
+        self._server = server
+        self._ranks = ranks
+        self._callbacks = callbacks
+        self._held_out = held_out
+        self._batch_size = batch_size
+        self._every_batches = every_batches
+        self._phases = phases or Phases()
+        self._evaluating = evaluating
+        self._prepare = prepare
+        self._loaders: Mapping[str, Any] | None = None
+        self._asked = False
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The entry of the history with the smallest loss, the earliest if there are several; or empty."""
+        finite = [entry for entry in self.history if math.isfinite(entry[LOSS])]
+        return dict(min(finite, key=lambda entry: entry[LOSS])) if finite else {}
+
+    def is_due(self, batch: int) -> bool:
+        """Whether the interval of study.json asks for a validation after this batch."""
+        return self._every_batches is not None and batch > 0 and batch % self._every_batches == 0
+
+    def is_done(self, batch: int) -> bool:
+        """Whether this very batch has been validated, so that the end of the training needs no other one."""
+        return bool(self.history) and self.history[-1]["batch"] == batch
+
+    def run(self, batch: int) -> dict[str, float]:
+        """Validate now, after `batch` batches; returns the exact weighted means, the same on every rank.
+
+        Empty when no held-out simulation is complete yet; user code is not called then.
+
+        Raises:
+            UserCodeError: `val_dataloader` or `validation_step` raised or returned something unusable.
+        """
+        with self._phases.measure("validation"):
+            loaders = self._loaders_of_user()
+            held_out = self._held_out() if loaders is None else None
+            if loaders is None and not self._anywhere(held_out):
+                return {}
+            self._callbacks.on_validation_start()
+            with self._evaluating():
+                local = self._evaluate(self._batches(loaders, held_out))
+            metrics = self._reduce(local)
+            self.history.append({"batch": batch, LOSS: metrics[LOSS]})
+            self._callbacks.on_validation_end(metrics)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": [dict(entry) for entry in self.history]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = [dict(entry) for entry in state["history"]]
+
+    def _loaders_of_user(self) -> Mapping[str, Any] | None:
+        if not self._asked:
+            loaders = self._call("val_dataloader")
+            if loaders is not None and not isinstance(loaders, Mapping):
+                loaders = {"": loaders}
+            for name, loader in (loaders or {}).items():
+                check_loader(name, loader, self._ranks.size)
+            self._loaders, self._asked = loaders, True
+        return self._loaders
+
+    def _anywhere(self, held_out: SimulationBatch | None) -> bool:
+        num = np.array([0.0 if held_out is None else float(len(held_out))])
+        return bool(self._ranks.all_reduce(num)[0])
+
+    def _batches(
+        self, loaders: Mapping[str, Any] | None, held_out: SimulationBatch | None
+    ) -> Iterator[tuple[str, Any, int]]:
+        """Name of the loader, batch and number of samples of all that this rank has to evaluate."""
+        if loaders is not None:
+            for name, loader in loaders.items():
+                for batch in islice(loader, self._ranks.rank, None, self._ranks.size):
+                    yield name, self._prepare(batch), num_samples(batch)
+        elif held_out is not None:
+            for rows in slices(len(held_out), self._batch_size):
+                raw = take(held_out, rows)
+                data = self._server.collate.convert(self._call("process_batch", raw, self._server.config))
+                yield "", self._prepare(data), len(raw)
+
+    def _evaluate(self, batches: Iterable[tuple[str, Any, int]]) -> Means:
+        means = Means()
+        for index, (name, batch, num) in enumerate(batches):
+            for key, value in self._values(self._call("validation_step", batch, index)).items():
+                means.add(key, value, num)
+                if name:
+                    means.add(f"{name}/{key}", value, num)
+        return means
+
+    def _values(self, returned: Any) -> dict[str, float]:
+        values = returned if isinstance(returned, Mapping) else {LOSS: returned}
+        where = f"{type(self._server).__name__}.validation_step"
+        if LOSS not in values or values[LOSS] is None:
+            found = f"the names {list(values)}" if isinstance(returned, Mapping) else "None"
+            raise UserCodeError(f'{where} must return the loss, or a dict with "loss" in it, but returned {found}')
+        try:
+            return {str(name): float(value) for name, value in values.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserCodeError(f"{where} must return single numbers: {error}") from error
+
+    def _reduce(self, local: Means) -> dict[str, float]:
+        gathered = self._ranks.gather(local.to_json())
+        values = None if gathered is None else Means.merged(gathered).values()
+        metrics: dict[str, float] = self._ranks.broadcast(values)
+        if not metrics:
+            raise UserCodeError(f"{type(self._server).__name__}.val_dataloader gave no batch to any rank")
+        return metrics
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return call_user(f"{type(self._server).__name__}.{method}", getattr(self._server, method), *arguments)

@@ -1,0 +1,85 @@
+"""The plain files that metrics go to, JSON lines and CSV, and the opening of all writers."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from stream_server.server.training.metrics import Record, Writer
+
+
+def open_writers(folder: Path) -> list[Writer]:
+    """Writers of all formats into the `metrics` folder of a study; files of an earlier run are continued.
+
+    For rank 0 alone; TensorBoard's package is imported here, so that the other ranks do without.
+    """
+    from stream_server.server.training.tensorboard_writer import TensorBoardWriter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        JsonLinesWriter(folder / "metrics.jsonl"),
+        CsvWriter(folder / "metrics.csv"),
+        TensorBoardWriter(folder / "tensorboard"),
+    ]
+
+
+class JsonLinesWriter:
+    """One JSON object per log point, `null` for a number that is not finite."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        if not record.values:
+            return
+        finite = {name: value if math.isfinite(value) else None for name, value in record.values.items()}
+        line = {"batch": record.batch, "wall_s": round(record.wall_s, 3), **finite}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class CsvWriter:
+    """One row per log point and one column per name; a name that comes later adds its column to the rows before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._columns = ["batch", "wall_s"]
+        if path.exists() and path.stat().st_size:
+            with path.open(newline="", encoding="utf-8") as file:
+                self._columns = next(csv.reader(file))
+        else:
+            self._rewrite([])
+        self._file = path.open("a", newline="", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        if not record.values:
+            return
+        new = [name for name in record.values if name not in self._columns]
+        if new:
+            self._add_columns(new)
+        row = {"batch": record.batch, "wall_s": round(record.wall_s, 3), **record.values}
+        csv.DictWriter(self._file, self._columns, lineterminator="\n").writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add_columns(self, names: list[str]) -> None:
+        self._file.close()
+        with self._path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        self._columns += names
+        self._rewrite(rows)
+        self._file = self._path.open("a", newline="", encoding="utf-8")
+
+    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+        temporary = self._path.with_suffix(".csv.tmp")
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        temporary.replace(self._path)

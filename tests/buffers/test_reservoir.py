@@ -1,0 +1,149 @@
+from collections import Counter
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from stream_server.buffers import Reservoir
+from tests.buffers.models import ReservoirModel
+from tests.buffers.policy_machine import MACHINE_SETTINGS, PolicyMachine
+
+sizes = st.integers(1, 12).flatmap(lambda capacity: st.tuples(st.just(capacity), st.integers(1, capacity)))
+ratios = st.sampled_from([1, 1.5, 2, 2.3, 10])
+
+
+class ReservoirMachine(PolicyMachine):
+    pairs = st.builds(
+        lambda size, ratio, seed: (
+            lambda: Reservoir(capacity=size[0], watermark=size[1], draws_per_sample=ratio, seed=seed),
+            lambda: ReservoirModel(*size, ratio),
+        ),
+        sizes,
+        st.none() | ratios,
+        st.integers(0, 100),
+    )
+
+
+TestReservoirBehavesAsItsModel = ReservoirMachine.TestCase
+TestReservoirBehavesAsItsModel.settings = MACHINE_SETTINGS
+
+
+def half_seen(population: int, num_seen: int) -> Reservoir:
+    """A full Reservoir whose slots 0 … num_seen-1 have been drawn."""
+    policy = Reservoir(capacity=population, watermark=1, seed=(7, 0))
+    policy.put(range(num_seen))
+    policy.draw(num_seen)
+    policy.put(range(num_seen, population))
+    return policy
+
+
+@pytest.mark.parametrize(("population", "num"), [(9, 1), (9, 2), (9, 3), (6, 3), (6, 5)])
+def test_all_batches_over_seen_and_unseen_are_equally_likely(population: int, num: int) -> None:
+    policy = half_seen(population, population // 2)
+    counts = dict.fromkeys(combinations(range(population), num), 0)
+    for _ in range(100 * len(counts)):
+        counts[tuple(sorted(policy.draw(num).slots.tolist()))] += 1
+    assert chisquare(list(counts.values())).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+def test_all_evictions_from_the_seen_are_equally_likely(num: int) -> None:
+    policy = half_seen(16, 6)
+    state = policy.state_dict()
+    counts = dict.fromkeys(combinations(range(6), num), 0)
+    for _ in range(200 * len(counts)):
+        policy.load_state_dict({**state, "random": policy.state_dict()["random"]})
+        counts[tuple(sorted(policy.put(range(100, 100 + num)).tolist()))] += 1
+    assert chisquare(list(counts.values())).pvalue > 1e-4
+
+
+def test_eviction_stays_uniform_over_the_seen_in_a_long_run() -> None:
+    policy = Reservoir(capacity=12, watermark=1, seed=5)
+    policy.put(range(12))
+    seen: list[int] = []
+    counts = np.zeros(6, np.int64)
+    for slot in range(12, 20_000):
+        seen += [it for it in policy.draw(1).slots.tolist() if it not in seen]
+        if len(seen) < 6:
+            continue
+        (evicted,) = policy.put([slot]).tolist()
+        counts[seen.index(evicted)] += 1
+        seen.remove(evicted)
+    assert counts.sum() > 5_000
+    assert chisquare(counts).pvalue > 1e-4
+
+
+def test_reservoir_never_evicts_an_unseen_sample() -> None:
+    policy = half_seen(16, 3)
+    assert policy.room == 3
+    assert sorted(policy.put([20, 21, 22]).tolist()) == [0, 1, 2]
+    assert policy.room == 0
+
+
+def test_reservoir_over_its_capacity_shrinks_by_evicting_the_seen() -> None:
+    large = half_seen(16, 10)
+    policy = Reservoir(capacity=8, watermark=1, seed=1)
+    policy.load_state_dict(large.state_dict())
+    assert policy.room == 2
+    assert len(policy.put([20])) == 9
+    assert policy.population == 8
+    assert set(policy.slots().tolist()) >= {10, 11, 12, 13, 14, 15, 20}
+
+
+def stream(policy: Reservoir, num_samples: int, batch: int, seed: int) -> list[list[int]]:
+    """All batches of a stream whose samples come and are drawn in a random interleaving."""
+    random = np.random.default_rng(seed)
+    batches: list[list[int]] = []
+    next_slot = 0
+    while next_slot < num_samples:
+        ready = policy.ready(batch)
+        assert ready or policy.room, "neither side can go on"
+        if ready and (not policy.room or random.random() < 0.5):
+            batches.append(policy.draw(ready).slots.tolist())
+        else:
+            num = min(int(random.integers(1, 5)), policy.room, num_samples - next_slot)
+            policy.put(range(next_slot, next_slot + num))
+            next_slot += num
+    policy.close()
+    while ready := policy.ready(batch):
+        batches.append(policy.draw(ready).slots.tolist())
+    return batches
+
+
+@settings(max_examples=150)
+@given(size=sizes, ratio=ratios, batch=st.integers(1, 8), num_samples=st.integers(1, 60), seed=st.integers(0, 999))
+def test_draws_per_sample_makes_the_number_of_batches_exact(
+    size: tuple[int, int], ratio: float, batch: int, num_samples: int, seed: int
+) -> None:
+    assume(batch <= min(size[0], num_samples))
+    policy = Reservoir(capacity=size[0], watermark=size[1], draws_per_sample=ratio, seed=seed)
+    batches = stream(policy, num_samples, batch, seed)
+    draws = Counter(slot for slots in batches for slot in slots)
+    assert len(batches) == -(-round(ratio * num_samples) // batch)
+    assert draws.total() == round(ratio * num_samples)
+    assert set(draws) == set(range(num_samples))
+
+
+def test_one_draw_per_sample_draws_each_exactly_once() -> None:
+    policy = Reservoir(capacity=10, watermark=5, draws_per_sample=1, seed=3)
+    batches = stream(policy, 103, 4, seed=2)
+    assert sorted(slot for slots in batches for slot in slots) == list(range(103))
+
+
+@given(size=sizes, batch=st.integers(1, 8), num_samples=st.integers(1, 60), seed=st.integers(0, 999))
+def test_every_sample_is_drawn_and_the_last_batches_are_even(
+    size: tuple[int, int], batch: int, num_samples: int, seed: int
+) -> None:
+    assume(batch <= size[0])
+    batches = stream(Reservoir(capacity=size[0], watermark=size[1], seed=seed), num_samples, batch, seed)
+    assert {slot for slots in batches for slot in slots} == set(range(num_samples))
+    assert min(map(len, batches)) >= min(batch, num_samples) // 2
+
+
+@pytest.mark.parametrize("ratio", [0, 0.99, float("inf"), float("nan")])
+def test_reservoir_refuses_a_ratio_that_is_no_number_of_at_least_one(ratio: float) -> None:
+    with pytest.raises(ValueError, match="draws_per_sample must be a number of at least 1"):
+        Reservoir(capacity=4, watermark=1, draws_per_sample=ratio, seed=0)

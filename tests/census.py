@@ -1,0 +1,95 @@
+"""Counts what a test may leave behind: threads, processes, sockets, open files, temporary folders."""
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import zmq
+
+GRACE_S = 2.0
+HARMLESS_FILES = ("/dev/", "anon_inode:[eventpoll]", "/proc/")
+HARMLESS_FOLDERS = ("pytest-of-", "ompi.", "prte.", "pmix")
+
+_sockets_and_contexts: "weakref.WeakSet[zmq.Socket | zmq.Context]" = weakref.WeakSet()
+
+
+def _remember_creations(cls: type) -> None:
+    create = cls.__init__
+
+    def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: N807
+        create(self, *args, **kwargs)
+        _sockets_and_contexts.add(self)
+
+    cls.__init__ = __init__  # type: ignore[misc]
+
+
+_remember_creations(zmq.Socket)
+_remember_creations(zmq.Context)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Census:
+    """What is there at one moment. `since` lists what another census did not have."""
+
+    threads: frozenset[threading.Thread]
+    processes: frozenset[psutil.Process]
+    zmq_objects: frozenset[int]
+    files: frozenset[tuple[int, str]]
+    temporary: frozenset[str]
+
+    @classmethod
+    def take(cls, temporary: Path) -> "Census":
+        return cls(
+            threads=frozenset(thread for thread in threading.enumerate() if thread.is_alive()),
+            processes=frozenset(psutil.Process().children(recursive=True)),
+            zmq_objects=frozenset(id(it) for it in _sockets_and_contexts if not it.closed),
+            files=frozenset(_open_files()),
+            temporary=frozenset(str(it) for it in temporary.iterdir() if not it.name.startswith(HARMLESS_FOLDERS)),
+        )
+
+    def since(self, before: "Census") -> list[str]:
+        """One line for each thing that is new."""
+        alive = {id(it): it for it in _sockets_and_contexts}
+        return [
+            *(f"thread {thread.name}" for thread in self.threads - before.threads),
+            *(f"process {_describe(process)}" for process in self.processes - before.processes),
+            *(f"open {alive.get(key)!r}" for key in self.zmq_objects - before.zmq_objects),
+            *(f"file descriptor {number}: {target}" for number, target in self.files - before.files),
+            *(f"temporary {path}" for path in self.temporary - before.temporary),
+        ]
+
+
+def leaks_since(before: Census, take: Callable[[], Census]) -> list[str]:
+    """What a test left behind, once the things that end by themselves had `GRACE_S` to do so."""
+    deadline = time.monotonic() + GRACE_S
+    leaks = take().since(before)
+    if leaks:
+        gc.collect()
+    while (leaks := take().since(before)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return leaks
+
+
+def _open_files() -> list[tuple[int, str]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if not target.startswith(HARMLESS_FILES):
+            found.append((int(name), target))
+    return found
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return str(process.pid)

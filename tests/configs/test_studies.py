@@ -1,0 +1,46 @@
+"""The studies we ship run as they are, made smaller so that a test may take its time."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.study.runs import Run, run_study
+
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
+STUDIES = sorted(CONFIGS.glob("*/*.json"))
+
+
+def first_and_last_loss(done: Run) -> tuple[float, float]:
+    losses = [entry["loss"] for entry in done.report["validation"]]
+    return losses[0], losses[-1]
+
+
+def assert_all_finished(done: Run, num_simulations: int) -> None:
+    assert done.exit_code == 0, done.output
+    assert done.report["balanced"] is True
+    assert done.report["simulations"]["finished"] == num_simulations
+    assert done.account["untrained"] == 0
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_study_passes_its_own_check(study: Path, tmp_path: Path) -> None:
+    done = run_study(study, tmp_path / "run", mpi=None, arguments=["--check"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.timeout(180)
+def test_heat_learns_on_two_ranks(tmp_path: Path) -> None:
+    settings = {"study.simulations": 12, "validation.simulations": 2, "validation.every_batches": 40}
+    done = run_study(CONFIGS / "heat" / "study.json", tmp_path / "run", num_ranks=2, settings=settings, limit_s=150)
+    assert_all_finished(done, num_simulations=12)
+    first, last = first_and_last_loss(done)
+    assert last < first / 3
+
+
+@pytest.mark.timeout(180)
+def test_lorenz_learns_on_two_ranks(tmp_path: Path) -> None:
+    settings = {"study.simulations": 8, "validation.simulations": 2, "validation.every_batches": 20}
+    done = run_study(CONFIGS / "lorenz" / "study.json", tmp_path / "run", num_ranks=2, settings=settings, limit_s=150)
+    assert_all_finished(done, num_simulations=8)
+    first, last = first_and_last_loss(done)
+    assert last < first / 3

@@ -1,0 +1,54 @@
+"""Every test: a seed that is printed, a deadline (pyproject.toml), and a census of what it leaves behind."""
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from tests.census import Census, leaks_since
+
+hypothesis.settings.register_profile("project", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("project")
+
+TEMPORARY = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
+    # The path stays short: sockets in the file system allow 107 bytes.
+    private = Path(tempfile.mkdtemp(prefix="sst-", dir="/tmp"))
+    config.stash[TEMPORARY] = private
+    os.environ["TMPDIR"] = tempfile.tempdir = str(private)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[TEMPORARY], ignore_errors=True)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: --hypothesis-seed={config.option.hypothesis_seed}"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skipped test is a failure: what is missing there must be installed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and reporter and reporter.stats.get("skipped") and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a thread, process, socket, open file or temporary folder behind."""
+    temporary = request.config.stash[TEMPORARY]
+    before = Census.take(temporary)
+    yield
+    leaks = leaks_since(before, lambda: Census.take(temporary))
+    if leaks:
+        pytest.fail("left behind:\n  " + "\n  ".join(leaks), pytrace=False)

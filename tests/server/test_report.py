@@ -1,0 +1,173 @@
+"""report.json tells the truth, in the agreed form, or not at all."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stream_server.server.account import Intake, RankAccount, SimulationEnd
+from stream_server.server.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
+from stream_server.server.summary import summary
+
+KEYS = [
+    "format",
+    "study",
+    "exit_code",
+    "exit_reason",
+    "message",
+    "balanced",
+    "unbalanced",
+    "started",
+    "wall_s",
+    "restarts",
+    "ranks",
+    "versions",
+    "simulations",
+    "failures",
+    "samples",
+    "lonely_steps",
+    "draws",
+    "batches",
+    "batches_per_rank",
+    "updates",
+    "validation",
+    "best",
+    "throughput",
+    "phases_s",
+    "memory_bytes",
+]
+FINISHED = Outcome(exit_code=0, reason="finished")
+
+
+def rank_report(*, accepted: int = 10, trained: int = 10, **values: Any) -> RankReport:
+    account = RankAccount(intake={0: Intake(accepted=accepted)}, trained=trained)
+    return RankReport(account=account, batches=4, draws=20, **values)
+
+
+def study_report(**values: Any) -> StudyReport:
+    facts: dict[str, Any] = {
+        "study": "heat",
+        "started": "2025-01-01T00:00:00+00:00",
+        "wall_s": 12.34567,
+        "training_s": 10.0,
+        "batches": 5,
+        "updates": 5,
+        "simulations": {0: SimulationEnd(state="finished", num_steps=20)},
+    }
+    return StudyReport(**{**facts, **values})
+
+
+def report(outcome: Outcome = FINISHED, **values: Any) -> dict[str, Any]:
+    return build_report(outcome, study_report(**values), [rank_report(), rank_report()])
+
+
+def test_a_report_has_the_agreed_keys_in_their_order() -> None:
+    assert list(report()) == KEYS
+
+
+def test_a_finished_study_that_balances_ends_with_exit_code_0() -> None:
+    found = report()
+    assert (found["exit_code"], found["exit_reason"]) == (0, "finished")
+    assert (found["balanced"], found["unbalanced"]) == (True, [])
+    assert found["samples"]["expected"] == found["samples"]["accepted"] == found["samples"]["trained"] == 20
+
+
+def test_a_study_that_does_not_balance_never_ends_with_exit_code_0() -> None:
+    found = build_report(FINISHED, study_report(), [rank_report(), rank_report(trained=9)])
+    assert (found["exit_code"], found["exit_reason"], found["balanced"]) == (5, "failed", False)
+    assert "rank 1 accepted 10 samples, but 9 are accounted for" in found["message"]
+
+
+def test_the_cause_of_a_failed_study_is_not_hidden_by_its_account() -> None:
+    failed = Outcome(exit_code=3, reason="failed", message="HeatServer.training_step raised KeyError: 'lr'")
+    found = build_report(failed, study_report(), [rank_report(), None])
+    assert (found["exit_code"], found["message"]) == (3, failed.message)
+    assert (found["balanced"], found["unbalanced"][0]) == (False, "rank 1 was lost, and its account with it")
+    assert found["batches_per_rank"] == [4, 0]
+
+
+def test_simulations_are_counted_by_how_they_ended() -> None:
+    states = ["finished", "finished", "given_up", "invalid", "stopped", "waiting", "running"]
+    ends = {i: SimulationEnd(state=state, num_steps=None) for i, state in enumerate(states)}
+    found = report(Outcome(exit_code=4, reason="failed"), simulations=ends)["simulations"]
+    assert found == {"requested": 7, "finished": 2, "given_up": 1, "invalid": 1, "stopped": 3}
+
+
+def test_throughput_is_over_the_time_of_training() -> None:
+    assert report()["throughput"] == {"samples_per_s": 4.0, "batches_per_s": 0.5}
+    assert report(training_s=0.0)["throughput"] == {"samples_per_s": 0.0, "batches_per_s": 0.0}
+
+
+def test_phases_are_means_over_the_ranks_and_memory_is_a_sum() -> None:
+    ranks = [
+        rank_report(phases_s={"step": 1.0}, memory_bytes={"buffer": 100}),
+        rank_report(phases_s={"step": 2.0, "receive": 1.0}, memory_bytes={"buffer": 200}),
+    ]
+    found = build_report(FINISHED, study_report(), ranks)
+    assert found["phases_s"] == {"receive": 0.5, "step": 1.5}
+    assert found["memory_bytes"] == {"buffer": 300}
+
+
+def test_the_report_of_a_rank_survives_json() -> None:
+    one = rank_report(phases_s={"step": 0.1}, memory_bytes={"buffer": 1})
+    assert RankReport.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_a_written_report_is_read_back_as_it_was(tmp_path: Path) -> None:
+    found = report(validation=[{"batch": 100, "loss": 2.5}], best={"batch": 100, "loss": 2.5})
+    write_report(found, tmp_path / "runs" / "report.json")
+    assert json.loads((tmp_path / "runs" / "report.json").read_text()) == found
+
+
+def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
+    history = [{"batch": 1, "loss": math.nan}, {"batch": 2, "loss": -math.inf}]
+    write_report(report(validation=history), tmp_path / "r.json")
+    losses = [entry["loss"] for entry in json.loads((tmp_path / "r.json").read_text())["validation"]]
+    assert losses == [None, None]
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one_and_no_rubbish(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_report(report(), path)
+    before = path.read_text()
+    path_as_folder = tmp_path / "folder" / "report.json"
+    path_as_folder.mkdir(parents=True)
+    with pytest.raises(OSError, match=r"report\.json"):
+        write_report(report(), path_as_folder)
+    with pytest.raises(TypeError):
+        write_report({"study": object()}, path)
+    assert path.read_text() == before
+    assert sorted(it.name for it in tmp_path.rglob("*.tmp")) == []
+
+
+def test_versions_are_found_without_importing_the_packages() -> None:
+    found = versions(mpi="MPICH 4.3.0")
+    assert {"python", "stream-server", "numpy", "torch", "mpi"} <= set(found)
+
+
+def shown(report: Mapping[str, Any]) -> str:
+    console = Console(width=140)
+    with console.capture() as capture:
+        console.print(summary(report))
+    return capture.get()
+
+
+def test_the_summary_shows_what_a_person_asks_first() -> None:
+    history = [{"batch": 0, "loss": 9.0}, {"batch": 5, "loss": 2.5}]
+    text = shown(report(validation=history, best=history[1]))
+    for expected in ("heat: finished", "1 requested, 1 finished", "20 expected, 20 accepted, 20 trained", "9 -> 2.5"):
+        assert expected in text
+    assert "balanced" in text
+    assert "given up" not in text
+
+
+def test_the_summary_names_what_failed_and_what_does_not_balance() -> None:
+    failure = {"id": 3, "attempts": 3, "reason": "exit code 1 [core dumped]", "log": "simulations/3/output.log"}
+    found = build_report(FINISHED, study_report(failures=[failure]), [rank_report(), rank_report(trained=9)])
+    text = shown(found)
+    assert "3 after 3 attempts: exit code 1 [core dumped] (simulations/3/output.log)" in text
+    assert "NOT BALANCED: rank 1 accepted 10 samples" in text

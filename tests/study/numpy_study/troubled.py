@@ -1,0 +1,93 @@
+"""The same simulation, but `python troubled.py TROUBLE ID` goes wrong at step 10 if it is simulation ID."""
+
+import os
+import signal as signals
+import socket
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import zmq
+from ripple import ripple
+
+from stream_server.client_api import connect
+from stream_server.client_api.connection import ConnectionFile
+
+STEP = 10
+JUNK = ([b""], [b"junk"], [bytes(range(256)) * 8], [b"\xff" * 64, b"more"], [b"a"] * 40)
+
+
+def kill(simulation, signal):
+    if simulation.attempt == 0:
+        time.sleep(0.3)  # what was sent so far is on its way
+        os.kill(os.getpid(), signals.SIGKILL)
+    return signal
+
+
+def crash(simulation, signal):
+    raise RuntimeError("the solver diverged")
+
+
+def hang(simulation, signal):
+    if simulation.attempt == 0:
+        signals.pause()
+    return signal
+
+
+def wrong_shape(simulation, signal):
+    return np.zeros(9)
+
+
+def wrong_dtype(simulation, signal):
+    return np.array(["a"] * 8)
+
+
+def unknown_field(simulation, signal):
+    simulation.send(STEP, signal=signal, enrgy=np.zeros(1))
+
+
+def missing_field(simulation, signal):
+    simulation.send(STEP, energy=np.zeros(1))
+
+
+def unknown_step(simulation, signal):
+    simulation.send(20, signal=signal)
+
+
+def not_finite(simulation, signal):
+    return np.full(8, np.nan)
+
+
+def twice(simulation, signal):
+    simulation.send(STEP, signal=signal)
+    return signal
+
+
+def junk(simulation, signal):
+    """Bytes that are no messages, to the control socket and past ZeroMQ to its TCP port."""
+    connection = ConnectionFile.read(Path(os.environ["STREAM_CONNECTION"]))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as control:
+        control.connect(next(address for address in connection.control if address.startswith("ipc://")))
+        for frames in JUNK:
+            control.send_multipart(frames)
+    for address in connection.control:
+        if address.startswith("tcp://"):
+            host, _, port = address.removeprefix("tcp://").rpartition(":")
+            with socket.create_connection((host, int(port))) as raw:
+                raw.sendall(os.urandom(4096))
+    return signal
+
+
+def main():
+    trouble, victim = globals()[sys.argv[1]], int(sys.argv[2])
+    with connect() as simulation:
+        for time_step, signal in enumerate(ripple(simulation.parameters)):
+            if simulation.id == victim and time_step == STEP:
+                signal = trouble(simulation, signal)
+            if not simulation.send(time_step, signal=signal):
+                break
+
+
+if __name__ == "__main__":
+    main()

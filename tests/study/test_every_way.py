@@ -1,0 +1,78 @@
+"""The same study at 1, 2 and 4 ranks, under both MPIs, with each buffer."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.mpi.launch import IMPLEMENTATIONS
+from tests.study.runs import Run
+
+RANKS = (1, 2, 4)
+POLICIES = ("fifo", "firo", "reservoir")
+
+# Each number of ranks meets each policy and each MPI, each policy each MPI; `make test-all` runs the others.
+PRODUCT = [
+    pytest.param(
+        num_ranks,
+        mpi,
+        policy,
+        id=f"{num_ranks}-{mpi}-{policy}",
+        marks=[] if (i + j + k) % 2 == 0 else pytest.mark.full,
+    )
+    for i, num_ranks in enumerate(RANKS)
+    for j, policy in enumerate(POLICIES)
+    for k, mpi in enumerate(IMPLEMENTATIONS)
+]
+
+
+def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None:
+    assert run.exit_code == 0, run.output
+    report, account = run.report, run.account
+    assert report["exit_code"] == 0
+    assert report["exit_reason"] == "finished"
+    assert report["balanced"] is True
+    assert report["simulations"]["finished"] == num_simulations
+    assert account["expected"] == account["accepted"] == num_simulations * num_steps
+    assert account["untrained"] == 0
+    assert account["trained"] + account["skipped"] + account["withdrawn"] == account["accepted"]
+
+
+@pytest.mark.parametrize(("num_ranks", "mpi", "policy"), PRODUCT)
+def test_a_study_ends_balanced_with_nothing_untrained(
+    run: Callable[..., Run], num_ranks: int, mpi: str, policy: str
+) -> None:
+    done = run(num_ranks=num_ranks, mpi=mpi, settings={"buffer.policy": policy})
+    assert_complete(done, num_simulations=6)
+    assert done.report["ranks"] == num_ranks
+    losses = [entry["loss"] for entry in done.report["validation"]]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("num_ranks", "mpi", "policy"), PRODUCT)
+def test_uneven_data_is_trained_to_the_last_sample(
+    run: Callable[..., Run], num_ranks: int, mpi: str, policy: str
+) -> None:
+    """35 samples in batches of 4: no number of ranks divides them, and last batches are partial."""
+    settings = {"study.simulations": 5, "study.time_steps": 7, "buffer.policy": policy}
+    done = run(num_ranks=num_ranks, mpi=mpi, settings=settings)
+    assert_complete(done, num_simulations=5, num_steps=7)
+
+
+def test_a_study_runs_alone_without_an_mpi(run: Callable[..., Run]) -> None:
+    assert_complete(run(mpi=None), num_simulations=6)
+
+
+def test_all_steps_of_a_simulation_can_go_to_one_rank(run: Callable[..., Run]) -> None:
+    settings = {"buffer.policy": "reservoir", "buffer.routing": "simulations"}
+    assert_complete(run(num_ranks=2, settings=settings), num_simulations=6)
+
+
+def test_the_number_of_time_steps_may_be_unknown(run: Callable[..., Run]) -> None:
+    assert_complete(run(num_ranks=2, settings={"study.time_steps": None}), num_simulations=6)
+
+
+def test_samples_may_be_used_a_fixed_number_of_times(run: Callable[..., Run]) -> None:
+    settings = {"buffer.policy": "reservoir", "training.draws_per_sample": 4}
+    done = run(num_ranks=2, settings=settings)
+    assert_complete(done, num_simulations=6)
+    assert done.report["draws"] == pytest.approx(4 * 120, abs=2 * 4)

@@ -1,0 +1,100 @@
+"""Simulations that crash, hang or send nonsense: they are counted and named, and the study lives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.study.runs import Run
+
+VICTIM = 3
+
+
+def troubled(trouble: str, **more: Any) -> dict[str, Any]:
+    return {"simulation.command": ["python", "troubled.py", trouble, str(VICTIM)]} | more
+
+
+def assert_given_up(run: Run) -> dict[str, Any]:
+    """The victim alone was given up and the rest of the study is complete; returns its failure."""
+    assert run.exit_code == 0, run.output
+    report, account = run.report, run.account
+    assert report["balanced"] is True
+    assert report["simulations"]["finished"] == 5
+    assert report["simulations"]["given_up"] == 1
+    assert account["accepted"] + sum(account["rejected"].values()) + sum(account["never_produced"].values()) == 120
+    assert account["untrained"] == 0
+    (failure,) = report["failures"]
+    assert failure["id"] == VICTIM
+    return failure  # type: ignore[no-any-return]
+
+
+def assert_recovered(run: Run) -> None:
+    assert run.exit_code == 0, run.output
+    assert run.report["balanced"] is True
+    assert run.report["simulations"]["finished"] == 6
+    assert run.account["accepted"] == 120
+    assert run.account["untrained"] == 0
+
+
+def test_a_killed_simulation_is_started_again_and_its_repeated_steps_are_duplicates(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings=troubled("kill"))
+    assert_recovered(done)
+    assert 1 <= done.account["duplicates"] <= 10
+
+
+def test_a_simulation_that_always_crashes_is_given_up_and_named(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings=troubled("crash"))
+    failure = assert_given_up(done)
+    assert failure["attempts"] == 2
+    assert "the solver diverged" in done.log(VICTIM, attempt=1)
+    assert f"simulation {VICTIM}" in done.output
+
+
+def test_a_simulation_that_hangs_is_killed_and_started_again(run: Callable[..., Run]) -> None:
+    done = run(settings=troubled("hang", **{"simulation.timeout_s": 2}))
+    assert_recovered(done)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        ("wrong_shape", "ValueError"),
+        ("wrong_dtype", "TypeError"),
+        ("unknown_field", "energy"),
+        ("missing_field", "signal"),
+        ("unknown_step", "20"),
+    ],
+)
+def test_a_mistake_in_a_simulation_is_told_at_its_own_send(run: Callable[..., Run], trouble: str, told: str) -> None:
+    done = run(settings=troubled(trouble, **{"simulation.retries": 0}))
+    assert_given_up(done)
+    log = done.log(VICTIM)
+    assert "troubled.py" in log
+    assert told in log.splitlines()[-1]
+
+
+def test_a_step_that_is_not_finite_is_rejected_and_counted(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings=troubled("not_finite"))
+    assert done.exit_code == 0, done.output
+    assert done.report["balanced"] is True
+    assert done.account["rejected"] == {"nonfinite": 1}
+    assert done.account["accepted"] == 119
+    assert done.account["untrained"] == 0
+
+
+def test_a_step_that_is_sent_twice_is_a_duplicate(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings=troubled("twice"))
+    assert_recovered(done)
+    assert done.account["duplicates"] == 1
+
+
+def test_the_server_outlives_junk(run: Callable[..., Run]) -> None:
+    assert_recovered(run(num_ranks=2, settings=troubled("junk")))
+
+
+def test_a_command_with_a_typo_stops_the_study_and_shows_the_end_of_its_log(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings={"simulation.command": ["python", "riple.py"]})
+    assert done.exit_code != 0
+    assert done.report["exit_code"] == 4
+    assert "riple.py" in done.output
+    assert "No such file or directory" in done.output

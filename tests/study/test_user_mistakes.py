@@ -1,0 +1,46 @@
+"""Mistakes in the user's own files end the study at once, on all ranks, with the place and the reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.launch import IMPLEMENTATIONS
+from tests.study.runs import Run
+
+MOST_S = 10
+METHODS = ("prepare_training_attributes", "process_simulation_data", "training_step")
+
+
+@pytest.mark.parametrize("mpi", IMPLEMENTATIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_an_error_of_the_users_class_on_one_rank_ends_all_with_its_traceback(
+    run: Callable[..., Run], method: str, mpi: str
+) -> None:
+    done = run(num_ranks=4, mpi=mpi, settings={"user.trouble": method, "user.rank": 2})
+    raised_at = float((done.output_dir / "raised").read_text())
+    assert done.exit_code != 0
+    assert done.ended_at - raised_at < MOST_S
+    assert f"ArithmeticError: trouble in {method} of rank 2" in done.output
+    assert "server.py" in done.output
+    assert done.report["exit_code"] == 3
+    assert f"trouble in {method} of rank 2" in done.report["message"]
+
+
+def test_three_mistakes_in_study_json_are_reported_together(run: Callable[..., Run], tmp_path: Path) -> None:
+    study = tmp_path / "study.json"
+    study.write_text(
+        """{
+          "study": {"simulations": 0, "time_steps": 10, "fields": {"u": [4]}},
+          "parameters": {"bounds": {"a": [0, 1]}},
+          "simulation": {"command": ["true"]},
+          "server": {"class": "server.py:Server"},
+          "buffer": {"capacity": 10, "watermark": 20},
+          "training": {"batchsize": 2, "batch_size": 2}
+        }"""
+    )
+    done = run(study, mpi=None, settings={})
+    assert done.exit_code == 2
+    for path in ("study.simulations", "buffer.watermark", "training.batchsize"):
+        assert path in done.output
+    assert "batch_size" in done.output
