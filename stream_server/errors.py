@@ -4,6 +4,7 @@ StreamServerError
 ├── ConfigError             study.json or the command line: the user can mend it          exit 2
 ├── UserCodeError           a method of the user's server class raised                    exit 3
 ├── TooManyFailures         the simulations cannot be made to run                         exit 4
+├── NonFiniteData           a sample has NaN or infinity, and the study says to stop      exit 4
 ├── NotBalanced             an accepted sample is unaccounted for                         exit 5
 ├── RankLost                a rank, a thread or a node ended without a word               exit 7
 ├── MalformedMessage        bytes that are no message of the protocol
@@ -36,6 +37,12 @@ class UserCodeError(StreamServerError):
 
 class TooManyFailures(StreamServerError):
     """More simulations failed than the study allows, or none gets as far as its first sample."""
+
+    exit_code = 4
+
+
+class NonFiniteData(StreamServerError):
+    """A simulation sent a sample with NaN or infinity, and `training.nonfinite` is "stop"."""
 
     exit_code = 4
 

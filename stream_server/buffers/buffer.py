@@ -54,9 +54,10 @@ class Buffer:
         self.policy = policy
         self.slots = slots
         self.on_room = on_room
-        self._pins = Pins(slots.num_slots)
+        self._pins = Pins()
         self._backlog: list[int] = []
-        self._changed = Condition(Lock())
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
         self._wanted = 0
         self._closed = False
         self._error: BaseException | None = None
@@ -67,12 +68,12 @@ class Buffer:
 
     @property
     def population(self) -> int:
-        with self._changed:
+        with self._lock:
             return self.policy.population
 
     @property
     def num_unseen(self) -> int:
-        with self._changed:
+        with self._lock:
             return self.policy.num_unseen
 
     @property
@@ -82,23 +83,23 @@ class Buffer:
 
     def claim(self, num: int) -> list[int]:
         """Take `num` free slots to fill, or none at all when there are fewer. Receiver thread."""
-        with self._changed:
+        with self._lock:
             return self.slots.claim(num)
 
     def discard(self, slots: Sequence[int]) -> None:
         """Give claimed slots back that will not be committed. Receiver thread."""
-        with self._changed:
+        with self._lock:
             self.slots.free(slots)
 
     def commit(self, slots: Sequence[int]) -> None:
         """Append filled slots, with their keys set, to the backlog. Receiver thread."""
-        with self._changed:
+        with self._lock:
             assert not self._closed, "commit after close"
             self._backlog.extend(slots)
 
     def admit(self) -> list[int]:
         """Move what there is room for from the backlog into the policy; gives those slots. Receiver thread."""
-        with self._changed:
+        with self._lock:
             num = min(len(self._backlog), self.policy.room)
             if not num:
                 return []
@@ -113,7 +114,7 @@ class Buffer:
 
     def withdraw(self, simulation_id: int) -> int:
         """Drop all samples of a simulation; gives how many of them were never drawn. Receiver thread."""
-        with self._changed:
+        with self._lock:
             ids = self.slots.simulation_ids
             waiting = [slot for slot in self._backlog if ids[slot] == simulation_id]
             self._backlog = [slot for slot in self._backlog if ids[slot] != simulation_id]
@@ -129,7 +130,7 @@ class Buffer:
 
         Closing again changes nothing, except that the first error counts.
         """
-        with self._changed:
+        with self._lock:
             self._error = self._error or error
             if not self._closed and not error:
                 assert not self._backlog, "close before the backlog was admitted"
@@ -150,7 +151,7 @@ class Buffer:
         """
         if not 0 < num <= self.policy.capacity:
             raise ValueError(f"A batch must have 1 to {self.policy.capacity} samples (the capacity), but has {num}.")
-        with self._changed:
+        with self._lock:
             size = self._ready(num) or self._wait(num, timeout_s)
             if not size:
                 return None
@@ -166,14 +167,14 @@ class Buffer:
 
     def release(self, draw: Draw) -> None:
         """Let go of the rows of a draw, once. Training thread."""
-        with self._changed:
+        with self._lock:
             freed = self._pins.release(draw.ticket)
             if freed:
                 self.slots.free(freed)
 
     def contents(self) -> Contents:
         """Copy all samples that can be drawn. Training thread; the receiver waits meanwhile."""
-        with self._changed:
+        with self._lock:
             slots = self.policy.slots()
             return Contents(
                 simulation_ids=self.slots.simulation_ids[slots],
@@ -185,11 +186,11 @@ class Buffer:
 
     def seen_counts(self) -> npt.NDArray[np.uint32]:
         """How often each sample that can be drawn has been drawn so far."""
-        with self._changed:
+        with self._lock:
             return self.slots.seen[self.policy.slots()]
 
     def state_dict(self) -> dict[str, Any]:
-        with self._changed:
+        with self._lock:
             return self.policy.state_dict()
 
     def _ready(self, num: int) -> int:
@@ -215,7 +216,4 @@ class Buffer:
             np.add.at(self.slots.seen, slots, 1)
         else:
             self.slots.seen[slots] += 1
-        draw = Draw(slots, num_first, self._pins.pin(slots))
-        if len(removed):
-            self.slots.free(self._pins.retire(removed))
-        return draw
+        return Draw(slots, num_first, self._pins.pin(slots, removed))

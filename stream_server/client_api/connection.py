@@ -98,7 +98,7 @@ def find(connection: str | os.PathLike[str] | ConnectionFile | None) -> Connecti
         return None
     if not os.fspath(connection):
         raise ConfigError(
-            f"no study to connect to: {ENVIRONMENT_VARIABLE} is not set. It is set for simulations that a study starts; "
-            f"otherwise pass the path of the study's connection.json, or set {ENVIRONMENT_VARIABLE}={ALONE} to run alone"
+            f"no study to connect to: {ENVIRONMENT_VARIABLE} is not set, as it is for simulations that a study starts. "
+            f"Pass the path of the study's connection.json, or set {ENVIRONMENT_VARIABLE}={ALONE} to run alone"
         )
     return ConnectionFile.read(connection)

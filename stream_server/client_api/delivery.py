@@ -1,5 +1,6 @@
 """One client rank's steps on their way to all the server ranks."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ class Delivery:
         return not self.has_stopped
 
     def finish(self) -> None:
-        """Wait until every step is settled on the server, and leave."""
+        """Wait until every step is settled on the server."""
         if not self._connections:
             self._open(())
         for connection in self._connections:
@@ -68,7 +69,6 @@ class Delivery:
             connection.end(total)
         for connection in self._connections:
             self._wait(connection, lambda it: it.has_ended, DataConnection.ping, repeat_s=PING_S)
-        self.close()
 
     def invalidate(self, reason: str) -> None:
         """Withdraw all that was sent, and leave."""
@@ -83,10 +83,20 @@ class Delivery:
         if not isinstance(answer, Invalidated | Stop):
             raise Refused(f"{self._who} could not be invalidated: {getattr(answer, 'text', answer)}")
 
+    def abandon(self) -> None:
+        """Leave unfinished, but let what was sent go out for a moment."""
+        with contextlib.suppress(SimulationError):
+            for connection in self._connections:
+                connection.flush()
+        self._close_transport(linger=True)
+
     def close(self) -> None:
         """Leave without a word. May be called at any time, and again."""
+        self._close_transport(linger=False)
+
+    def _close_transport(self, *, linger: bool) -> None:
         if self._transport is not None:
-            self._transport.close(linger=not self.has_stopped)
+            self._transport.close(linger=linger)
             self._transport = None
 
     def _open(self, blocks: tuple[Block, ...]) -> None:

@@ -35,7 +35,9 @@ class Fields:
         if self.blocks is not None:
             raise ValueError(f"field {name!r} must be declared before the first send")
         if tuple(shape) != spec.shape:
-            raise ValueError(f"field {name!r} has the shape {spec.shape} in study.json, but is declared with {tuple(shape)}")
+            raise ValueError(
+                f"field {name!r} has the shape {spec.shape} in study.json, but is declared with {tuple(shape)}"
+            )
         if offset is not None and len(offset) != len(spec.shape):
             raise ValueError(f"the offset of field {name!r} needs {len(spec.shape)} numbers, but has {len(offset)}")
         self._declared[name] = None if offset is None else tuple(int(it) for it in offset)
@@ -72,7 +74,9 @@ class Fields:
             if value is None:
                 if optional:
                     continue
-                raise ValueError(f"field {name!r} is missing; only a field that study.json calls optional may be left out")
+                raise ValueError(
+                    f"field {name!r} is missing; only a field that study.json calls optional may be left out"
+                )
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != count:
                 value = self._converted(name, value, dtype, count)
             present |= bit
@@ -108,7 +112,9 @@ class Fields:
         if not spec.optional:
             raise ValueError(f"field {spec.name!r} is missing in the first sample")
         if self._declared.get(spec.name) is not None:
-            raise ValueError(f"field {spec.name!r} is declared with an offset: its first array must come with the first send")
+            raise ValueError(
+                f"field {spec.name!r} is declared with an offset: its first array must come with the first send"
+            )
         offset, count = self._even_share(spec)
         if 0 in count:
             return None
@@ -122,7 +128,7 @@ class Fields:
         if offset is not None:
             if any(start < 0 or start + num > size for start, num, size in zip(offset, count, spec.shape, strict=True)):
                 raise ValueError(
-                    f"the block of field {spec.name!r} with shape {count} at {offset} reaches out of the field's {spec.shape}"
+                    f"the block {count} at {offset} of field {spec.name!r} reaches out of its shape {spec.shape}"
                 )
             return offset
         if count == spec.shape:
@@ -150,7 +156,9 @@ class Fields:
             return wire_dtype(dtype)
         kept = wire_dtype(spec.dtype)
         if not np.can_cast(dtype, kept, "same_kind"):
-            raise TypeError(f"field {spec.name!r} is kept as {kept}, which {dtype} cannot become without loss of its kind")
+            raise TypeError(
+                f"field {spec.name!r} is kept as {kept}, which {dtype} cannot become without loss of its kind"
+            )
         return kept if kept.itemsize <= dtype.itemsize else wire_dtype(dtype)
 
     def _converted(self, name: str, value: Any, dtype: np.dtype, count: tuple[int, ...]) -> np.ndarray:
@@ -170,9 +178,7 @@ class Fields:
         for name, value in sample.items():
             self._spec(name)
             if value is not None and name not in opened:
-                raise ValueError(
-                    f"rank {self._rank} left field {name!r} out of its first sample: call declare_field before the first send"
-                )
+                raise ValueError(f"rank {self._rank} left field {name!r} out of its first sample without declaring it")
 
 
 def _numeric(name: str, value: Any) -> np.ndarray:
@@ -189,4 +195,3 @@ def _numeric(name: str, value: Any) -> np.ndarray:
 def contiguous(array: np.ndarray, block: Block) -> np.ndarray:
     """The array in C order and in the block's type; itself if it is so already."""
     return np.ascontiguousarray(array, dtype=block.dtype)
-

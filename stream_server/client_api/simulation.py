@@ -20,6 +20,8 @@ class Destination(Protocol):
 
     def invalidate(self, reason: str) -> None: ...
 
+    def abandon(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -41,6 +43,9 @@ class Nowhere:
     def invalidate(self, reason: str) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -59,7 +64,13 @@ class Simulation:
     """
 
     def __init__(
-        self, destination: Destination, *, id: int, attempt: int, parameters: dict[str, float], time_steps: TimeSteps | None
+        self,
+        destination: Destination,
+        *,
+        id: int,
+        attempt: int,
+        parameters: dict[str, float],
+        time_steps: TimeSteps | None,
     ) -> None:
         self.id = id
         self.attempt = attempt
@@ -73,9 +84,7 @@ class Simulation:
         self._failure: SimulationError | None = None
         self._finished = False
 
-    def declare_field(
-        self, name: str, *, shape: Sequence[int], offset: Sequence[int] | None = None
-    ) -> None:
+    def declare_field(self, name: str, *, shape: Sequence[int], offset: Sequence[int] | None = None) -> None:
         """Say that this rank sends a block of the field, whose global shape is `shape`.
 
         For parallel codes, before the first `send`. `offset` is where the block begins, counted from 0 in
@@ -155,7 +164,7 @@ class Simulation:
         if kind is None:
             self.finish()
         else:
-            self._destination.close()
+            self._destination.abandon()
 
     def _index(self, time_step: SupportsIndex) -> int:
         label = operator.index(time_step)
@@ -181,3 +190,4 @@ class Simulation:
     def _leave(self) -> None:
         self._destination.close()
         self._destination = Nowhere(wanted=False)
+        self._labels = None

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Sequence
 
+import numpy as np
 import zmq
 
 from stream_server.client_api import wire
@@ -22,7 +23,7 @@ class Dealer:
         self.address = address
         self.needs_checksum = address.startswith("tcp:") and not encrypted
 
-    def send(self, message: Message, payload: Sequence[wire.Frame] = ()) -> None:
+    def send(self, message: Message, payload: Sequence[np.ndarray] = ()) -> None:
         """Give a message to ZeroMQ, which copies it at once; never blocks.
 
         Credit bounds what can pile up here, not a high-water mark: it counts steps, a mark would count parts.
@@ -38,13 +39,15 @@ class Dealer:
         Raises:
             Refused: what waits is no message of this protocol.
         """
-        if not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+        if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
             return None
         header = self._socket.recv_multipart()[0]
         try:
             return wire.decode(header)
         except MalformedMessage as error:
-            raise Refused(f"the server at {self.address} does not speak the protocol of this client: {error}") from error
+            raise Refused(
+                f"the server at {self.address} does not speak the protocol of this client: {error}"
+            ) from error
 
 
 class Transport:

@@ -24,7 +24,7 @@ from stream_server.client_api.messages import (
 from stream_server.client_api.packing import Source
 from stream_server.errors import MalformedMessage, WrongProtocol
 
-Frame = bytes | memoryview | np.ndarray
+Frame = bytes | memoryview
 
 MAGIC = b"STRM"
 PREFIX = struct.Struct("<4sHH")
@@ -57,22 +57,22 @@ def payload_sizes(data: Data, blocks: Sequence[Block]) -> tuple[int, ...]:
     return sizes
 
 
-def checksum(payload: Iterable[Frame]) -> int:
+def checksum(payload: Iterable[Frame | np.ndarray]) -> int:
     """CRC-32 of the payload frames, one after the other."""
     crc = 0
     for frame in payload:
-        crc = zlib.crc32(frame.data if isinstance(frame, np.ndarray) else frame, crc)
+        crc = zlib.crc32(_frame(frame), crc)
     return crc
 
 
-def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
+def encode(message: Message, payload: Sequence[Frame | np.ndarray] = ()) -> list[Frame]:
     """The frames of a message: its header, and for `Data` the payload.
 
     Raises:
         ValueError: the message breaks a bound of the protocol.
     """
     if isinstance(message, Data):
-        return [_encode_data(message), *payload]
+        return [_encode_data(message), *map(_frame, payload)]
     assert not payload, "only Data has a payload"
     kind = KINDS[type(message)]
     return [PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind) + LAYOUTS[kind].write(message)]
@@ -102,6 +102,10 @@ def decode(header: bytes | memoryview) -> Message:
     message: Message = layout.read(source)
     source.finish()
     return message
+
+
+def _frame(payload: Frame | np.ndarray) -> Frame:
+    return payload.data if isinstance(payload, np.ndarray) else payload
 
 
 def _encode_data(data: Data) -> bytes:

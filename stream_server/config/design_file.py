@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream_server.config.ensemble import Parameters
+from stream_server.config.parameters import Parameters
 from stream_server.config.values import NAME
 
 ID_COLUMN = "simulation"

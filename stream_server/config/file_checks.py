@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from stream_server.config.class_reference import class_problem
 from stream_server.config.design_file import DesignFile
-from stream_server.config.ensemble import SAMPLERS
 from stream_server.config.models import StudyConfig
+from stream_server.config.parameters import SAMPLERS
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.config.problems import Problem
 

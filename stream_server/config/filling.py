@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from stream_server.config.ensemble import SAMPLERS, SampleField
+from stream_server.config.parameters import SAMPLERS
+from stream_server.config.samples import SampleField
 from stream_server.config.values import size_in_bytes
 
 WATERMARK_PART = 5

@@ -73,7 +73,7 @@ class Checkpoint(Section):
     every_batches: Count | None = Field(
         default=None, description="Batches between two checkpoints; null: by time only."
     )
-    every_s: Positive = Field(default=300.0, description="Positive between two checkpoints.")
+    every_s: Positive = Field(default=300.0, description="Seconds between two checkpoints.")
     keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay.")
     keep_best: Annotated[int, Field(ge=0)] = Field(default=1, description="Best checkpoints that stay.")
     dir: FilePath | None = Field(default=None, description="Where checkpoints go; null: the output folder.")

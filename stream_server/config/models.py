@@ -5,11 +5,13 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from stream_server.config.ensemble import Parameters, Simulation, Study
 from stream_server.config.filling import filled
 from stream_server.config.learning import Buffer, Checkpoint, Training, Validation
 from stream_server.config.machine import Client, Launcher, Network, Server
+from stream_server.config.parameters import Parameters
+from stream_server.config.samples import Study
 from stream_server.config.section import Section, filled_in
+from stream_server.config.simulation import Simulation
 from stream_server.config.values import FilePath
 
 

@@ -93,13 +93,13 @@ def _set(raw: dict[str, Any], assignment: str) -> Problem | None:
             instead="Write it like training.batch_size=32",
         )
     node = raw
-    for parent in parents:
+    for depth, parent in enumerate(parents, start=1):
         below = node.setdefault(parent, {})
         if not isinstance(below, dict):
             return Problem(
                 path=f"--set {assignment}",
-                found=f"{shown(parent)} is {shown(below)}, which has no keys",
-                instead=f"Set {parent} as a whole",
+                found=f"{'.'.join(parents[:depth])} is {shown(below)}, which has no keys",
+                instead=f"Set {'.'.join(parents[:depth])} as a whole",
             )
         node = below
     node[last] = _value(text)

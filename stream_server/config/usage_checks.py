@@ -112,6 +112,12 @@ def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
+def _ports_are_a_range(config: StudyConfig) -> Iterator[Problem]:
+    low, high = config.network.ports or (1, 1)
+    if low > high:
+        yield Problem(path="network.ports", found=f"low ({low}) is above high ({high})", instead=f"Write [{high}, {low}]")
+
+
 USAGE_CHECKS: tuple[Callable[[StudyConfig], Iterator[Problem]], ...] = (
     _parameters_have_one_source,
     _sampler_is_used,
@@ -122,5 +128,6 @@ USAGE_CHECKS: tuple[Callable[[StudyConfig], Iterator[Problem]], ...] = (
     _max_failed_is_used,
     _somebody_can_send,
     _output_is_below_the_study,
+    _ports_are_a_range,
     *(partial(_needs_command, path) for path in KEYS_OF_STARTED_SIMULATIONS),
 )

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from stream_server.config.drafting import Location
+from stream_server.config.drafting import Location, model_in
 from stream_server.config.models import StudyConfig
 from stream_server.config.problems import Problem, nearest, one_of, shown
 from stream_server.config.values import WRONG
@@ -77,14 +77,10 @@ def _found_and_instead(detail: ErrorDetails) -> tuple[str, str]:
         limit = format(context[name], "g")
         return f"{shown(value)} {beyond.format(limit)}", write.format(limit)
     if kind in ("too_short", "too_long"):
-        limit = context.get("min_length", context.get("max_length"))
-        return f"{shown(value)} has {context['actual_length']} elements", f"Write at {_side(kind)} {limit}"
+        allowed = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
+        return f"{shown(value)} has {context['actual_length'] or 'no'} elements", f"Write {allowed}"
     message = detail["msg"].rstrip(".")
     return f"{shown(value)}: {message[:1].lower()}{message[1:]}", _write_key(detail["loc"])
-
-
-def _side(kind: str) -> str:
-    return "least" if kind == "too_short" else "most"
 
 
 def _not_a_choice(value: Any, location: Location) -> tuple[str, str]:
@@ -127,7 +123,7 @@ def _instead_of_unknown(location: Location) -> str:
     elsewhere = [
         f"{section}.{key}"
         for section, field in StudyConfig.model_fields.items()
-        if key in _keys(_model_in(field.annotation)) and (section,) != location[:-1]
+        if key in _keys(model_in(field.annotation)) and (section,) != location[:-1]
     ]
     if elsewhere:
         return f"Write it as {' or '.join(elsewhere)}"
@@ -139,20 +135,12 @@ def _keys(model: type[BaseModel] | None) -> Iterator[str]:
         yield from (field.alias or name for name, field in model.model_fields.items())
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model of an annotation such as `Job`, `EarlyStop | None` or `dict[str, SampleField] | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = (_model_in(argument) for argument in getattr(annotation, "__args__", ()))
-    return next((model for model in inner if model is not None), None)
-
-
 def _model_at(location: Location) -> type[BaseModel] | None:
     model: type[BaseModel] | None = StudyConfig
     for part in location:
         field = _field_of(model, part)
         if field is not None:
-            model = _model_in(field.annotation)
+            model = model_in(field.annotation)
     return model
 
 

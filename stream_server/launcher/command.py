@@ -5,7 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
+from stream_server.config.placeholders import PLACEHOLDER
+
+# A shell's ${NAME} is none of ours.
+FILLED_IN = re.compile(r"(?<!\$)" + PLACEHOLDER.pattern)
 
 Value = float | int | str
 
@@ -30,19 +33,19 @@ def simulation_seed(seed: int, simulation: int) -> int:
 
 
 def render(text: str, values: Mapping[str, Value]) -> str:
-    """`text` with each `{name}` or `{name:format}` of `values` filled in; other braces stay as they are."""
+    """`text` with each `{name}` and `{name:format}` of `values` filled in; all other braces stay."""
 
     def fill(match: re.Match[str]) -> str:
         name, format_spec = match.groups()
         return format(values[name], format_spec or "") if name in values else match.group()
 
-    return PLACEHOLDER.sub(fill, text)
+    return FILLED_IN.sub(fill, text)
 
 
 def arguments(
     command: Sequence[str], values: Mapping[str, Value], *, study_dir: Path, rendered: Mapping[Path, Path]
 ) -> list[str]:
-    """The command line of an attempt.
+    """The command line of an attempt, its placeholders filled in.
 
     An element that names a file of the study's folder becomes absolute, for each attempt runs in a folder of its own;
     one that names a template becomes the file `rendered` from it.

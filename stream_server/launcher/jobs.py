@@ -51,7 +51,7 @@ class JobSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A job is over, and so is every process of it. `exit_code` is the shell's, 128 + n after signal n; None: unknown."""
+    """A job is over, and so is every process of it. `exit_code` is 128 + n after signal n, None if unknown."""
 
     folder: Path
     exit_code: int | None

@@ -4,10 +4,10 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
-SETTLE_S = 10.0
-SETTLE_FAILED_S = 1.0
+from stream_server.launcher.actions import Action, Cancel, Decline, Fail, Give, GiveUp, StopStudy, Submit
+from stream_server.launcher.entry import Entry, State
+
 ATTACH_WAIT_S = 10.0
 NUM_BARREN = 3
 
@@ -25,109 +25,6 @@ class Limits:
     timeout_s: float = 600.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submit:
-    """Start the job of an attempt."""
-
-    simulation: int
-    attempt: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cancel:
-    """End the job of an attempt; `job_ended` is told when it is over."""
-
-    simulation: int
-    attempt: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fail:
-    """An attempt failed."""
-
-    simulation: int
-    attempt: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GiveUp:
-    """No attempt is left; with `redraw` the study is to name another simulation instead."""
-
-    simulation: int
-    attempts: int
-    reason: str
-    redraw: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Give:
-    """The client that asked with `token` gets this attempt."""
-
-    token: int
-    simulation: int
-    attempt: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decline:
-    """The client that asked with `token` gets nothing; `busy` when it may ask again later."""
-
-    token: int
-    text: str
-    busy: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StopStudy:
-    """The simulations cannot be made to run. `simulation` and `attempt` are those of the last failure."""
-
-    text: str
-    simulation: int
-    attempt: int
-
-
-Action = Submit | Cancel | Fail | GiveUp | Give | Decline | StopStudy
-
-
-class State(StrEnum):
-    """Where a simulation stands; in `SETTLING` its job is over and the server's last word is awaited."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    SETTLING = "settling"
-    FINISHED = "finished"
-    INVALID = "invalid"
-    GIVEN_UP = "given up"
-
-    @property
-    def terminal(self) -> bool:
-        return self in (State.FINISHED, State.INVALID, State.GIVEN_UP)
-
-
-@dataclass(kw_only=True, slots=True)
-class _Simulation:
-    """`reached_s` is how long an attempt took to its last new step; `settle_s` how long the ledger's word may take."""
-
-    id: int
-    state: State = State.WAITING
-    attempt: int = -1
-    failures: int = 0
-    has_job: bool = False
-    cancelled: bool = False
-    reason: str = ""
-    received: int = 0
-    blocked: bool = False
-    started: float = 0.0
-    quiet_since: float = 0.0
-    reached_s: float = 0.0
-    settle_s: float = 0.0
-
-    @property
-    def attached(self) -> bool:
-        return self.state is State.RUNNING and not self.has_job
-
-
 class Schedule:
     """The simulations of a study and their attempts.
 
@@ -138,10 +35,10 @@ class Schedule:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.stopped = False
-        self._simulations: dict[int, _Simulation] = {}
+        self._simulations: dict[int, Entry] = {}
         self._untried: deque[int] = deque()
         self._retries: deque[int] = deque()
-        self._live: dict[int, _Simulation] = {}
+        self._live: dict[int, Entry] = {}
         self._requests: deque[tuple[int, int | None, float]] = deque()
         self._num_planned = 0
         self._num_barren = 0
@@ -188,12 +85,7 @@ class Schedule:
         it = self._simulations[simulation]
         if it.state not in (State.RUNNING, State.SETTLING):
             return []
-        if received > it.received:
-            it.received, it.reached_s = received, max(it.reached_s, now - it.started)
-            it.quiet_since = now
-        if it.blocked and not blocked:
-            it.quiet_since = now
-        it.blocked = blocked
+        it.progress(received, blocked, now)
         if received == 0 or self._anything_came:
             return []
         self._anything_came = True
@@ -219,12 +111,7 @@ class Schedule:
             return self._fill(now)
         if it.cancelled:
             return self._fail(it, now)
-        # The ledger decides: the server's word that it has all may be on its way.
-        it.state, it.quiet_since = State.SETTLING, now
-        it.reason, it.settle_s = reason, SETTLE_FAILED_S
-        if exit_code == 0:
-            it.reason += f", but only {it.received} time steps had come and it had not finished"
-            it.settle_s = SETTLE_S
+        it.settle(exit_code, reason, now)
         return self._fill(now)
 
     def attach(self, token: int, simulation: int | None, now: float) -> list[Action]:
@@ -256,29 +143,17 @@ class Schedule:
 
     def _add(self, simulation: int) -> None:
         assert simulation not in self._simulations
-        self._simulations[simulation] = _Simulation(id=simulation)
+        self._simulations[simulation] = Entry(id=simulation)
         self._untried.append(simulation)
 
-    def _deadline(self, it: _Simulation) -> float | None:
-        if it.cancelled or self.stopped:
-            return None
-        if it.state is State.SETTLING:
-            return it.quiet_since + it.settle_s
-        if it.state is not State.RUNNING:
-            return it.quiet_since + self.limits.timeout_s
-        if it.blocked:
-            return None
-        # Steps that the server knows are not sent again: a new attempt is quiet until it has caught up.
-        catching_up_s = it.reached_s if it.received == 0 else 0.0
-        return it.quiet_since + self.limits.timeout_s + catching_up_s
+    def _deadline(self, it: Entry) -> float | None:
+        return None if self.stopped else it.deadline(self.limits.timeout_s)
 
-    def _begin(self, it: _Simulation, now: float, *, has_job: bool) -> None:
-        it.state, it.attempt, it.has_job = State.RUNNING, it.attempt + 1, has_job
-        it.cancelled, it.reason, it.received, it.blocked = False, "", 0, False
-        it.started = it.quiet_since = now
+    def _begin(self, it: Entry, now: float, *, has_job: bool) -> None:
+        it.begin(now, has_job=has_job)
         self._live[it.id] = it
 
-    def _cancel(self, it: _Simulation) -> Cancel:
+    def _cancel(self, it: Entry) -> Cancel:
         it.cancelled = True
         return Cancel(simulation=it.id, attempt=it.attempt)
 
@@ -294,7 +169,7 @@ class Schedule:
             self._live.pop(simulation, None)
         return self._fill(now)
 
-    def _fail(self, it: _Simulation, now: float) -> list[Action]:
+    def _fail(self, it: Entry, now: float) -> list[Action]:
         it.failures += 1
         it.state = State.WAITING
         del self._live[it.id]
@@ -311,7 +186,7 @@ class Schedule:
             actions.append(StopStudy(text=text, simulation=it.id, attempt=it.attempt))
         return actions + self._fill(now)
 
-    def _why_stop(self, it: _Simulation) -> str:
+    def _why_stop(self, it: Entry) -> str:
         if not self._anything_came:
             self._num_barren += 1
             if self._num_barren >= NUM_BARREN:
@@ -338,7 +213,7 @@ class Schedule:
             actions.append(Submit(simulation=it.id, attempt=it.attempt))
         return actions + self._answer_requests(now)
 
-    def _next_waiting(self) -> _Simulation | None:
+    def _next_waiting(self) -> Entry | None:
         """The simulation to start next; it leaves its queue.
 
         Until something has come, others are tried before one that failed, and that one not beside others: whether the
@@ -368,23 +243,20 @@ class Schedule:
                 return Give(token=token, simulation=it.id, attempt=it.attempt)
             if it.state is not State.WAITING:
                 return Decline(token=token, text=f"simulation {simulation} is run by the study itself", busy=True)
-        if sum(it.attached for it in self._live.values()) >= self.limits.max_attached:
-            return self._wait_or_decline(token, since, now)
+        num_attached = sum(it.attached for it in self._live.values())
+        # A client that has just finished one simulation may ask for the next before the server says so.
+        may_change = num_attached > 0 and now < since + ATTACH_WAIT_S
+        if num_attached >= self.limits.max_attached:
+            text = f"{num_attached} simulations are attached, as many as client.max_attached allows"
+            return None if may_change else Decline(token=token, text=text, busy=True)
         it = self._take(it)
         if it is None:
-            busy = not all(it.state.terminal for it in self._simulations.values())
-            return Decline(token=token, text="every simulation is running or done", busy=busy)
+            text = "every simulation is running or done"
+            return None if may_change else Decline(token=token, text=text, busy=False)
         self._begin(it, now, has_job=False)
         return Give(token=token, simulation=it.id, attempt=it.attempt)
 
-    def _wait_or_decline(self, token: int, since: float, now: float) -> Decline | None:
-        # A client that has just finished one simulation may ask for the next before the server says so.
-        if now < since + ATTACH_WAIT_S:
-            return None
-        text = f"{self.limits.max_attached} simulations are attached already (client.max_attached)"
-        return Decline(token=token, text=text, busy=True)
-
-    def _take(self, it: _Simulation | None) -> _Simulation | None:
+    def _take(self, it: Entry | None) -> Entry | None:
         if it is None:
             queue = self._untried or self._retries
             return self._simulations[queue.popleft()] if queue else None

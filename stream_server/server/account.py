@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 FINISHED = "finished"
-UNEVEN_STOP = "uneven_stop"
+UNEVEN_STOP = "uneven"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

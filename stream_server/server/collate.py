@@ -10,7 +10,7 @@ from stream_server.errors import UserCodeError
 
 
 class NumpyCollate:
-    """Stacks arrays and numbers, through tuples, lists and dicts; floating ones become `dtype`. What comes out is a copy.
+    """Stacks arrays and numbers, through tuples, lists and dicts, into copies; floating ones become `dtype`.
 
     Anything else, such as a string, is collected in a list.
     """

@@ -8,8 +8,6 @@ import numpy as np
 
 from stream_server.client_api.messages import Block, FieldSpec
 
-NUMERIC_KINDS = "biufc"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
@@ -19,7 +17,6 @@ class Place:
     """
 
     field: str
-    number: int
     wire: np.dtype
     count: tuple[int, ...]
     num_bytes: int
@@ -27,12 +24,14 @@ class Place:
     direct: bool
 
 
-def place_of(block: Block, number: int, kept: np.dtype) -> Place:
-    """The place of a block in the slots of field `number`, whose kept type is `kept`."""
+def place_of(block: Block, kept: np.dtype) -> Place:
+    """The place of a block in the slots of its field, whose kept type is `kept`."""
     wire = np.dtype(block.dtype)
+    if wire.kind == "b":
+        # Any byte may come, but NumPy's own bool knows only 0 and 1.
+        wire = np.dtype(np.uint8)
     return Place(
         field=block.field,
-        number=number,
         wire=wire,
         count=block.count,
         num_bytes=math.prod(block.count) * wire.itemsize,
@@ -53,11 +52,20 @@ class Layout:
     blocks: dict[int, tuple[Block, ...]] = field(default_factory=dict)
     senders: int = 0
     owners: dict[str, int] = field(default_factory=dict)
+    num_free: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_free = {name: math.prod(spec.shape) for name, spec in self.fields.items()}
 
     @property
     def complete(self) -> bool:
         """Every client rank has said what it sends."""
         return len(self.blocks) == self.num_ranks
+
+    @property
+    def closed(self) -> bool:
+        """No further sender can come: all have said what they send, or every value of every field has its own."""
+        return self.complete or all(self.num_free[name] == 0 for name in self.fields)
 
     def add(self, rank: int, blocks: Sequence[Block]) -> str | None:
         """Take the blocks of a client rank; returns what is wrong with them, and then forgets them."""
@@ -68,7 +76,7 @@ class Layout:
             return f"client rank {rank} opened with other blocks before: they are fixed for an attempt"
         problem = next((p for block in blocks for p in [self._problem(block)] if p), None)
         if problem is None and len(self.blocks) == self.num_ranks - 1:
-            problem = self._gap(rank, blocks)
+            problem = self._gap(blocks)
         if problem is None:
             self._take(rank, blocks)
         return problem
@@ -78,6 +86,7 @@ class Layout:
         for block in blocks:
             self.senders |= 1 << rank
             self.owners[block.field] = self.owners.get(block.field, 0) | 1 << rank
+            self.num_free[block.field] -= math.prod(block.count)
 
     def _problem(self, block: Block) -> str | None:
         spec = self.fields[block.field]
@@ -91,15 +100,15 @@ class Layout:
                 return f"the block of field {spec.name} at {block.offset} overlaps with that of client rank {rank}"
         return None
 
-    def _gap(self, rank: int, blocks: tuple[Block, ...]) -> str | None:
-        everything = [*self.blocks.values(), blocks]
+    def _gap(self, blocks: tuple[Block, ...]) -> str | None:
+        last = {block.field: math.prod(block.count) for block in blocks}
         for name, spec in self.fields.items():
-            sizes = [math.prod(block.count) for of_one in everything for block in of_one if block.field == name]
-            covered, wanted = sum(sizes), math.prod(spec.shape)
-            if covered != wanted and (sizes or not spec.optional):
+            wanted = math.prod(spec.shape)
+            left = self.num_free[name] - last.get(name, 0)
+            if left and (left < wanted or not spec.optional):
                 return (
-                    f"the {self.num_ranks} client ranks send {covered} of the {wanted} values of field {name}: "
-                    "their blocks must cover it exactly"
+                    f"the client ranks, {self.num_ranks} in all, send {wanted - left} of the {wanted} values of field "
+                    f"{name}: their blocks must cover it exactly"
                 )
         return None
 

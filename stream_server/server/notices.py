@@ -148,6 +148,10 @@ class Channel:
         self._sent_at = None
         return number
 
+    def renew(self) -> None:
+        """The other end has just appeared: what was sent before may never have reached it."""
+        self._sent_at = None
+
     def outgoing(self, now: float) -> list[Letter]:
         """The letters that should go out now: new or overdue ones, or else an answer if one is owed."""
         letters: list[Letter] = []

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from stream_server.client_api.messages import ALL_FIELDS, Block, FieldSpec, Open, Reason, Refusal
+from stream_server.client_api.messages import Block, FieldSpec, Open, Reason, Refusal
 from stream_server.server.layout import place_of
 from stream_server.server.room import Room
 from stream_server.server.tracks import Connection, Track
@@ -98,17 +98,18 @@ class Openings:
                 self.dtypes.setdefault(name, np.dtype(DTYPE_OF_THE_NEVER_SENT))
 
     def _connection(self, peer: bytes, message: Open, track: Track) -> Connection:
-        names = list(self.fields)
-        places = tuple(place_of(block, names.index(block.field), self.dtypes[block.field]) for block in message.blocks)
+        places = tuple(place_of(block, self.dtypes[block.field]) for block in message.blocks)
         everything = (1 << len(places)) - 1
         optional = sum(1 << i for i, place in enumerate(places) if self.fields[place.field].optional)
-        assert len(places) < ALL_FIELDS
-        return Connection(
+        connection = Connection(
             peer=peer,
+            opening=message,
             track=track,
             rank=message.rank,
             places=places,
             required=everything & ~optional,
             everything=everything,
-            owns_all=message.num_ranks == 1 and len(places) == len(names),
+            owns_all=message.num_ranks == 1 and len(places) == len(self.fields),
         )
+        track.connections[message.rank] = connection
+        return connection

@@ -51,6 +51,10 @@ class Ranks(Protocol):
         """What `root` passed, on every rank."""
         ...
 
+    def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
+        """The bytes that `root` passed, on every rank."""
+        ...
+
     def gather(self, value: Any) -> list[Any] | None:
         """On rank 0 what every rank passed, in their order; None elsewhere."""
         ...
@@ -88,6 +92,9 @@ class SoloRanks:
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
         return value
+
+    def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
+        return data
 
     def gather(self, value: Any) -> list[Any] | None:
         return [value]
@@ -138,12 +145,14 @@ class MpiRanks:
         return total
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
-        text = json.dumps(value).encode() if self.rank == root else b""
-        num_bytes = np.array([len(text)], np.int64)
+        return json.loads(self.broadcast_bytes(json.dumps(value).encode(), root))
+
+    def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
+        num_bytes = np.array([len(data)], np.int64)
         _wait(self._others.Ibcast(num_bytes, root))
-        buffer = np.frombuffer(bytearray(text), np.uint8) if self.rank == root else np.empty(num_bytes[0], np.uint8)
+        buffer = bytearray(data) if self.rank == root else bytearray(num_bytes[0])
         _wait(self._others.Ibcast(buffer, root))
-        return json.loads(buffer.tobytes())
+        return bytes(buffer)
 
     def gather(self, value: Any) -> list[Any] | None:
         text = np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)

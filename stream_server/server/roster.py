@@ -157,8 +157,11 @@ class Roster:
             text = f"simulation {hello.simulation} is {entry.state.value.replace('_', ' ')} already"
             return [self._refuse(peer, Reason.STALE_ATTEMPT, text)]
         if hello.attempt == ATTACHING and entry.state is State.WAITING:
+            if any(other.simulation == hello.simulation for _, other in self._requests.values()):
+                entry.waiting[peer] = hello
+                return []
             return self._request(peer, hello)
-        if hello.attempt not in (ATTACHING, entry.attempt):
+        if hello.attempt not in (ATTACHING, entry.attempt) and entry.state is State.RUNNING:
             text = (
                 f"attempt {hello.attempt} of simulation {hello.simulation} is over; attempt {entry.attempt} is current"
             )
@@ -182,10 +185,11 @@ class Roster:
         self.entries[simulation].waiting[peer] = hello
         return actions + self._welcome_all(simulation)
 
-    def none_left(self, token: int, reason: Reason, text: str) -> list[Action]:
+    def none_left(self, message: link.NoneLeft) -> list[Action]:
         """The launcher has no simulation for a client that came by itself."""
-        request = self._requests.pop(token, None)
-        return [] if request is None else [self._refuse(request[0], reason, text)]
+        request = self._requests.pop(message.token, None)
+        reason = Reason.BUSY if message.busy else Reason.NO_SIMULATION_LEFT
+        return [] if request is None else [self._refuse(request[0], reason, message.text)]
 
     def ready(self, simulation: int, attempt: int) -> list[Action]:
         """Every rank has acknowledged the notice of this attempt: its clients may come in."""
@@ -223,6 +227,14 @@ class Roster:
             actions.append(ToLauncher(message=link.Invalid(simulation=message.simulation, reason=message.reason)))
             actions += self._end(message.simulation, State.INVALID, message.reason)
         return actions
+
+    def failed(self, simulation: int, attempt: int) -> list[Action]:
+        """The launcher says that an attempt has ended without finishing; another one, or `gave_up`, follows."""
+        entry = self.entries[simulation]
+        if entry.state is not State.RUNNING or entry.attempt != attempt:
+            return []
+        entry.state, entry.ready = State.WAITING, False
+        return [Tell(notice=notices.Over(simulation=simulation, attempt=attempt))]
 
     def gave_up(self, message: link.GaveUp) -> list[Action]:
         """The launcher has no attempt left for a simulation; a redraw puts the next unused id in its place."""
@@ -288,7 +300,13 @@ class Roster:
             fields=self.facts.fields,
             routing=self.facts.routing,
         )
-        actions: list[Action] = [Reply(peer=peer, message=welcome) for peer in entry.waiting]
+        text = f"another attempt of simulation {simulation} is over or not begun; attempt {entry.attempt} is current"
+        actions: list[Action] = [
+            Reply(peer=peer, message=welcome)
+            if hello.attempt in (ATTACHING, entry.attempt)
+            else self._refuse(peer, Reason.STALE_ATTEMPT, text)
+            for peer, hello in entry.waiting.items()
+        ]
         entry.waiting.clear()
         return actions
 

@@ -85,17 +85,12 @@ class StreamDataset:
     def _form_at_once(self, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Any:
         slots = self._buffer.slots
         with self._phases.measure("gather"):
-            fields = slots.gather(rows)
-            present = {name: sent[rows] for name, sent in slots.present.items()}
-            for name, sent in present.items():
-                if not sent.all():
-                    fields[name][~sent] = 0
             batch = SimulationBatch(
                 simulation_ids=keys[:, 0].copy(),
                 time_steps=keys[:, 1].copy(),
                 parameters=np.stack([self._parameters_of(simulation) for simulation in keys[:, 0].tolist()]),
-                fields=fields,
-                present=present,
+                fields=slots.gather(rows),
+                present={name: present[rows] for name, present in slots.present.items()},
             )
         with self._phases.measure("transform"):
             server = self._server

@@ -85,12 +85,13 @@ class StreamServer:
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Learn from this rank's batch and return the mean loss of its samples.
 
-        Only ranks with a batch call this. `all_reduce` is the one way to communicate in it.
+        Only ranks with a batch call this. `all_reduce` is the one way to communicate in it; a server that uses it here
+        holds the same state on all ranks, and ranks that had no batch are given the `state_dict` of those that had.
         """
         raise NotImplementedError(f"{type(self).__name__} must define training_step")
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """The mean loss of a validation batch, or a dict of means. Default: what `training_step` gives is not used."""
+        """The mean loss of a validation batch, or a dict of means with "loss" among them."""
         raise NotImplementedError(f"{type(self).__name__} must define validation_step to validate")
 
     def val_dataloader(self) -> Any:
@@ -167,10 +168,11 @@ class StreamServer:
         """What stacks the samples of a batch."""
         if precision not in _NUMPY_DTYPES:
             raise ConfigError(
-                f"training.precision {precision} needs a TorchServer; a StreamServer knows {' and '.join(_NUMPY_DTYPES)}"
+                f"training.precision {precision} needs a TorchServer; "
+                f"a StreamServer knows {' and '.join(_NUMPY_DTYPES)}"
             )
         return NumpyCollate(_NUMPY_DTYPES[precision])
 
     def make_step(self, ranks: Ranks) -> Step:
         """What takes one training step on all ranks."""
-        return LearnerStep(self)
+        return LearnerStep(self, ranks)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from stream_server.client_api.messages import (
     ALL_FIELDS,
     MAX_PART_BYTES,
+    MAX_UNKNOWN_STEPS,
     Ack,
     Data,
     End,
@@ -27,8 +28,6 @@ from stream_server.server.ledger import Ledger
 from stream_server.server.openings import Openings
 from stream_server.server.room import Room
 from stream_server.server.tracks import Connection, Step, Track
-
-MAX_UNKNOWN_STEPS = 1_000_000
 
 
 class Tracker:
@@ -80,9 +79,18 @@ class Tracker:
         """Slots that steps hold before they are in the stream; never above the room."""
         return len(self._committed) + sum(len(track.filling) for track in self._tracks.values())
 
+    @property
+    def has_committed(self) -> bool:
+        """Steps wait for room in the buffer."""
+        return bool(self._committed)
+
     def label(self, index: int) -> int:
         """The time step that an index stands for."""
         return self.time_steps.first + index * self.time_steps.every
+
+    def track(self, simulation: int) -> Track | None:
+        """What is known of a simulation; None before its first attempt."""
+        return self._tracks.get(simulation)
 
     def begin(self, simulation: int, attempt: int) -> None:
         """This attempt is the current one from now on; what older ones left half-assembled goes."""
@@ -119,6 +127,8 @@ class Tracker:
         if track is not None:
             track.terminal = state
             self._release(track)
+            track.ends.clear()
+            track.layout.blocks.clear()
 
     def withdraw(self, simulation: int) -> None:
         """The committed steps of a simulation do not wait any longer: they were taken out of the buffer."""
@@ -131,7 +141,7 @@ class Tracker:
         if track is not None and not isinstance(connection, Refusal):
             self._changed[track.simulation] = track
             if message.rank == 0:
-                track.known.setdefault(track.attempt, len(track.marks.settled))
+                track.num_known = len(track.marks.settled) if track.num_known is None else track.num_known
         return connection
 
     def come_in(self) -> list[tuple[bytes, Connection | Refusal]]:
@@ -190,6 +200,13 @@ class Tracker:
             return self._part_arrived(connection, data, steps)
         return self._whole_arrived(connection, data, steps)
 
+    def whole(self, connection: Connection) -> list[Step]:
+        """The steps of this simulation that waited only to know that no other client rank sends a part of them."""
+        track, layout = connection.track, connection.track.layout
+        if not track.filling or not layout.closed:
+            return []
+        return [step for step in track.filling.values() if step.senders == layout.senders and not _torn_field(step)]
+
     def abandon(self, connection: Connection, steps: Iterable[Step | None]) -> None:
         """What this client rank sent of these steps is no good: forget it."""
         for step in steps:
@@ -212,14 +229,14 @@ class Tracker:
         self._committed[step.slot] = step
         self._arrive(track)
 
-    def reject(self, step: Step, reason: str) -> None:
-        """A whole step is not fit to be trained on: settled, but not in the stream."""
+    def reject(self, step: Step, reason: str) -> list[Connection]:
+        """A whole step is not fit to be trained on: settled, but not in the stream. Returns as `in_stream` does."""
         track = step.track
         del track.filling[step.index]
         track.marks.reject(step.index, reason)
         self.freed.append(step.slot)
-        self._settle(step)
         self._arrive(track)
+        return self._settle(step)
 
     def in_stream(self, slots: Iterable[int]) -> list[Connection]:
         """These committed steps have found room; returns the connections whose marks may have moved."""
@@ -233,9 +250,9 @@ class Tracker:
             return self.refuse(Reason.WRONG_STEP, problem)
         connection.ended = True
         if connection.rank == 0 and connection.rank not in track.ends:
-            self.ledger.duplicates += track.known.pop(track.attempt, 0)
+            self.ledger.duplicates += track.num_known or 0
         track.ends[connection.rank] = end
-        if track.owed is None and len(track.ends) == track.layout.num_ranks:
+        if len(track.ends) == track.layout.num_ranks:
             track.owed, track.total = end.share, end.total
         self._conclude(track)
         self._changed[track.simulation] = track
@@ -275,8 +292,13 @@ class Tracker:
             text = f"attempt {track.attempt} of simulation {track.simulation} is {track.terminal or 'over'} already"
         elif track is not self._tracks[track.simulation]:
             text = f"attempt {track.attempt} of simulation {track.simulation} was followed by another one"
+        elif connection.ended:
+            reason, text = Reason.WRONG_STEP, f"simulation {track.simulation} said that it had sent all"
+        elif data.num_steps > self.credit:
+            reason, text = Reason.OUTSIDE_WINDOW, f"{data.num_steps} steps in one message, but the window is {self.credit}"
         elif last >= self._limit:
-            reason, text = Reason.WRONG_STEP, f"time step {self.label(last)} is behind the last, {self.label(self._limit - 1)}"
+            end = self.label(self._limit - 1)
+            reason, text = Reason.WRONG_STEP, f"time step {self.label(last)} is behind the last, {end}"
         elif server_rank(self.routing, track.simulation, data.index, self.num_ranks) != self.rank:
             reason, text = Reason.WRONG_STEP, f"time step {self.label(data.index)} belongs to another server rank"
         elif data.present & ~connection.everything:
@@ -284,10 +306,21 @@ class Tracker:
         elif connection.required & ~data.present:
             missing = [p.field for i, p in enumerate(connection.places) if connection.required & ~data.present & 1 << i]
             reason, text = Reason.WRONG_FIELDS, f"time step {self.label(data.index)} lacks {', '.join(missing)}"
+        elif data.field != ALL_FIELDS:
+            reason, text = Reason.WRONG_STEP, self._gap(connection, data)
         if not text:
             return None
         connection.take()
         return self.refuse(reason, text, data.sequence)
+
+    def _gap(self, connection: Connection, data: Data) -> str:
+        """What is missing before this part of a block; "" if nothing is, or if the block begins anew."""
+        step = connection.track.filling.get(data.index)
+        num_bytes = 0 if step is None else step.parts.get((connection.rank, data.field), 0)
+        known = data.index in connection.track.marks.settled
+        if data.offset < connection.places[data.field].num_bytes and (known or data.offset in (0, num_bytes)):
+            return ""
+        return f"a part of time step {self.label(data.index)} begins at byte {data.offset}, but {num_bytes} have come"
 
     def _count_again(self, connection: Connection, data: Data, steps: Sequence[Step | None]) -> None:
         num = steps.count(None)
@@ -319,11 +352,10 @@ class Tracker:
                 for i, place in enumerate(places):
                     if data.present >> i & 1:
                         step.present[place.field] = step.present.get(place.field, 0) | sender
-            if step.senders == layout.senders and layout.complete:
-                torn = [name for name, ranks in step.present.items() if ranks != layout.owners[name]]
-                if torn:
+            if step.senders == layout.senders and layout.closed:
+                if torn := _torn_field(step):
                     self.abandon(connection, [step])
-                    text = f"only some client ranks sent field {torn[0]} in time step {self.label(step.index)}"
+                    text = f"only some client ranks sent field {torn} in time step {self.label(step.index)}"
                     return self.refuse(Reason.WRONG_FIELDS, text, data.sequence)
                 whole.append(step)
         return whole
@@ -385,3 +417,9 @@ class Tracker:
         for connection, message in step.claims:
             connection.settle(message)
         return [connection for connection, _ in step.claims]
+
+
+def _torn_field(step: Step) -> str | None:
+    """A field of which only some client ranks sent their part."""
+    owners = step.track.layout.owners
+    return next((name for name, ranks in step.present.items() if ranks != owners[name]), None)

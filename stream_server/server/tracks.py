@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from stream_server.client_api.messages import End
+from stream_server.client_api.messages import End, Open
 from stream_server.server.layout import Layout, Place
 from stream_server.server.ledger import Marks
 
@@ -40,6 +40,7 @@ class Track:
     """One attempt of a simulation as this rank sees it.
 
     `owed` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not known.
+    `num_known` is how many steps were settled before client rank 0 opened, and will come again or be left out.
     `generation` tells the steps of this reservation from those that an earlier one left behind.
     """
 
@@ -58,8 +59,9 @@ class Track:
     num_waiting: int = 0
     received: int = 0
     filling: dict[int, Step] = field(default_factory=dict)
-    known: dict[int, int] = field(default_factory=dict)
+    num_known: int | None = None
     ends: dict[int, End] = field(default_factory=dict)
+    connections: dict[int, "Connection"] = field(default_factory=dict)
 
     @property
     def num_under_way(self) -> int:
@@ -77,11 +79,12 @@ class Connection:
     """One client rank's connection to this server rank.
 
     `next_sequence` is what its next Data message must carry; all messages below `received` are settled and in the
-    stream. `required` has a bit for each block that no step may lack, `everything` one for each block; `owns_all`:
-    this client rank is the only sender and sends every field of the study.
+    stream, and the client was told of those below `acknowledged`. `required` has a bit for each block that no step
+    may lack, `everything` one for each block; `owns_all`: this client rank alone sends every field of the study.
     """
 
     peer: bytes
+    opening: Open
     track: Track
     rank: int
     places: tuple[Place, ...]
@@ -90,12 +93,9 @@ class Connection:
     owns_all: bool
     next_sequence: int = 0
     received: int = 0
+    acknowledged: int = 0
     ended: bool = False
     unsettled: deque[Unsettled] = field(default_factory=deque)
-
-    @property
-    def attempt(self) -> int:
-        return self.track.attempt
 
     def take(self, num_steps: int = 0) -> Unsettled | None:
         """The next Data message has come, with this many steps to settle."""

@@ -21,6 +21,13 @@ class Model:
     def room(self) -> int:
         return self.capacity - len(self.draws)
 
+    @property
+    def num_left(self) -> int:
+        return len(self.draws)
+
+    def gate(self, num: int) -> bool:
+        return len(self.draws) >= num
+
     def put(self, slots: list[int], evicted: list[int]) -> None:
         assert evicted == []
         self.draws.update(dict.fromkeys(slots, 0))
@@ -40,13 +47,6 @@ class Model:
 
 
 class FifoModel(Model):
-    @property
-    def num_left(self) -> int:
-        return len(self.draws)
-
-    def gate(self, num: int) -> bool:
-        return len(self.draws) >= num
-
     def draw(self, drawn: Drawn) -> None:
         assert drawn.slots.tolist() == drawn.removed.tolist() == list(self.draws)[: len(drawn.slots)]
         super().draw(drawn)
@@ -91,9 +91,9 @@ class ReservoirModel(Model):
         return max(round(self.ratio * self.num_inserts) - self.num_draws, len(self.unseen))
 
     def gate(self, num: int) -> bool:
-        bounded = self.ratio is not None and self.room > 0
-        exhausted = bounded and self.num_draws > self.ratio * self.num_inserts - len(self.draws)
-        return len(self.draws) >= max(num, self.watermark) and not exhausted
+        if len(self.draws) < max(num, self.watermark):
+            return False
+        return not self.ratio or not self.room or self.num_draws <= self.ratio * self.num_inserts - len(self.draws)
 
     def put(self, slots: list[int], evicted: list[int]) -> None:
         assert len(evicted) == len(set(evicted)) == max(0, len(self.draws) + len(slots) - self.capacity)

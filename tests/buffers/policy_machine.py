@@ -45,9 +45,10 @@ class PolicyMachine(RuleBasedStateMachine):
         if size:
             self.model.draw(self.policy.draw(size))
 
-    @rule(choice=st.sets(st.integers(0, 40), max_size=4))
-    def remove(self, choice: set[int]) -> None:
-        slots = sorted(choice & set(self.model.draws))
+    @precondition(lambda self: self.model.draws)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        slots = data.draw(st.lists(st.sampled_from(sorted(self.model.draws)), max_size=4, unique=True))
         assert self.policy.remove(np.array(slots, np.intp)) == self.model.withdraw(slots)
 
     @rule()
@@ -56,7 +57,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy = self.new_policy()
         self.policy.load_state_dict(state)
 
-    @precondition(lambda self: self.next_slot > 30)
+    @precondition(lambda self: self.next_slot > 20)
     @rule()
     def close(self) -> None:
         surplus = self.policy.close().tolist()

@@ -83,6 +83,46 @@ def test_reservoir_never_evicts_an_unseen_sample() -> None:
     assert policy.room == 0
 
 
+def test_a_sample_that_takes_the_place_of_a_removed_one_is_unseen() -> None:
+    policy = half_seen(4, 4)
+    policy.remove(np.array([2]))
+    policy.put([9])
+    assert policy.num_unseen == policy.draw(4).num_first == 1
+
+
+def test_samples_can_be_removed_while_a_closed_reservoir_drains() -> None:
+    policy = Reservoir(capacity=6, watermark=1, draws_per_sample=2, seed=1)
+    policy.put(range(6))
+    policy.close()
+    while policy.population > 3:
+        policy.draw(policy.ready(1))
+    kept, *removed = policy.slots().tolist()
+    policy.remove(np.array(removed))
+    assert policy.slots().tolist() == [kept]
+    assert policy.num_unseen == 0 or policy.draw(1).num_first == 1
+
+
+def test_when_draining_begins_within_a_batch_all_samples_are_equally_likely_to_leave() -> None:
+    counts = np.zeros(6, np.int64)
+    policy = Reservoir(capacity=6, watermark=1, draws_per_sample=1.5, seed=1)
+    policy.put(range(6))
+    policy.close()
+    state = policy.state_dict()
+    for _ in range(1200):
+        policy.load_state_dict({**state, "random": policy.state_dict()["random"]})
+        (removed,) = policy.draw(4).removed.tolist()
+        counts[removed] += 1
+    assert chisquare(counts).pvalue > 1e-4
+
+
+def test_a_reservoir_without_room_can_be_drawn_from_whatever_its_restored_counters_say() -> None:
+    policy = Reservoir(capacity=4, watermark=1, draws_per_sample=2, seed=1)
+    policy.put(range(4))
+    policy.load_state_dict({**policy.state_dict(), "num_draws": 100})
+    assert policy.room == 0
+    assert policy.ready(2) == 2
+
+
 def test_reservoir_over_its_capacity_shrinks_by_evicting_the_seen() -> None:
     large = half_seen(16, 10)
     policy = Reservoir(capacity=8, watermark=1, seed=1)

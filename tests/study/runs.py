@@ -1,7 +1,6 @@
 """Runs whole studies as a user does: a command, a time limit, and what it left behind."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -78,7 +77,7 @@ def run_study(
     with output_path.open("wb") as output:
         process = subprocess.Popen(
             launch.argv,
-            env=launch.environment | {MARK: mark},
+            env=launch.environment | {MARK: mark, "PYTHONFAULTHANDLER": "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -125,10 +124,14 @@ def _survivors(mark: str) -> list[str]:
 
 
 def _kill(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
+    """End a run that hangs; every Python process of it writes the stacks of its threads first."""
+    pythons = [each for each in marked_processes(mark) if each.name().startswith("python")]
+    for each in pythons:
+        each.send_signal(signal.SIGABRT)
+    psutil.wait_procs(pythons, timeout=1)
+    for each in marked_processes(mark):
+        each.kill()
     process.wait()
-    for straggler in marked_processes(mark):
-        straggler.kill()
 
 
 def _tail(path: Path, num_bytes: int = 6000) -> str:

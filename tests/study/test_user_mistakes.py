@@ -29,18 +29,18 @@ def test_an_error_of_the_users_class_on_one_rank_ends_all_with_its_traceback(
 
 def test_three_mistakes_in_study_json_are_reported_together(run: Callable[..., Run], tmp_path: Path) -> None:
     study = tmp_path / "study.json"
-    study.write_text(
-        """{
-          "study": {"simulations": 0, "time_steps": 10, "fields": {"u": [4]}},
-          "parameters": {"bounds": {"a": [0, 1]}},
-          "simulation": {"command": ["true"]},
-          "server": {"class": "server.py:Server"},
-          "buffer": {"capacity": 10, "watermark": 20},
-          "training": {"batchsize": 2, "batch_size": 2}
-        }"""
-    )
-    done = run(study, mpi=None, settings={})
+    study.write_text("""{
+        "study": {"simulations": 0, "time_steps": 10, "fields": {"u": [4]}},
+        "parameters": {"bounds": {"a": [0, 1]}},
+        "simulation": {"command": ["true"]},
+        "server": {"class": "server.py:Server"},
+        "buffer": {"capacity": 10, "watermark": 20},
+        "training": {"batchsize": 2, "batch_size": 2}
+    }""")
+    (tmp_path / "server.py").touch()
+    done = run(study, mpi=None)
     assert done.exit_code == 2
-    for path in ("study.simulations", "buffer.watermark", "training.batchsize"):
-        assert path in done.output
-    assert "batch_size" in done.output
+    assert "3 problems" in done.output
+    assert "study.simulations: 0 is less than 1" in done.output
+    assert "buffer.capacity: must be at least" in done.output
+    assert 'training.batchsize: unknown key. Write "batch_size"' in done.output

@@ -44,14 +44,15 @@ class Histogram:
         array = array[np.isfinite(array)]
         if not array.size:
             return cls()
-        places, counts = np.unique(np.searchsorted(LIMITS, array), return_counts=True)
+        counts = np.bincount(np.searchsorted(LIMITS, array))
+        places = np.flatnonzero(counts)
         return cls(
             num=array.size,
             min=float(array.min()),
             max=float(array.max()),
             sum=float(array.sum()),
             sum_squares=float(np.square(array).sum()),
-            counts=Counter(dict(zip(places.tolist(), counts.tolist(), strict=True))),
+            counts=Counter(dict(zip(places.tolist(), counts[places].tolist(), strict=True))),
         )
 
     def add(self, other: Histogram) -> None:

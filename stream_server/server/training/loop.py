@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import Callbacks
@@ -18,9 +18,16 @@ if TYPE_CHECKING:
 
 
 class Validates(Protocol):
-    """The held-out data."""
+    """The held-out data, and when to look at it."""
 
-    def run(self) -> dict[str, float]: ...
+    @property
+    def best(self) -> dict[str, Any]: ...
+
+    def is_due(self, batch: int) -> bool: ...
+
+    def is_done(self, batch: int) -> bool: ...
+
+    def run(self, batch: int) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,15 +63,20 @@ class Training:
             at_boundary=self._may_stop,
             each_round=self._each_round,
         )
+        due = False
         for turn in turns:
             self._train(turn)
-            if self._is_due(self.config.validation.every_batches):
+            due = due or self.validation.is_due(self.progress.batches)
+            if due and self.step.at_boundary:
                 self._validate()
-            if self._is_due(self.config.training.log_every_batches):
+                due = False
+            if self.progress.batches % self.config.training.log_every_batches == 0:
                 self._log()
-        if not self.step.at_boundary:
-            self.progress.count_update(self.step.flush())
-        self._validate()
+        last_update = self.step.finish()
+        if last_update is not None:
+            self.progress.count_update(last_update)
+        if self.stops.agreed is not StopReason.SIGNAL and not self.validation.is_done(self.progress.batches):
+            self._validate()
         self._log()
         self.callbacks.on_train_end()
 
@@ -86,14 +98,12 @@ class Training:
         if outcome.loss is not None:
             self.metrics.log("train/loss", outcome.loss)
 
-    def _is_due(self, every: int | None) -> bool:
-        return every is not None and self.progress.batches % every == 0
-
     def _validate(self) -> None:
-        with self.phases.measure("validation"), self.step.evaluating():
-            metrics = self.validation.run()
-        self.progress.count_validation(metrics)
+        metrics = self.validation.run(self.progress.batches)
+        self.progress.best = self.validation.best
         self.step.validated(metrics)
+        values = {f"val/{name}": value for name, value in metrics.items()}
+        self.metrics.write_reduced(self.progress.batches, self.progress.elapsed_s, values)
 
     def _log(self) -> None:
         with self.phases.measure("log"):

@@ -36,6 +36,12 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
+class Gauge(Protocol):
+    """Something that is measured whenever metrics are written; it logs what it reads. Never communicates."""
+
+    def __call__(self, metrics: "Metrics", /) -> None: ...
+
+
 class Metrics:
     """Collects what user code and the loop log on this rank, and writes it together with the other ranks'.
 
@@ -48,6 +54,7 @@ class Metrics:
 
     def __init__(self, ranks: Gathers, writers: Sequence[Writer] = ()) -> None:
         self.latest: dict[str, float] = {}
+        self.gauges: list[Gauge] = []
         self._ranks = ranks
         self._writers = writers
         self._values: dict[str, list[Any]] = {}
@@ -90,10 +97,12 @@ class Metrics:
             self._figures[name] = image.getvalue()
 
     def write(self, batch: int, wall_s: float) -> None:
-        """Reduce over the ranks and write what was logged since the last time; collective.
+        """Read the gauges, reduce over the ranks and write what was logged since the last time; collective.
 
         Rank 0 keeps the newest value of every name in `latest`.
         """
+        for gauge in self.gauges:
+            gauge(self)
         per_rank = self._ranks.gather(self._take())
         if per_rank is None:
             return
@@ -138,7 +147,7 @@ def _one_number(name: str, value: Any) -> Any:
         except (TypeError, ValueError):
             pass
     found = f"an array of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-    raise TypeError(f"log({name!r}, …) takes one number, but got {found}; for many, use log_histogram")
+    raise TypeError(f"log({name!r}, …) takes one number, but got {found}; use log_histogram for many")
 
 
 def _sum(values: Sequence[Any]) -> tuple[float, int]:

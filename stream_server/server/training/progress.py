@@ -13,7 +13,8 @@ class Progress:
     """Counts of the whole study, the same on all ranks since they come from the control rounds.
 
     A sample is counted when its first draw is settled by an update: in `samples` when it was trained, in `skipped`
-    when the gradient was not finite. `draws` counts every use of a sample.
+    when the gradient was not finite. `draws` counts every use of a sample. `best` is the batch and the loss of the
+    best validation so far.
     """
 
     def __init__(self, num_ranks: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,8 +25,7 @@ class Progress:
         self.draws = 0
         self.lonely_steps = 0
         self.batches_per_rank = [0] * num_ranks
-        self.validations: list[dict[str, float]] = []
-        self.best: dict[str, float] = {}
+        self.best: dict[str, Any] = {}
         self._unsettled = 0
         self._clock = clock
         self._start = clock()
@@ -40,9 +40,7 @@ class Progress:
         self.batches += 1
         self.draws += turn.num_samples
         self.lonely_steps += turn.lonely
-        self.batches_per_rank = [
-            num + (size > 0) for num, size in zip(self.batches_per_rank, turn.sizes, strict=True)
-        ]
+        self.batches_per_rank = [num + (size > 0) for num, size in zip(self.batches_per_rank, turn.sizes, strict=True)]
         self._unsettled += turn.num_first
 
     def count_update(self, outcome: "Outcome") -> None:
@@ -53,15 +51,6 @@ class Progress:
             self.updates += 1
             self.samples += self._unsettled
         self._unsettled = 0
-
-    def count_validation(self, metrics: dict[str, float]) -> None:
-        """A validation gave these means over all ranks."""
-        loss = metrics.get("val/loss")
-        if loss is None:
-            return
-        self.validations.append({"batch": self.batches, "loss": loss})
-        if not self.best or loss < self.best["loss"]:
-            self.best = {"batch": self.batches, "loss": loss}
 
     def state_dict(self) -> dict[str, Any]:
         counts = {name: value for name, value in vars(self).items() if name not in ("_clock", "_start")}

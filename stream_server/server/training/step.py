@@ -5,7 +5,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stream_server.errors import UserCodeError
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.plain_state import from_bytes, to_bytes
+from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import call_user
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ class Step(Protocol):
         """Train on the union batch; `data` is this rank's part of it."""
         ...
 
-    def flush(self) -> Outcome:
-        """End an accumulation that is under way with an update."""
+    def finish(self) -> Outcome | None:
+        """End an accumulation that is under way with an update, and make the model the same on all ranks."""
         ...
 
     def evaluating(self) -> AbstractContextManager[None]:
@@ -62,13 +64,26 @@ class Step(Protocol):
 
 
 class LearnerStep:
-    """The step of a plain `StreamServer`: its `training_step` updates the model itself, by `all_reduce`."""
+    """The step of a plain `StreamServer`: its `training_step` updates the model itself, by `all_reduce`.
+
+    A rank without a batch joins the reductions but runs no user code, so its model stays behind. Before it next
+    trains or evaluates, it is given the `state_dict` of a rank that took part.
+    """
 
     needs_every_rank = False
     at_boundary = True
 
-    def __init__(self, server: "StreamServer") -> None:
+    def __init__(self, server: "StreamServer", ranks: Ranks) -> None:
         self._server = server
+        self._ranks = ranks
+        self._behind: set[int] = set()
+        self._newest = 0
+        settings = None if server.config is None else server.config.training
+        if settings is not None and (settings.accumulate != 1 or settings.clip_norm is not None):
+            raise ConfigError(
+                "training.accumulate and training.clip_norm are for a TorchServer and must be left out: "
+                "the training_step of a plain StreamServer updates the model itself"
+            )
 
     def __enter__(self) -> "LearnerStep":
         server = self._server
@@ -82,23 +97,40 @@ class LearnerStep:
         return data
 
     def run(self, turn: "Turn", data: Any, batch_idx: int) -> Outcome:
+        if any(turn.sizes[rank] for rank in self._behind):
+            self._catch_up()
         server = self._server
         with server.union_mean.step(turn.sizes):
-            if turn.batch is None:
-                return Outcome()
             name = f"{type(server).__name__}.training_step"
-            loss = call_user(name, server.training_step, data, batch_idx)
-        return Outcome(loss=self._as_number(name, loss))
+            loss = None if turn.batch is None else call_user(name, server.training_step, data, batch_idx)
+        if server.union_mean.num_joined:
+            self._behind |= {rank for rank, size in enumerate(turn.sizes) if not size}
+            self._newest = turn.lowest_rank
+        return Outcome() if turn.batch is None else Outcome(loss=self._as_number(name, loss))
 
-    def flush(self) -> Outcome:
-        return Outcome()
+    def finish(self) -> Outcome | None:
+        self._catch_up()
+        return None
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
+        self._catch_up()
         yield
 
     def validated(self, metrics: dict[str, float]) -> None:
         pass
+
+    def _catch_up(self) -> None:
+        if not self._behind:
+            return
+        server = self._server
+        own = type(server).__name__
+        is_newest = self._ranks.rank == self._newest
+        state = call_user(f"{own}.state_dict", lambda: to_bytes(server.state_dict())) if is_newest else b""
+        received = self._ranks.broadcast_bytes(state, self._newest)
+        if self._ranks.rank in self._behind:
+            call_user(f"{own}.load_state_dict", server.load_state_dict, from_bytes(received))
+        self._behind.clear()
 
     def _as_number(self, name: str, loss: Any) -> float | None:
         if loss is None and not self._server.automatic_optimization:

@@ -9,9 +9,9 @@ import struct
 import time
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type: ignore[import-untyped]
+from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from stream_server.server.training.histogram import LIMITS, Histogram
 from stream_server.server.training.metrics import Record

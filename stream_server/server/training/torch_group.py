@@ -1,12 +1,13 @@
 """The process group of torch, opened by the server's ranks."""
 
+import ipaddress
 import os
 import socket
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning_fabric.plugins.environments import ClusterEnvironment
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 from stream_server.server.ranks import Ranks
 
@@ -67,7 +68,9 @@ class TorchGroup:
         self.environment = RanksEnvironment(ranks)
         self._ranks = ranks
         self._backend = backend
-        self._interface = interface
+        given_address = interface is not None and _is_address(interface)
+        self._address = interface if given_address else None
+        self._interface = None if given_address else interface
 
     def __enter__(self) -> "TorchGroup":
         if self._ranks.size > 1:
@@ -88,20 +91,30 @@ class TorchGroup:
         interface = self._interface or ("lo" if self._ranks.num_nodes == 1 else None)
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if self._interface is not None:
+        if self._interface is not None and self._backend == "nccl":
             os.environ.setdefault("NCCL_SOCKET_IFNAME", self._interface)
 
-    def _open_store(self) -> dist.TCPStore:
+    def _open_store(self) -> Any:
         """A store on a port that the system chooses: a port found first and opened later may be taken meanwhile."""
-        address = LOOPBACK if self._ranks.num_nodes == 1 else socket.gethostname()
-        store = None
-        if self._ranks.rank == 0:
-            store = dist.TCPStore(address, 0, self._ranks.size, is_master=True, wait_for_workers=False)
+        address = LOOPBACK if self._ranks.num_nodes == 1 else self._address or socket.gethostname()
+        store = self._store(address, 0) if self._ranks.rank == 0 else None
         address, port = self._ranks.broadcast([address, store.port if store is not None else 0])
         self.environment.address, self.environment.port = address, port
-        if store is None:
-            store = dist.TCPStore(address, port, self._ranks.size, is_master=False, wait_for_workers=False)
-        return store
+        return self._store(address, port) if store is None else store
+
+    def _store(self, address: str, port: int) -> Any:
+        is_master = self._ranks.rank == 0
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            address, port, self._ranks.size, is_master=is_master, wait_for_workers=False
+        )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def torch_threads(ranks: Ranks) -> int:

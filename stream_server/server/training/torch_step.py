@@ -88,7 +88,11 @@ class TorchStep:
         value = None if loss is None else loss.item()
         return self._update(value) if last else Outcome(loss=value, updated=False)
 
-    def flush(self) -> Outcome:
+    def finish(self) -> Outcome | None:
+        if self._union:
+            self._union.share_buffers(self._buffers_from)
+        if self.at_boundary:
+            return None
         if self._union:
             self._union.empty_pass()
         return self._update(None)
@@ -108,8 +112,8 @@ class TorchStep:
 
     def validated(self, metrics: dict[str, float]) -> None:
         for scheduler in _as_list(self._server.lr_scheduler):
-            if isinstance(scheduler, ReduceLROnPlateau) and "val/loss" in metrics:
-                scheduler.step(metrics["val/loss"])
+            if isinstance(scheduler, ReduceLROnPlateau) and "loss" in metrics:
+                scheduler.step(metrics["loss"])
 
     def _refuse_what_manual_optimisation_ignores(self) -> None:
         if self._server.automatic_optimization:
@@ -166,6 +170,7 @@ class TorchStep:
         torch.manual_seed(self._seed + 1 + self._ranks.rank)
         if self._union:
             # DDP sums in another order after its first pass; two empty ones make a restart go on bit by bit.
+            self._union.share_buffers(0)
             self._union.empty_pass()
             self._union.empty_pass()
             server.model.zero_grad()

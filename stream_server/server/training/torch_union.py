@@ -1,14 +1,19 @@
 """Data-parallel passes for ranks that have no data."""
 
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning_fabric.plugins.environments import ClusterEnvironment
-from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+# Newer versions of torch warn of the old name.
+_KNOWN = signature(DistributedDataParallel).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
 
 
 class UnionStrategy(DDPStrategy):
@@ -19,8 +24,8 @@ class UnionStrategy(DDPStrategy):
         super().__init__(
             parallel_devices=devices,
             cluster_environment=environment,
-            broadcast_buffers=False,
             gradient_as_bucket_view=True,
+            **{_SYNC_BUFFERS: False},
         )
         self._wrapped: DistributedDataParallel | None = None
 

@@ -25,6 +25,8 @@ class UnionMean:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._sizes: Sequence[int] = ()
+        self.num_joined = 0
+        """How many calls ranks without a batch joined in the last step; the same on all ranks."""
 
     @property
     def share(self) -> float:
@@ -35,6 +37,7 @@ class UnionMean:
     def step(self, sizes: Sequence[int]) -> Iterator[None]:
         """A step in which rank r has `sizes[r]` samples; ranks without any join the calls of the others here."""
         self._sizes = sizes
+        self.num_joined = 0
         uneven = 0 in sizes
         try:
             if not sizes[self._ranks.rank]:
@@ -58,7 +61,8 @@ class UnionMean:
         values = [as_array(leaf) for leaf in leaves]
         signature: Signature = [list(value.shape) for value in values]
         dtype = np.result_type(np.float32, *{value.dtype for value in values})
-        if self._sizes and 0 in self._sizes:
+        if 0 in self._sizes:
+            self.num_joined += 1
             self._announce([signature, dtype.name])
         means = self._reduce(values, dtype, own if weight is None else weight)
         if means is None:
@@ -68,6 +72,7 @@ class UnionMean:
     def _join(self) -> None:
         while (call := self._ranks.broadcast(None, self._lowest())) is not None:
             shapes, dtype = call
+            self.num_joined += 1
             self._reduce([np.zeros(shape, dtype) for shape in shapes], np.dtype(dtype), 0)
 
     def _announce(self, call: Signature | None) -> None:
@@ -82,9 +87,7 @@ class UnionMean:
     def _lowest(self) -> int:
         return next(rank for rank, size in enumerate(self._sizes) if size)
 
-    def _reduce(
-        self, values: Sequence[NDArray[Any]], dtype: np.dtype[Any], weight: float
-    ) -> list[NDArray[Any]] | None:
+    def _reduce(self, values: Sequence[NDArray[Any]], dtype: np.dtype[Any], weight: float) -> list[NDArray[Any]] | None:
         flat = np.empty(sum(value.size for value in values) + 1, dtype)
         parts = np.split(flat[:-1], np.cumsum([value.size for value in values[:-1]])) if values else []
         for part, value in zip(parts, values, strict=True):
@@ -95,9 +98,7 @@ class UnionMean:
             return None
         total[:-1] /= total[-1]
         ends = np.cumsum([value.size for value in values])
-        return [
-            total[end - value.size : end].reshape(value.shape) for end, value in zip(ends, values, strict=True)
-        ]
+        return [total[end - value.size : end].reshape(value.shape) for end, value in zip(ends, values, strict=True)]
 
 
 def _take_apart(arrays: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,14 +19,20 @@ from stream_server.server.training.validation_batches import check_loader, num_s
 LOSS = "loss"
 
 
+class Evaluates(Protocol):
+    """The part of the step that validation needs."""
+
+    def evaluating(self) -> AbstractContextManager[None]: ...
+
+    def place(self, data: Any) -> Any: ...
+
+
 class Validation:
     """Runs the user's `validation_step` over the whole validation set and keeps the history.
 
-    Main thread, collective: every rank calls `run` at the same batches. The set is what the user's
+    Main thread, collective: every rank calls `run` after the same batches. The set is what the user's
     `val_dataloader` returns, of which rank r of R takes the items r, r + R, …; if that is None, the complete
     held-out simulations, of which every rank has its own samples (`held_out` gives them).
-
-    `evaluating` is entered around the steps (eval mode, no gradients); `prepare` brings a batch to the device.
     """
 
     def __init__(
@@ -34,24 +40,22 @@ class Validation:
         server: Any,
         ranks: Ranks,
         callbacks: Callbacks,
+        step: Evaluates,
         *,
         held_out: Callable[[], SimulationBatch | None],
         batch_size: int,
         every_batches: int | None = None,
         phases: Phases | None = None,
-        evaluating: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        prepare: Callable[[Any], Any] = lambda batch: batch,
     ) -> None:
         self.history: list[dict[str, Any]] = []
         self._server = server
         self._ranks = ranks
         self._callbacks = callbacks
+        self._step = step
         self._held_out = held_out
         self._batch_size = batch_size
         self._every_batches = every_batches
         self._phases = phases or Phases()
-        self._evaluating = evaluating
-        self._prepare = prepare
         self._loaders: Mapping[str, Any] | None = None
         self._asked = False
 
@@ -70,9 +74,9 @@ class Validation:
         return bool(self.history) and self.history[-1]["batch"] == batch
 
     def run(self, batch: int) -> dict[str, float]:
-        """Validate now, after `batch` batches; returns the exact weighted means, the same on every rank.
+        """Validate now, after `batch` batches: the exact weighted means, "loss" among them, the same on every rank.
 
-        Empty when no held-out simulation is complete yet; user code is not called then.
+        Empty, without a call of user code, while no held-out simulation is complete.
 
         Raises:
             UserCodeError: `val_dataloader` or `validation_step` raised or returned something unusable.
@@ -83,7 +87,7 @@ class Validation:
             if loaders is None and not self._anywhere(held_out):
                 return {}
             self._callbacks.on_validation_start()
-            with self._evaluating():
+            with self._step.evaluating():
                 local = self._evaluate(self._batches(loaders, held_out))
             metrics = self._reduce(local)
             self.history.append({"batch": batch, LOSS: metrics[LOSS]})
@@ -107,8 +111,8 @@ class Validation:
         return self._loaders
 
     def _anywhere(self, held_out: SimulationBatch | None) -> bool:
-        num = np.array([0.0 if held_out is None else float(len(held_out))])
-        return bool(self._ranks.all_reduce(num)[0])
+        num = 0 if held_out is None else len(held_out)
+        return bool(self._ranks.all_reduce(np.array([float(num)]))[0])
 
     def _batches(
         self, loaders: Mapping[str, Any] | None, held_out: SimulationBatch | None
@@ -117,12 +121,12 @@ class Validation:
         if loaders is not None:
             for name, loader in loaders.items():
                 for batch in islice(loader, self._ranks.rank, None, self._ranks.size):
-                    yield name, self._prepare(batch), num_samples(batch)
+                    yield name, self._step.place(self._server.collate.convert(batch)), num_samples(batch)
         elif held_out is not None:
             for rows in slices(len(held_out), self._batch_size):
                 raw = take(held_out, rows)
                 data = self._server.collate.convert(self._call("process_batch", raw, self._server.config))
-                yield "", self._prepare(data), len(raw)
+                yield "", self._step.place(data), len(raw)
 
     def _evaluate(self, batches: Iterable[tuple[str, Any, int]]) -> Means:
         means = Means()
@@ -147,10 +151,10 @@ class Validation:
     def _reduce(self, local: Means) -> dict[str, float]:
         gathered = self._ranks.gather(local.to_json())
         values = None if gathered is None else Means.merged(gathered).values()
-        metrics: dict[str, float] = self._ranks.broadcast(values)
-        if not metrics:
+        means: dict[str, float] = self._ranks.broadcast(values)
+        if not means:
             raise UserCodeError(f"{type(self._server).__name__}.val_dataloader gave no batch to any rank")
-        return metrics
+        return means
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return call_user(f"{type(self._server).__name__}.{method}", getattr(self._server, method), *arguments)

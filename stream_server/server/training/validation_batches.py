@@ -1,10 +1,35 @@
-"""The batches of a validation set: how many samples they hold, and whether ranks can share them out."""
+"""The batches of a validation set: where they come from, how many samples they hold, whether ranks can share them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.simulation_data import SimulationBatch
+from stream_server.server.validation_store import ValidationStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutSamples:
+    """Calling it gives all samples of this rank of the complete held-out simulations, with their parameters."""
+
+    store: ValidationStore
+    parameters_of: Callable[[int], NDArray[np.float64]]
+
+    def __call__(self) -> SimulationBatch | None:
+        stacked = self.store.stacked()
+        if stacked is None:
+            return None
+        return SimulationBatch(
+            simulation_ids=stacked.simulation_ids,
+            time_steps=stacked.time_steps,
+            parameters=np.stack([self.parameters_of(simulation) for simulation in stacked.simulation_ids.tolist()]),
+            fields=stacked.fields,
+            present=stacked.present,
+        )
 
 
 def num_samples(batch: Any) -> int:

@@ -1,0 +1,120 @@
+"""How fast batches leave the buffer, against gathering random rows from one preallocated array.
+
+The reference is the limit of drawing: choose random row numbers and copy these rows with `np.take(out=)`.
+`draw.batch` is the vectorised path: draw from the Reservoir (distinct rows, gate, pinning, seen counts), gather all
+rows at once, release. `draw.sample` is the path of a per-sample `process_simulation_data`: a view per sample, then a stack.
+
+    python -m benchmarks.draw
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.measure import Result, alternated, cpu_rate, show
+from stream_server.buffers import Buffer, Draw, Reservoir, Slots
+
+BUFFER_BYTES = 256 * 1024 * 1024
+SAMPLE_BYTES = {"4kB": 4_000, "40kB": 40_000}
+BATCH_SIZES = (32, 256)
+
+
+def batches() -> list[Result]:
+    """draw.batch.{4kB,40kB}.{32,256}: the vectorised path, in rows per second of CPU time."""
+    return [
+        alternated(
+            f"draw.batch.{size}.{num}",
+            "rows/s",
+            cpu_rate(DrawnAtOnce(buffer, num).step, num),
+            cpu_rate(Gathered(buffer, num).step, num),
+        )
+        for size, num, buffer in _cases()
+    ]
+
+
+def samples() -> list[Result]:
+    """draw.sample.{4kB,40kB}.{32,256}: the per-sample path against the same reference."""
+    return [
+        alternated(
+            f"draw.sample.{size}.{num}",
+            "rows/s",
+            cpu_rate(DrawnSingly(buffer, num).step, num),
+            cpu_rate(Gathered(buffer, num).step, num),
+        )
+        for size, num, buffer in _cases()
+    ]
+
+
+def filled_buffer(sample_bytes: int) -> Buffer:
+    """A full Reservoir of one float32 field."""
+    capacity = BUFFER_BYTES // sample_bytes
+    slots = Slots({"field": (sample_bytes // 4,)}, capacity)
+    slots.allocate({"field": np.float32})
+    slots.arrays["field"][:] = 1
+    buffer = Buffer(Reservoir(capacity=capacity, watermark=1, seed=1), slots)
+    buffer.commit(buffer.claim(capacity))
+    buffer.admit()
+    return buffer
+
+
+class Gathered:
+    """The reference: random rows of one array, copied into another."""
+
+    def __init__(self, buffer: Buffer, num: int) -> None:
+        self._array = buffer.slots.arrays["field"]
+        self._num = num
+        self._out = np.empty((num, *self._array.shape[1:]), self._array.dtype)
+        self._random = np.random.default_rng(1)
+
+    def step(self) -> npt.NDArray[np.float32]:
+        rows = self._random.integers(len(self._array), size=self._num)
+        return self._array.take(rows, 0, self._out, "clip")
+
+
+class DrawnAtOnce:
+    """Draw, gather the rows in one call, release."""
+
+    def __init__(self, buffer: Buffer, num: int) -> None:
+        self._buffer = buffer
+        self._num = num
+        self._out = buffer.slots.gather(np.arange(num))
+
+    def step(self) -> None:
+        draw = _draw(self._buffer, self._num)
+        self._buffer.gather(draw, self._out)
+        self._buffer.release(draw)
+
+
+class DrawnSingly:
+    """Draw, take one read-only view per sample, stack the views, release."""
+
+    def __init__(self, buffer: Buffer, num: int) -> None:
+        self._buffer = buffer
+        self._num = num
+        self._out = buffer.slots.gather(np.arange(num))["field"]
+        self._array = buffer.slots.arrays["field"].view()
+        self._array.flags.writeable = False
+
+    def step(self) -> None:
+        draw = _draw(self._buffer, self._num)
+        np.stack([self._array[slot] for slot in draw.slots.tolist()], out=self._out)
+        self._buffer.release(draw)
+
+
+def _draw(buffer: Buffer, num: int) -> Draw:
+    draw = buffer.draw(num, timeout_s=1.0)
+    assert draw is not None
+    return draw
+
+
+def _cases() -> Iterator[tuple[str, int, Buffer]]:
+    for size, sample_bytes in SAMPLE_BYTES.items():
+        buffer = filled_buffer(sample_bytes)
+        for num in BATCH_SIZES:
+            yield size, num, buffer
+
+
+if __name__ == "__main__":
+    show(batches())
+    show(samples())

@@ -1,0 +1,121 @@
+"""The section `study`: how many simulations there are, and the samples they produce."""
+
+import math
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from stream_server.config.problems import shown
+from stream_server.config.section import Section, filled_in, or_short_form
+from stream_server.config.values import Count, FilePath, Name, StudyName, wrong
+
+MAX_FIELDS = 64
+MAX_DIMENSIONS = 8
+MAX_TIME_STEPS = 2**31 - 1
+BYTES_OF_AN_UNKNOWN_DTYPE = 8
+
+
+def _check_dtype(value: str) -> str:
+    example = 'Write a numeric NumPy type such as "float32", or leave it out to keep what is sent'
+    try:
+        dtype = np.dtype(value)
+    except (TypeError, ValueError) as error:
+        raise wrong(f"{shown(value)} is no NumPy type", example) from error
+    if dtype.kind not in "biufc" or dtype.char in "gG":
+        raise wrong(f"{shown(value)} is no numeric type that is the same on every machine", example)
+    return dtype.name
+
+
+class SampleField(Section):
+    """One array of a sample. `dtype` is what is kept, a native NumPy name; None keeps what is sent."""
+
+    shape: Annotated[tuple[Count, ...], Field(strict=False, max_length=MAX_DIMENSIONS)] = Field(
+        description="Global shape in C order; [] is a scalar.", examples=[[100, 100]]
+    )
+    dtype: Annotated[str, AfterValidator(_check_dtype)] | None = Field(
+        default=None, description="NumPy type that is kept; null keeps what is sent."
+    )
+    optional: bool = Field(default=False, description="Whether a simulation may leave the field out of a step.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_shape(cls, value: Any) -> Any:
+        return {"shape": value} if isinstance(value, list | tuple) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        shape = {"type": "array", "items": {"type": "integer", "minimum": 1}, "maxItems": MAX_DIMENSIONS}
+        return or_short_form(shape, core, handler)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this field in one kept sample, 8 per value while the type is not known."""
+        value_bytes = np.dtype(self.dtype).itemsize if self.dtype else BYTES_OF_AN_UNKNOWN_DTYPE
+        return math.prod(self.shape) * value_bytes
+
+
+class TimeSteps(Section):
+    """The labels of the time steps a simulation sends: first, first + every, … last."""
+
+    first: int = Field(default=0, description="Label of the first time step.")
+    last: int = Field(description="Label of the last time step.", examples=[99])
+    every: Count = Field(default=1, description="Difference of two neighbouring labels.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_count(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            if not 1 <= value <= MAX_TIME_STEPS:
+                raise wrong(f"{value} is no number of time steps", "Write 1 or more, or null when it is not known")
+            return {"last": value - 1}
+        if not isinstance(value, dict | TimeSteps):
+            raise wrong(
+                f"{shown(value)} is no number of time steps", 'Write a count, null, or {"first", "last", "every"}'
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.last < self.first:
+            raise wrong(f"last ({self.last}) is before first ({self.first})", f"Write a last of {self.first} or more")
+        beyond = (self.last - self.first) % self.every
+        if beyond:
+            raise wrong(
+                f"last ({self.last}) is not first + a multiple of every ({self.first} + n × {self.every})",
+                f'Write "last": {self.last - beyond} or {self.last - beyond + self.every}',
+            )
+        if self.num > MAX_TIME_STEPS:
+            raise wrong(f"these are {self.num} time steps", f"Write at most {MAX_TIME_STEPS}")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return or_short_form({"type": "integer", "minimum": 1, "maximum": MAX_TIME_STEPS}, core, handler)
+
+    @property
+    def num(self) -> int:
+        """How many time steps there are."""
+        return len(self.labels)
+
+    @property
+    def labels(self) -> range:
+        """The labels in the order of their indices."""
+        return range(self.first, self.last + 1, self.every)
+
+
+class Study(Section):
+    """`study`: the ensemble and the samples it produces."""
+
+    name: StudyName = filled_in("Name of the study; the name of its folder.")
+    output_dir: FilePath = filled_in("Where results go; runs/<name>.")
+    simulations: Count = Field(description="Number of training simulations.", examples=[100])
+    time_steps: TimeSteps | None = Field(
+        default=None, description="Time steps of a simulation: their count, {first, last, every}, or null: unknown."
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of parameters, buffers and weights.")
+    fields: Annotated[dict[Name, SampleField], Field(min_length=1, max_length=MAX_FIELDS)] = Field(
+        description="What one sample holds.", examples=[{"temperature": [100, 100]}]
+    )

@@ -1,0 +1,68 @@
+"""What the schedule wants done."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submit:
+    """Start the job of an attempt."""
+
+    simulation: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cancel:
+    """End the job of an attempt; `job_ended` is told when it is over."""
+
+    simulation: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fail:
+    """An attempt failed."""
+
+    simulation: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GiveUp:
+    """No attempt is left; with `redraw` the study is to name another simulation instead."""
+
+    simulation: int
+    attempts: int
+    reason: str
+    redraw: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Give:
+    """The client that asked with `token` gets this attempt."""
+
+    token: int
+    simulation: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decline:
+    """The client that asked with `token` gets nothing; `busy` when it may ask again later."""
+
+    token: int
+    text: str
+    busy: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopStudy:
+    """The simulations cannot be made to run. `simulation` and `attempt` are those of the last failure."""
+
+    text: str
+    simulation: int
+    attempt: int
+
+
+Action = Submit | Cancel | Fail | GiveUp | Give | Decline | StopStudy

@@ -1,0 +1,103 @@
+"""The folder, the files, the environment and the command line of one attempt of a simulation."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream_server.launcher import command
+from stream_server.launcher.command import Value
+from stream_server.launcher.jobs import LOG_FILE, JobSpec
+
+CONNECTION_FILE = "connection.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyPair:
+    """The CURVE keys of one attempt, as z85 text."""
+
+    public: str
+    secret: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempts:
+    """Knows where the attempts of a study lie, and prepares them.
+
+    `environment` is what every simulation gets; what is particular to an attempt is added.
+    """
+
+    command: tuple[str, ...]
+    templates: tuple[Path, ...]
+    environment: Mapping[str, str]
+    seed: int
+    study_dir: Path
+    output_dir: Path
+
+    def folder(self, simulation: int, attempt: int) -> Path:
+        """Where an attempt runs."""
+        return self.output_dir / "simulations" / str(simulation) / f"attempt-{attempt}"
+
+    def log(self, simulation: int, attempt: int) -> Path:
+        """What an attempt printed."""
+        return self.folder(simulation, attempt) / LOG_FILE
+
+    def prepare(
+        self,
+        simulation: int,
+        attempt: int,
+        parameters: Mapping[str, float],
+        connection: Mapping[str, Any],
+        keys: KeyPair | None,
+    ) -> JobSpec:
+        """Make the folder of an attempt, its connection file and rendered templates.
+
+        Raises:
+            OSError: the folder cannot be written, or a template cannot be read.
+            ValueError: a template is not text, or asks for a format that its value does not have.
+        """
+        folder = self.folder(simulation, attempt)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        file = folder / CONNECTION_FILE
+        _write_private(file, json.dumps(_connection(connection, simulation, attempt, keys), indent=1))
+        values = command.placeholders(
+            parameters, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir
+        )
+        rendered = {template: self._render(template, folder, values) for template in self.templates}
+        environment = {
+            **self.environment,
+            "STREAM_CONNECTION": str(file),
+            "STREAM_SIMULATION_ID": str(simulation),
+            "STREAM_ATTEMPT": str(attempt),
+        }
+        line = command.arguments(self.command, values, study_dir=self.study_dir, rendered=rendered)
+        return JobSpec(command=tuple(line), environment=environment, folder=folder)
+
+    def _render(self, template: Path, folder: Path, values: Mapping[str, Value]) -> Path:
+        inside = template.is_relative_to(self.study_dir)
+        target = folder / (template.relative_to(self.study_dir) if inside else template.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(command.render(template.read_text(encoding="utf-8"), values), encoding="utf-8")
+        shutil.copymode(template, target)
+        return target
+
+
+def _connection(connection: Mapping[str, Any], simulation: int, attempt: int, keys: KeyPair | None) -> dict[str, Any]:
+    content = {**connection, "simulation": simulation, "attempt": attempt}
+    if keys is not None:
+        content["security"] = {
+            "server_public_key": connection["security"]["server_public_key"],
+            "client_public_key": keys.public,
+            "client_secret_key": keys.secret,
+        }
+    return content
+
+
+def _write_private(file: Path, text: str) -> None:
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        opened.write(text)

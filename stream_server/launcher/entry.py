@@ -1,0 +1,82 @@
+"""One simulation, as the schedule knows it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+SETTLE_S = 10.0
+SETTLE_FAILED_S = 1.0
+
+
+class State(StrEnum):
+    """Where a simulation stands; in `SETTLING` its job is over and the server's last word is awaited."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SETTLING = "settling"
+    FINISHED = "finished"
+    INVALID = "invalid"
+    GIVEN_UP = "given up"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (State.FINISHED, State.INVALID, State.GIVEN_UP)
+
+
+@dataclass(kw_only=True, slots=True)
+class Entry:
+    """A simulation and its newest attempt.
+
+    `reached_s` is how long an attempt took to its last new step; `settle_s` how long the ledger's word may take.
+    """
+
+    id: int
+    state: State = State.WAITING
+    attempt: int = -1
+    failures: int = 0
+    has_job: bool = False
+    cancelled: bool = False
+    reason: str = ""
+    received: int = 0
+    blocked: bool = False
+    started: float = 0.0
+    quiet_since: float = 0.0
+    reached_s: float = 0.0
+    settle_s: float = 0.0
+
+    @property
+    def attached(self) -> bool:
+        """A client that nobody started runs this attempt."""
+        return self.state is State.RUNNING and not self.has_job
+
+    def begin(self, now: float, *, has_job: bool) -> None:
+        """The next attempt."""
+        self.state, self.attempt, self.has_job = State.RUNNING, self.attempt + 1, has_job
+        self.cancelled, self.reason, self.received, self.blocked = False, "", 0, False
+        self.started = self.quiet_since = now
+
+    def progress(self, received: int, blocked: bool, now: float) -> None:
+        """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""
+        if received > self.received:
+            self.received, self.reached_s = received, max(self.reached_s, now - self.started)
+            self.quiet_since = now
+        if self.blocked and not blocked:
+            self.quiet_since = now
+        self.blocked = blocked
+
+    def settle(self, exit_code: int | None, reason: str, now: float) -> None:
+        """The job is over; that the server has all may still be on its way."""
+        self.state, self.quiet_since = State.SETTLING, now
+        self.reason, self.settle_s = reason, SETTLE_FAILED_S
+        if exit_code == 0:
+            self.reason += f", but only {self.received} time steps had come and it had not finished"
+            self.settle_s = SETTLE_S
+
+    def deadline(self, timeout_s: float) -> float | None:
+        """When this attempt has been quiet for too long, None while no clock runs."""
+        if self.cancelled or (self.blocked and self.state is State.RUNNING):
+            return None
+        if self.state is State.SETTLING:
+            return self.quiet_since + self.settle_s
+        # Steps that the server knows are not sent again: a new attempt is quiet until it has caught up.
+        catching_up_s = self.reached_s if self.state is State.RUNNING and self.received == 0 else 0.0
+        return self.quiet_since + timeout_s + catching_up_s

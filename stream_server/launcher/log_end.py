@@ -1,0 +1,20 @@
+"""The end of a log, for a person to read in a message."""
+
+import os
+from pathlib import Path
+
+MAX_BYTES = 2000
+
+
+def log_end(log: Path, max_bytes: int = MAX_BYTES) -> str:
+    """The last whole lines of `log`, `max_bytes` of them at most; "" when there is no such file or nothing in it."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    if size > max_bytes:
+        text = text.partition("\n")[2] or text
+    return text.rstrip()

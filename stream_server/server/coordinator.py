@@ -1,0 +1,123 @@
+"""Rank 0's part: carries out what the roster decides, and tells the other ranks. Pure but for its four doors."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from stream_server.client_api.messages import Hello, Invalidate, Message, Reason, Refusal
+from stream_server.launcher import link
+from stream_server.server import events, notices
+from stream_server.server.roster import Action, Reply, StudyFailed, Tell, ToLauncher
+
+
+class Decider(Protocol):
+    """The roster, as the receiver sees it: events in, actions out."""
+
+    def hello(self, peer: bytes, hello: Hello) -> list[Action]: ...
+
+    def invalidate(self, peer: bytes, message: Invalidate) -> list[Action]: ...
+
+    def launched(self, simulation: int, attempt: int, key: str | None) -> list[Action]: ...
+
+    def attached(self, token: int, simulation: int, attempt: int) -> list[Action]: ...
+
+    def none_left(self, token: int, reason: Reason, text: str) -> list[Action]: ...
+
+    def ready(self, simulation: int, attempt: int) -> list[Action]: ...
+
+    def share(self, rank: int, share: notices.Share) -> list[Action]: ...
+
+    def gave_up(self, message: link.GaveUp) -> list[Action]: ...
+
+    def too_many(self, text: str) -> list[Action]: ...
+
+    def stop(self, reason: str) -> list[Action]: ...
+
+
+class Coordinator:
+    """Rank 0's door keeper. Receiver thread.
+
+    Its doors: `reply` answers a client on the control socket, `tell_launcher` and `tell_main` speak for
+    themselves, `apply` gives a notice to this rank. `channels` lead to the other ranks.
+
+    A client is welcomed to an attempt only when every rank has heard of it, for it turns to all of them at once.
+    """
+
+    def __init__(
+        self,
+        roster: Decider,
+        channels: Mapping[int, notices.Channel],
+        *,
+        reply: Callable[[bytes, Message], None],
+        tell_launcher: Callable[[link.ToLauncher], None],
+        tell_main: Callable[[events.Event], None],
+        apply: Callable[[notices.Notice], None],
+    ) -> None:
+        self.roster = roster
+        self.channels = channels
+        self.reply = reply
+        self.tell_launcher = tell_launcher
+        self.tell_main = tell_main
+        self.apply = apply
+        self._unheard: dict[tuple[int, int], dict[int, int]] = {}
+
+    def perform(self, actions: Iterable[Action]) -> None:
+        """Carry out what the roster decided."""
+        for action in actions:
+            match action:
+                case Reply():
+                    self.reply(action.peer, action.message)
+                case Tell():
+                    self.tell(action.notice)
+                case ToLauncher():
+                    self.tell_launcher(action.message)
+                case StudyFailed():
+                    self.tell_main(events.StudyFailed(text=action.text))
+
+    def tell(self, notice: notices.Notice) -> None:
+        """Give a notice to every rank."""
+        numbers = {rank: channel.post(notice) for rank, channel in self.channels.items()}
+        self.apply(notice)
+        if isinstance(notice, notices.Attempt):
+            self._unheard[notice.simulation, notice.attempt] = numbers
+            self.heard()
+
+    def heard(self) -> None:
+        """Other ranks may have confirmed notices."""
+        for attempt, numbers in list(self._unheard.items()):
+            if all(self.channels[rank].num_delivered > number for rank, number in numbers.items()):
+                del self._unheard[attempt]
+                self.perform(self.roster.ready(*attempt))
+
+    def client(self, peer: bytes, message: Hello | Invalidate) -> None:
+        """A client rank introduces itself, or withdraws its simulation."""
+        if isinstance(message, Invalidate):
+            self.perform(self.roster.invalidate(peer, message))
+            return
+        actions = self.roster.hello(peer, message)
+        self.perform(actions)
+        if not any(isinstance(action, Reply) and action.peer == peer for action in actions):
+            self.reply(peer, Refusal(reason=Reason.BUSY, text="the answer follows once the simulation may begin"))
+
+    def launcher(self, message: link.ToServer) -> None:
+        """Word of the launcher."""
+        match message:
+            case link.Attempt():
+                self.perform(self.roster.launched(message.simulation, message.attempt, message.public_key))
+            case link.GaveUp():
+                self.perform(self.roster.gave_up(message))
+            case link.Attached():
+                self.perform(self.roster.attached(message.token, message.simulation, message.attempt))
+            case link.NoneLeft():
+                reason = Reason.BUSY if message.busy else Reason.NO_SIMULATION_LEFT
+                self.perform(self.roster.none_left(message.token, reason, message.text))
+            case link.TooMany():
+                self.perform(self.roster.too_many(message.text))
+            case link.Failed():
+                self.tell(notices.Over(simulation=message.simulation, attempt=message.attempt))
+                self.tell_main(events.FromLauncher(message=message))
+            case _:
+                self.tell_main(events.FromLauncher(message=message))
+
+    def share(self, rank: int, share: notices.Share) -> None:
+        """A rank says how far its share of a simulation has come."""
+        self.perform(self.roster.share(rank, share))

@@ -1,0 +1,88 @@
+"""The design of the ensemble: which parameters a simulation has."""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+from numpy.random import SeedSequence
+
+from stream_server.config import StudyConfig
+from stream_server.config.design_file import ID_COLUMN, DesignFile
+from stream_server.errors import ConfigError
+from stream_server.server.samplers import LatinHypercube, LowDiscrepancy, Sampler, Suggested, Uniform
+
+TRAINING_STREAM = 0
+VALIDATION_STREAM = 1
+
+
+class ParameterDesign:
+    """Parameters as a function of the study's seed and the simulation's id, in any order of asking.
+
+    Ids 0 … V-1 are the validation simulations, V … V+N-1 the training ones, redraws take the next: the two
+    kinds are sampled from streams of their own, so that V does not change the training parameters. A CSV
+    file is in the order of ids, as `write_csv` writes it.
+    """
+
+    def __init__(self, config: StudyConfig) -> None:
+        self._num_validation = config.validation.simulations
+        self._file: DesignFile | None = None
+        if config.parameters.file is not None:
+            self._file = _read(config.parameters.file)
+            self.names = self._file.names
+        else:
+            self.names = tuple(config.parameters.bounds or ())
+            self._training = _sampler(config, TRAINING_STREAM, config.study.simulations)
+            self._validation = _sampler(config, VALIDATION_STREAM, config.validation.simulations)
+
+    def has(self, simulation: int) -> bool:
+        """Whether there are parameters for this id; a CSV file ends, a sampler does not."""
+        return self._file is None or simulation < len(self._file.rows)
+
+    def parameters(self, simulation: int) -> dict[str, float]:
+        """The parameters of a simulation, in the order of study.json.
+
+        Raises:
+            ConfigError: the CSV file has no row for it.
+            UserCodeError: the user's sampler raised, or suggested something that is no point.
+        """
+        return dict(zip(self.names, self._values(simulation), strict=True))
+
+    def write_csv(self, path: Path, simulations: Iterable[int]) -> None:
+        """Write the parameters of `simulations`, which count from 0, so that `parameters.file` can name the file."""
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([ID_COLUMN, *self.names])
+            writer.writerows([simulation, *map(repr, self._values(simulation))] for simulation in simulations)
+
+    def _values(self, simulation: int) -> tuple[float, ...]:
+        if self._file is not None:
+            if not self.has(simulation):
+                raise ConfigError(
+                    f"parameters.file has {len(self._file.rows)} rows, but simulation {simulation} needs one: add rows"
+                )
+            return self._file.rows[simulation]
+        if simulation < self._num_validation:
+            return self._validation.values(simulation)
+        return self._training.values(simulation - self._num_validation)
+
+
+def _read(path: Path) -> DesignFile:
+    try:
+        return DesignFile.read(path)
+    except ValueError as error:
+        raise ConfigError(f"parameters.file: {error}") from error
+
+
+def _sampler(config: StudyConfig, stream: int, num: int) -> Sampler:
+    named = config.parameters.bounds or {}
+    bounds = tuple(named.values())
+    seed = SeedSequence(config.study.seed, spawn_key=(stream,))
+    match config.parameters.sampler:
+        case "uniform":
+            return Uniform(bounds, seed)
+        case "lhs":
+            return LatinHypercube(bounds, seed, num)
+        case "halton" | "sobol" as kind:
+            return LowDiscrepancy(bounds, seed, kind)
+        case reference:
+            return Suggested(reference, named, seed, num)

@@ -1,0 +1,65 @@
+"""Rank 0's child: the launcher process that runs the simulations."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stream_server.launcher.environment import scrubbed
+
+LEAVE_S = 30.0
+
+
+class LauncherProcess:
+    """Starts the launcher, keeps the pipe by which it notices that rank 0 is gone, and waits for its end.
+
+    It runs in a session of its own, with an environment that does not make it believe to be an MPI rank, so that
+    neither Ctrl-C nor mpirun's clean-up takes the simulations away before it could end them in order.
+    """
+
+    def __init__(self, study: Path, address: str, log: Path) -> None:
+        self._command = [
+            *(sys.executable, "-m", "stream_server.launcher.supervise", "--simulations-only"),
+            *("--config", str(study), "--link", address),
+        ]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=scrubbed(os.environ),
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the launcher ended, None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def leave(self) -> None:
+        """Close the pipe, which tells the launcher to cancel its jobs and go, and wait for that."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

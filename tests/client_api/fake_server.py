@@ -1,0 +1,239 @@
+"""A server with no training in it: R ranks behind ROUTER sockets, in one thread, that keeps what it gets."""
+
+import queue
+import socket
+import tempfile
+import threading
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import zmq
+
+from stream_server.client_api import routing, wire
+from stream_server.client_api.connection import ConnectionFile
+from stream_server.client_api.messages import (
+    ALL_FIELDS,
+    Ack,
+    Block,
+    Data,
+    End,
+    FieldSpec,
+    Hello,
+    Invalidate,
+    Invalidated,
+    Message,
+    Open,
+    Opened,
+    Ping,
+    Routing,
+    TimeSteps,
+    Welcome,
+)
+
+
+class FakeServer:
+    """Set the attributes before a client comes, or by `do` from then on; read them after the client is done.
+
+    `steps[simulation, index][field]` is the assembled array; `messages[rank]` all that a server rank got.
+    """
+
+    def __init__(
+        self,
+        fields: tuple[FieldSpec, ...] = (FieldSpec(name="u", shape=(4,)),),
+        *,
+        num_ranks: int = 2,
+        time_steps: TimeSteps | None = None,
+        transport: str = "ipc",
+    ) -> None:
+        self.fields = fields
+        self.num_ranks = num_ranks
+        self.time_steps = time_steps or TimeSteps(num=None)
+        self.routing = Routing.STEPS
+        self.parameters = {"viscosity": 0.5}
+        self.credit = 64
+        self.known: dict[int, bytes] = {}
+        self.silent = False
+        self.withholds_acks = False
+        self.drops_acks = False
+        self.answers_to_hello: list[Message | None] = []
+        self.answers_to_open: list[Message | None] = []
+        self.answers_to_data: list[Message | None] = []
+        self.hellos: list[Hello] = []
+        self.invalidated: list[Invalidate] = []
+        self.messages: dict[int, list[Message]] = defaultdict(list)
+        self.steps: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
+        self.failure: BaseException | None = None
+        self._transport = transport
+        self._blocks: dict[tuple[int, bytes], tuple[Block, ...]] = {}
+        self._received: dict[tuple[int, bytes], int] = defaultdict(int)
+        self._ended: set[tuple[int, bytes]] = set()
+        self._changed = threading.Condition()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def __enter__(self) -> "FakeServer":
+        self._folder = tempfile.TemporaryDirectory(prefix="fake-")
+        self._context = zmq.Context()
+        self._control, control = self._bind("control")
+        bound = [self._bind(f"data-{rank}") for rank in range(self.num_ranks)]
+        self._data = [it for it, _ in bound]
+        self.endpoints = tuple((address,) for _, address in bound)
+        self._bell, self._ear = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
+        self._ear.bind("inproc://bell")
+        self._bell.connect("inproc://bell")
+        self.connection = ConnectionFile(study="heat/1", epoch=3, host=socket.gethostname(), control=(control,))
+        self._thread = threading.Thread(target=self._run, name="fake-server")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._work.put(None)
+        self._bell.send(b"")
+        self._thread.join()
+        self._context.destroy(linger=0)
+        self._folder.cleanup()
+        if self.failure is not None and kind is None:
+            raise self.failure
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have the server's thread do this."""
+        self._work.put(work)
+        self._bell.send(b"")
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something that the server received makes this true."""
+        with self._changed:
+            assert self._changed.wait_for(condition, timeout=20)
+
+    def acknowledge_all(self) -> None:
+        """Send the acknowledgements that were withheld (for `do`)."""
+        self.withholds_acks = False
+        for rank, peer in self._blocks:
+            self._acknowledge(rank, peer)
+
+    def stop_study(self) -> None:
+        """Tell everybody that the study has ended (for `do`)."""
+        for rank, peer in self._blocks:
+            self._reply(self._data[rank], peer, Ack(received=self._received[rank, peer], durable=0, stop=True))
+
+    def _bind(self, name: str) -> tuple["zmq.Socket[bytes]", str]:
+        router = self._context.socket(zmq.ROUTER)
+        if self._transport == "ipc":
+            router.bind(f"ipc://{Path(self._folder.name) / name}")
+        else:
+            router.bind("tcp://127.0.0.1:*")
+        return router, router.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for it in (self._control, self._ear, *self._data):
+            poller.register(it, zmq.POLLIN)
+        try:
+            while True:
+                for ready, _ in poller.poll():
+                    if ready is self._ear:
+                        self._ear.recv()
+                        work = self._work.get()
+                        if work is None:
+                            return
+                        work()
+                    elif ready is self._control:
+                        self._take_control(*self._control.recv_multipart())
+                    else:
+                        rank = self._data.index(ready)
+                        self._take(rank, *ready.recv_multipart())
+                    with self._changed:
+                        self._changed.notify_all()
+        except BaseException as error:
+            self.failure = error
+
+    def _take_control(self, peer: bytes, header: bytes) -> None:
+        message = wire.decode(header)
+        if isinstance(message, Invalidate):
+            self.invalidated.append(message)
+            self._reply(self._control, peer, Invalidated(simulation=message.simulation))
+            return
+        assert isinstance(message, Hello)
+        self.hellos.append(message)
+        answer = self.answers_to_hello.pop(0) if self.answers_to_hello else self.welcome(message)
+        if answer is not None and not self.silent:
+            self._reply(self._control, peer, answer)
+
+    def welcome(self, hello: Hello) -> Welcome:
+        """The ordinary answer."""
+        return Welcome(
+            study=hello.study,
+            simulation=7 if hello.simulation is None else hello.simulation,
+            attempt=hello.attempt % 2**31,
+            epoch=3,
+            endpoints=self.endpoints,
+            parameters=self.parameters,
+            time_steps=self.time_steps,
+            fields=self.fields,
+            routing=self.routing,
+        )
+
+    def _take(self, rank: int, peer: bytes, header: bytes, *payload: bytes) -> None:
+        message = wire.decode(header)
+        self.messages[rank].append(message)
+        if self.silent:
+            return
+        key = rank, peer
+        match message:
+            case Open():
+                answer = self.answers_to_open.pop(0) if self.answers_to_open else None
+                if answer is None:
+                    self._blocks[key] = message.blocks
+                    answer = Opened(epoch=3, credit=self.credit, known=self.known.get(rank, b""))
+                self._reply(self._data[rank], peer, answer)
+            case Data():
+                assert message.sequence == self._received[key]
+                self._received[key] += 1
+                self._keep(rank, message, self._blocks[key], payload)
+                answer = self.answers_to_data.pop(0) if self.answers_to_data else None
+                if answer is not None:
+                    self._reply(self._data[rank], peer, answer)
+                elif not self.drops_acks and message.last:
+                    self._acknowledge(rank, peer)
+            case End():
+                self._ended.add(key)
+                if not self.drops_acks:
+                    self._acknowledge(rank, peer)
+            case Ping():
+                self._acknowledge(rank, peer)
+            case _:
+                raise AssertionError(f"{message} is nothing for a data socket")
+
+    def _keep(self, rank: int, data: Data, blocks: tuple[Block, ...], payload: tuple[bytes, ...]) -> None:
+        assert tuple(map(len, payload)) == wire.payload_sizes(data, blocks)
+        if data.checksum is not None:
+            assert data.checksum == zlib.crc32(b"".join(payload))
+        if data.field != ALL_FIELDS:
+            flat = self._field(data.simulation, data.index, blocks[data.field]).reshape(-1).view(np.uint8)
+            flat[data.offset : data.offset + len(payload[0])] = np.frombuffer(payload[0], np.uint8)
+            return
+        present = [block for i, block in enumerate(blocks) if data.present >> i & 1]
+        stride = routing.stride(self.routing, self.num_ranks)
+        for block, frame in zip(present, payload, strict=True):
+            rows = np.frombuffer(frame, block.dtype).reshape(data.num_steps, *block.count)
+            place = tuple(slice(start, start + num) for start, num in zip(block.offset, block.count, strict=True))
+            for i, row in enumerate(rows):
+                index = data.index + i * stride
+                assert routing.server_rank(self.routing, data.simulation, index, self.num_ranks) == rank
+                self._field(data.simulation, index, block)[place] = row
+
+    def _field(self, simulation: int, index: int, block: Block) -> np.ndarray:
+        return self.steps[simulation, index].setdefault(block.field, np.zeros(block.shape, block.dtype))
+
+    def _acknowledge(self, rank: int, peer: bytes) -> None:
+        mark = 0 if self.withholds_acks else self._received[rank, peer]
+        ended = (rank, peer) in self._ended and not self.withholds_acks
+        self._reply(self._data[rank], peer, Ack(received=mark, durable=0, ended=ended))
+
+    def _reply(self, router: "zmq.Socket[bytes]", peer: bytes, message: Message) -> None:
+        router.send_multipart([peer, *wire.encode(message)])

@@ -1,0 +1,133 @@
+"""Mistakes that can be seen in one place of study.json."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stream_server.config import load
+from stream_server.errors import ConfigError
+from tests.config.studies import SMALLEST, StudyFolder
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def paths(node: Any, here: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [here, *(path for key, value in items for path in paths(value, (*here, key)))]
+
+
+def test_three_mistakes_are_reported_together_with_path_and_what_to_write(folder: StudyFolder) -> None:
+    problems = folder.problems({"bufer": {}, "training.batch_size": 0, "simulation.command": ["heat", "{intial}"]})
+    assert problems == [
+        "simulation.command[1]: {intial} is neither a parameter nor built in. "
+        "Write {initial}, or add intial to parameters.bounds.",
+        "training.batch_size: 0 is less than 1. Write 1 or more.",
+        'bufer: unknown key. Write "buffer".',
+    ]
+
+
+def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -> None:
+    problems = folder.problems(
+        {
+            "parameters.bounds.initial": [500, 100],
+            "simulation.command": ["heat", "{initial}", "{rigth}"],
+            "server.class": "sever.py:HeatServer",
+            "buffer": {"capacity": 10, "watermark": 10, "polcy": "fifo"},
+            "training.precision": "16-mixed",
+        }
+    )
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "parameters.bounds.initial",
+        "simulation.command[2]",
+        "server.class",
+        "buffer.polcy",
+        "buffer.capacity",
+        "buffer.capacity",
+        "training.precision",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"buffer.polcy": "fifo"}, 'buffer.polcy: unknown key. Write "policy".'),
+        ({"buffer.batch_size": 3}, "Write it as training.batch_size or validation.batch_size."),
+        ({"network.xyz": 3}, "Leave it out; keys known here are interface, ports, security."),
+        ({"training.batch_size": ...}, 'training.batch_size: missing. Write "batch_size": 10'),
+        ({"buffer": ...}, 'buffer: missing. Write "buffer": {"capacity": 2500}'),
+        ({"training.batch_size": "10"}, '"10" is not a whole number. Write 10 without quotes.'),
+        ({"training.batch_size": 10.0}, "10.0 is not a whole number. Write 10."),
+        ({"training.batch_size": True}, "true is not a whole number."),
+        ({"training.compile": "true"}, '"true" is not true or false. Write true without quotes.'),
+        ({"training.max_s": "1h"}, '"1h" is not a number.'),
+        ({"training.max_s": 0}, "0 is not greater than 0. Write a number above 0."),
+        ({"training.draws_per_sample": 0.5}, "0.5 is less than 1. Write 1 or more."),
+        ({"simulation.max_failed": 10}, "10 is greater than 1. Write 1 or less."),
+        ({"buffer.policy": "resevoir"}, 'Write "reservoir"; it can be "reservoir", "firo" or "fifo".'),
+        ({"buffer.policy": 1}, '1 is not known. Write "reservoir", "firo" or "fifo".'),
+        ({"buffer.capacity": "4G"}, '"4G" is no size. Write a number of samples, or a size such as "4GiB".'),
+        ({"buffer.capacity": "1kB"}, "buffer.capacity: 1kB holds not one sample. Write a larger size."),
+        ({"client.window": "64"}, '"64" is no size.'),
+        ({"simulation.command": "python heat.py"}, 'Write a list: ["python", "heat.py"].'),
+        ({"simulation.command": []}, "Leave the key out when simulations attach by themselves."),
+        ({"simulation.command": ["heat", 3]}, 'simulation.command[1]: 3 is not text in quotes. Write "3".'),
+        ({"simulation.job": {"walltime": "1h"}}, 'simulation.job.walltime: "1h" is no time. Write "HH:MM:SS"'),
+        ({"study.fields": {}}, "study.fields: {} has no elements. Write at least 1."),
+        ({"study.fields.temperature": [100, -1]}, "study.fields.temperature[1]: -1 is less than 1."),
+        ({"study.fields.temperature": [1] * 9}, "has 9 elements. Write at most 8."),
+        ({"study.fields": {"u": {"shape": [1], "dtype": "flt"}}}, 'study.fields.u.dtype: "flt" is no NumPy type.'),
+        ({"study.fields": {"u": {"shape": [1], "dtype": "O"}}}, '"O" is no numeric type'),
+        ({"study.fields": {"a b": [1]}}, 'study.fields.a b: "a b" is not a name'),
+        ({"study.fields": {"u": {"dtype": "int8"}}}, "study.fields.u.shape: missing. Write"),
+        ({"study.name": "a/b"}, '"a/b" cannot name a folder.'),
+        ({"study.seed": -1}, "-1 is less than 0."),
+        ({"study.time_steps": 0}, "0 is no number of time steps. Write 1 or more, or null"),
+        ({"study.time_steps": "10"}, 'study.time_steps: "10" is no number of time steps.'),
+        ({"study.time_steps": {"first": 5, "last": 1}}, "last (1) is before first (5)."),
+        ({"study.time_steps": {"last": 100, "every": 3}}, 'Write "last": 99 or 102.'),
+        ({"parameters.bounds.left": [5, 1]}, "low (5) must be less than high (1). Write [1, 5]."),
+        ({"parameters.bounds.left": [0, 1, "log"]}, "low (0) must be positive on a logarithmic scale."),
+        ({"parameters.bounds.left": [1, 2, "lin"]}, '"lin" in [1, 2, "lin"] is no scale.'),
+        ({"parameters.bounds.left": [1, "2"]}, '"2" in [1, "2"] is no finite number.'),
+        ({"parameters.bounds.left": 3}, 'parameters.bounds.left: 3 is no range. Write [low, high] or [low, high, "log"].'),
+        ({"parameters.sampler": "sobel"}, '"sobel" is no sampler. Write "sobol".'),
+        ({"server.class": "server.py"}, '"server.py" names no class. Write "FILE.py:Class"'),
+        ({"server.class": ""}, '"" names no class.'),
+        ({"study.output_dir": ""}, '"" is no path.'),
+        ({"network.ports": [0, 70000]}, "network.ports[0]: 0 is less than 1."),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_mistake_says_what_was_found_and_what_to_write(
+    folder: StudyFolder, changes: dict[str, Any], problem: str
+) -> None:
+    assert problem in "\n".join(folder.problems(changes))
+
+
+@given(data=st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_wrong_the_error_is_a_config_error(folder: StudyFolder, data: st.DataObject) -> None:
+    study: Any = copy.deepcopy(SMALLEST | {"training": {"batch_size": 10, "early_stop": {"patience": 1, "mode": "min"}}})
+    for _ in range(data.draw(st.integers(1, 3))):
+        *parents, last = data.draw(st.sampled_from([path for path in paths(study) if path]))
+        node = study
+        for parent in parents:
+            node = node[parent]
+        node[last] = data.draw(ANY_JSON)
+    load_or_refuse(folder.write("study.json", json.dumps(study)))
+
+
+def load_or_refuse(file: Path) -> None:
+    try:
+        load(file)
+    except ConfigError as error:
+        assert " problem" in str(error)  # noqa: PT017

@@ -1,0 +1,79 @@
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from stream_server.launcher.attempts import Attempts, KeyPair
+
+CONNECTION = {"study": "heat-1", "epoch": 0, "host": "node", "control": ["ipc:///tmp/x"], "security": None}
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Attempts:
+    (tmp_path / "inputs").mkdir()
+    (tmp_path / "inputs" / "heat.nml").write_text("&heat t0={initial:.1f} id={simulation} / {other}\n")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\necho {initial}\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    return Attempts(
+        command=("./solver", "inputs/heat.nml", "run.sh", "{attempt}"),
+        templates=(tmp_path / "inputs" / "heat.nml", tmp_path / "run.sh"),
+        environment={"PATH": "/usr/bin", "OMP_NUM_THREADS": "1"},
+        seed=0,
+        study_dir=tmp_path,
+        output_dir=tmp_path / "runs" / "heat",
+    )
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_an_attempt_has_a_folder_of_its_own(attempts: Attempts, tmp_path: Path) -> None:
+    spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
+    assert spec.folder == tmp_path / "runs" / "heat" / "simulations" / "17" / "attempt-2"
+    assert mode(spec.folder) == 0o700
+
+
+def test_the_connection_file_names_the_attempt_and_only_its_owner_can_read_it(attempts: Attempts) -> None:
+    spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
+    file = spec.folder / "connection.json"
+    assert json.loads(file.read_text()) == {**CONNECTION, "simulation": 17, "attempt": 2}
+    assert mode(file) == 0o600
+
+
+def test_with_curve_the_connection_file_holds_the_key_pair_of_the_attempt(attempts: Attempts) -> None:
+    study = {"server_public_key": "S", "client_public_key": "not", "client_secret_key": "passed on"}
+    spec = attempts.prepare(
+        17, 0, {"initial": 300.0}, {**CONNECTION, "security": study}, KeyPair(public="P", secret="K")
+    )
+    assert json.loads((spec.folder / "connection.json").read_text())["security"] == {
+        "server_public_key": "S",
+        "client_public_key": "P",
+        "client_secret_key": "K",
+    }
+    assert "K" not in spec.command
+    assert "K" not in spec.environment.values()
+
+
+def test_a_simulation_finds_its_connection_in_its_environment(attempts: Attempts) -> None:
+    spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
+    assert spec.environment == {
+        "PATH": "/usr/bin",
+        "OMP_NUM_THREADS": "1",
+        "STREAM_CONNECTION": str(spec.folder / "connection.json"),
+        "STREAM_SIMULATION_ID": "17",
+        "STREAM_ATTEMPT": "2",
+    }
+
+
+def test_templates_are_rendered_into_the_folder_of_the_attempt(attempts: Attempts) -> None:
+    spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
+    assert (spec.folder / "inputs" / "heat.nml").read_text() == "&heat t0=300.0 id=17 / {other}\n"
+    assert mode(spec.folder / "run.sh") == 0o755
+    assert spec.command == ("./solver", str(spec.folder / "inputs" / "heat.nml"), str(spec.folder / "run.sh"), "2")
+
+
+def test_an_attempt_can_be_prepared_again(attempts: Attempts) -> None:
+    first = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
+    assert attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None) == first

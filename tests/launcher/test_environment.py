@@ -1,0 +1,51 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from stream_server.launcher import environment
+from stream_server.launcher.environment import scrubbed, with_virtual_environment
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PMI_RANK",
+        "PMI_FD",
+        "PMIX_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_MCA_ess",
+        "PRTE_MCA_prte_ess_num_procs",
+        "HYDI_CONTROL_FD",
+        "HYDRA_LAUNCHER",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "SLURM_PROCID",
+        "SLURM_STEP_ID",
+        "SLURM_STEPID",
+        "SLURM_NTASKS",
+        "GFORTRAN_UNBUFFERED_PRECONNECTED",
+    ],
+)
+def test_what_makes_a_process_a_rank_is_scrubbed(name: str) -> None:
+    assert scrubbed({name: "1", "HOME": "/home/me"}) == {"HOME": "/home/me"}
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "OMP_NUM_THREADS", "SLURM_JOB_ID", "MPI_HOME", "OMPI_ALLOW_RUN_AS_ROOT", "LD_LIBRARY_PATH"]
+)
+def test_what_a_simulation_needs_stays(name: str) -> None:
+    assert scrubbed({name: "1"}) == {name: "1"}
+
+
+def test_python_is_that_of_our_virtual_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = str(Path(sys.executable).parent)
+    monkeypatch.setattr(environment.sys, "prefix", "/venv")
+    assert with_virtual_environment({"PATH": "/usr/bin"}) == {"PATH": f"{scripts}{os.pathsep}/usr/bin"}
+
+
+def test_an_activated_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"/first{os.pathsep}{Path(sys.executable).parent}"
+    monkeypatch.setattr(environment.sys, "prefix", "/venv")
+    assert with_virtual_environment({"PATH": path}) == {"PATH": path}

@@ -1,0 +1,269 @@
+import math
+
+import pytest
+
+from stream_server.launcher.actions import Cancel, Decline, Fail, Give, GiveUp, StopStudy, Submit
+from stream_server.launcher.entry import SETTLE_FAILED_S, SETTLE_S, State
+from stream_server.launcher.schedule import ATTACH_WAIT_S, Limits, Schedule
+
+
+def running(simulations: int, **limits: object) -> Schedule:
+    """A schedule of these many simulations, at time 0."""
+    schedule = Schedule(Limits(**limits))  # type: ignore[arg-type]
+    schedule.plan(range(simulations), 0.0)
+    return schedule
+
+
+def after_the_first_step(schedule: Schedule, simulation: int = 0) -> Schedule:
+    schedule.progress(simulation, 1, False, 0.0)
+    return schedule
+
+
+def fail(schedule: Schedule, simulation: int, attempt: int, now: float) -> list[object]:
+    """The job of an attempt ends badly and the server has no other word."""
+    actions = schedule.job_ended(simulation, attempt, 1, "crashed", now)
+    return [*actions, *schedule.tick(now + SETTLE_FAILED_S)]
+
+
+def submits(actions: list[object]) -> list[Submit]:
+    return [action for action in actions if isinstance(action, Submit)]
+
+
+def test_at_most_max_running_jobs_run_and_the_lowest_ids_start_first() -> None:
+    schedule = Schedule(Limits(max_running=2))
+    assert schedule.plan(range(5), 0.0) == [Submit(simulation=0, attempt=0), Submit(simulation=1, attempt=0)]
+
+
+def test_a_job_that_ends_makes_room_for_the_next_simulation() -> None:
+    schedule = running(2)
+    assert schedule.finished(0, 1.0) == []
+    assert schedule.job_ended(0, 0, 0, "", 2.0) == [Submit(simulation=1, attempt=0)]
+
+
+def test_a_simulation_that_the_server_has_is_finished_whatever_its_exit_code() -> None:
+    schedule = running(1)
+    schedule.finished(0, 1.0)
+    assert schedule.job_ended(0, 0, 139, "was killed by SIGSEGV", 2.0) == []
+    assert schedule.state(0) is State.FINISHED
+
+
+def test_the_server_may_say_that_a_simulation_finished_after_its_job_has_ended() -> None:
+    schedule = running(1)
+    assert schedule.job_ended(0, 0, 0, "", 1.0) == []
+    assert schedule.finished(0, 1.5) == []
+    assert schedule.tick(100.0) == []
+    assert schedule.state(0) is State.FINISHED
+
+
+def test_exit_code_0_without_all_time_steps_is_a_failure() -> None:
+    schedule = after_the_first_step(running(1))
+    schedule.job_ended(0, 0, 0, "ended with exit code 0", 1.0)
+    assert schedule.tick(0.99 + SETTLE_S) == []
+    failed, again = schedule.tick(1.0 + SETTLE_S)
+    assert failed == Fail(
+        simulation=0,
+        attempt=0,
+        reason="ended with exit code 0, but only 1 time steps had come and it had not finished",
+    )
+    assert again == Submit(simulation=0, attempt=1)
+
+
+def test_a_failed_simulation_is_started_again_before_others() -> None:
+    schedule = after_the_first_step(running(3))
+    actions = fail(schedule, 0, 0, 1.0)
+    assert actions == [Fail(simulation=0, attempt=0, reason="crashed"), Submit(simulation=0, attempt=1)]
+
+
+def test_after_its_retries_a_simulation_is_given_up_and_the_next_one_starts() -> None:
+    schedule = after_the_first_step(running(20, retries=1))
+    fail(schedule, 0, 0, 1.0)
+    assert fail(schedule, 0, 1, 3.0) == [
+        Fail(simulation=0, attempt=1, reason="crashed"),
+        GiveUp(simulation=0, attempts=2, reason="crashed", redraw=False),
+        Submit(simulation=1, attempt=0),
+    ]
+    assert schedule.state(0) is State.GIVEN_UP
+
+
+def test_a_redraw_is_asked_for_and_the_new_simulation_runs() -> None:
+    schedule = after_the_first_step(running(1, retries=0, on_failure="redraw", max_failed=1.0))
+    assert GiveUp(simulation=0, attempts=1, reason="crashed", redraw=True) in fail(schedule, 0, 0, 1.0)
+    assert schedule.add(1, 3.0) == [Submit(simulation=1, attempt=0)]
+
+
+def test_on_failure_stop_stops_the_study_at_the_first_simulation_that_fails_for_good() -> None:
+    schedule = after_the_first_step(running(20, retries=0, on_failure="stop"))
+    stop = fail(schedule, 0, 0, 1.0)[-1]
+    assert isinstance(stop, StopStudy)
+    assert "simulation.on_failure is stop" in stop.text
+
+
+def test_above_max_failed_the_study_stops() -> None:
+    schedule = after_the_first_step(running(20, retries=0, max_failed=0.05))
+    assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(simulation=1, attempt=0)]
+    stop = fail(schedule, 1, 0, 3.0)[-1]
+    assert isinstance(stop, StopStudy)
+    assert "2 of 20 simulations failed for good, more than simulation.max_failed = 0.05" in stop.text
+
+
+@pytest.mark.parametrize("max_running", [1, 8])
+def test_three_failures_before_anything_came_stop_the_study(max_running: int) -> None:
+    schedule = running(10, max_running=max_running, max_failed=1.0)
+    seen = [*fail(schedule, 0, 0, 1.0), *fail(schedule, 1, 0, 3.0)]
+    assert not any(isinstance(action, StopStudy) for action in seen)
+    stop = fail(schedule, 2, 0, 5.0)[-1]
+    assert stop == StopStudy(
+        text="3 attempts in a row failed and no time step ever came: simulation 2 crashed", simulation=2, attempt=0
+    )
+    assert schedule.stopped
+
+
+def test_one_that_always_crashes_does_not_stop_a_study_in_which_others_run() -> None:
+    schedule = running(12, retries=2)
+    assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(simulation=1, attempt=0)]
+    after_the_first_step(schedule, 1)
+    schedule.finished(1, 3.0)
+    assert schedule.job_ended(1, 0, 0, "", 3.0) == [Submit(simulation=0, attempt=1)]
+    fail(schedule, 0, 1, 4.0)
+    actions = fail(schedule, 0, 2, 6.0)
+    assert GiveUp(simulation=0, attempts=3, reason="crashed", redraw=False) in actions
+    assert submits(actions) == [Submit(simulation=2, attempt=0)]
+
+
+def test_before_anything_came_a_failed_simulation_waits_for_those_that_run() -> None:
+    schedule = running(2, max_running=2)
+    assert submits(fail(schedule, 0, 0, 1.0)) == []
+    assert schedule.progress(1, 1, False, 3.0) == [Submit(simulation=0, attempt=1)]
+
+
+def test_a_simulation_without_progress_is_cancelled_and_started_again() -> None:
+    schedule = after_the_first_step(running(1, timeout_s=60))
+    assert schedule.wake_at == 60.0
+    assert schedule.tick(60.0) == [Cancel(simulation=0, attempt=0)]
+    assert schedule.tick(61.0) == []
+    assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 62.0) == [
+        Fail(simulation=0, attempt=0, reason="no new time step for 60 s"),
+        Submit(simulation=0, attempt=1),
+    ]
+
+
+def test_each_new_time_step_starts_the_clock_again() -> None:
+    schedule = running(1, timeout_s=60)
+    schedule.progress(0, 1, False, 50.0)
+    assert schedule.tick(109.0) == []
+    assert schedule.tick(110.0) == [Cancel(simulation=0, attempt=0)]
+
+
+def test_no_clock_runs_while_the_server_holds_the_simulation_back() -> None:
+    schedule = running(1, timeout_s=60)
+    schedule.progress(0, 1, True, 10.0)
+    assert schedule.wake_at == math.inf
+    assert schedule.tick(10_000.0) == []
+    schedule.progress(0, 1, False, 10_000.0)
+    assert schedule.wake_at == 10_060.0
+
+
+def test_a_new_attempt_has_time_to_catch_up_with_the_one_before() -> None:
+    schedule = running(1, timeout_s=60)
+    for second in range(0, 600, 50):
+        schedule.progress(0, second + 1, False, float(second))
+    fail(schedule, 0, 0, 600.0)
+    started = 600.0 + SETTLE_FAILED_S
+    assert schedule.wake_at == started + 60.0 + 550.0
+
+
+def test_a_job_that_goes_on_after_its_simulation_finished_is_cancelled_after_the_timeout() -> None:
+    schedule = running(1, timeout_s=60)
+    schedule.finished(0, 10.0)
+    assert schedule.tick(69.0) == []
+    assert schedule.tick(70.0) == [Cancel(simulation=0, attempt=0)]
+    assert schedule.job_ended(0, 0, 143, "", 71.0) == []
+    assert schedule.state(0) is State.FINISHED
+
+
+def test_an_invalid_simulation_is_not_tried_again() -> None:
+    schedule = running(2)
+    schedule.invalid(0, 1.0)
+    assert schedule.job_ended(0, 0, 0, "", 2.0) == [Submit(simulation=1, attempt=0)]
+    assert schedule.state(0) is State.INVALID
+
+
+def test_a_client_that_attaches_gets_the_next_simulation() -> None:
+    schedule = running(3)
+    assert schedule.attach(7, None, 1.0) == [Give(token=7, simulation=1, attempt=0)]
+
+
+def test_a_client_that_attaches_may_name_its_simulation() -> None:
+    schedule = running(3)
+    assert schedule.attach(7, 2, 1.0) == [Give(token=7, simulation=2, attempt=0)]
+
+
+def test_all_ranks_of_a_client_that_attaches_get_the_same_attempt() -> None:
+    schedule = running(3)
+    schedule.attach(7, 2, 1.0)
+    assert schedule.attach(8, 2, 1.0) == [Give(token=8, simulation=2, attempt=0)]
+
+
+@pytest.mark.parametrize(
+    ("simulation", "text", "busy"),
+    [
+        (0, "simulation 0 is run by the study itself", True),
+        (1, "simulation 1 is finished", False),
+        (9, "simulation 9 is not in the study", False),
+    ],
+)
+def test_a_simulation_that_cannot_be_attached_is_declined(simulation: int, text: str, busy: bool) -> None:
+    schedule = running(2)
+    schedule.finished(1, 0.0)
+    assert schedule.attach(7, simulation, 1.0) == [Decline(token=7, text=text, busy=busy)]
+
+
+def test_a_study_without_a_command_only_waits_for_clients() -> None:
+    schedule = Schedule(Limits(starts_jobs=False))
+    assert schedule.plan(range(2), 0.0) == []
+    assert schedule.wake_at == math.inf
+    assert schedule.attach(1, None, 5.0) == [Give(token=1, simulation=0, attempt=0)]
+
+
+def test_no_more_than_max_attached_clients_are_attached_at_once() -> None:
+    schedule = Schedule(Limits(starts_jobs=False, max_attached=1))
+    schedule.plan(range(2), 0.0)
+    schedule.attach(1, None, 0.0)
+    assert schedule.attach(2, None, 1.0) == []
+    text = "1 simulations are attached, as many as client.max_attached allows"
+    assert schedule.tick(1.0 + ATTACH_WAIT_S) == [Decline(token=2, text=text, busy=True)]
+
+
+def test_a_worker_may_ask_for_its_next_simulation_before_the_server_says_that_it_finished_one() -> None:
+    schedule = Schedule(Limits(starts_jobs=False, max_attached=1))
+    schedule.plan(range(2), 0.0)
+    schedule.attach(1, None, 0.0)
+    assert schedule.attach(2, None, 1.0) == []
+    assert schedule.finished(0, 1.1) == [Give(token=2, simulation=1, attempt=0)]
+
+
+def test_a_worker_that_asks_when_everything_is_done_is_told_so() -> None:
+    schedule = Schedule(Limits(starts_jobs=False))
+    schedule.plan([0], 0.0)
+    schedule.attach(1, None, 0.0)
+    assert schedule.attach(2, None, 1.0) == []
+    text = "every simulation is running or done"
+    assert schedule.finished(0, 1.1) == [Decline(token=2, text=text, busy=False)]
+
+
+def test_an_attached_simulation_without_progress_waits_for_another_client() -> None:
+    schedule = Schedule(Limits(starts_jobs=False, timeout_s=60))
+    schedule.plan([0], 0.0)
+    schedule.attach(1, None, 0.0)
+    assert schedule.tick(60.0) == [Fail(simulation=0, attempt=0, reason="no new time step for 60 s")]
+    assert schedule.attach(2, None, 61.0) == [Give(token=2, simulation=0, attempt=1)]
+
+
+def test_stop_cancels_what_runs_and_starts_nothing_more() -> None:
+    schedule = running(4, max_running=2)
+    assert schedule.stop(1.0) == [Cancel(simulation=0, attempt=0), Cancel(simulation=1, attempt=0)]
+    assert schedule.job_ended(0, 0, 143, "", 2.0) == []
+    assert not schedule.done
+    assert schedule.job_ended(1, 0, 143, "", 2.0) == []
+    assert schedule.done
+    assert schedule.attach(1, None, 3.0) == [Decline(token=1, text="the study has ended", busy=False)]

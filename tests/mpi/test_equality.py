@@ -1,0 +1,37 @@
+"""Several ranks train as one rank would on the union of their batches."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.mpi.running import run
+
+JOBS: dict[int, list[dict[str, Any]]] = {
+    2: [
+        {"steps": [[3, 3], [3, 1], [0, 4], [2, 0]]},
+        {"steps": [[3, 3], [3, 1], [0, 4], [2, 0], [1, 1]], "training": {"accumulate": 2, "clip_norm": 0.3}},
+        {"steps": [[3, 3], [3, 1]], "training": {"uneven": "stop"}, "manual": True},
+    ],
+    4: [
+        {"steps": [[2, 2, 2, 2], [2, 1, 2, 2], [0, 0, 3, 0], [0, 4, 0, 1]]},
+        {"steps": [[0, 2, 2, 2], [2, 0, 0, 0], [1, 0, 0, 1]], "training": {"accumulate": 3}},
+    ],
+}
+
+
+def results(num_ranks: int, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ran = run("equality", num_ranks, [json.dumps(job) for job in jobs])
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_partial_and_missing_batches_give_the_weights_of_one_rank(num_ranks: int) -> None:
+    expected = results(1, JOBS[num_ranks])
+    found = results(num_ranks, JOBS[num_ranks])
+    assert len(found) == len(JOBS[num_ranks])
+    for one, many in zip(expected, found, strict=True):
+        np.testing.assert_allclose(many["weights"], one["weights"], rtol=1e-12, atol=1e-14)
+        assert many["same"]

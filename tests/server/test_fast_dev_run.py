@@ -1,0 +1,177 @@
+"""A server class can be tried before there is any simulation."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stream_server.config import StudyConfig, load
+from stream_server.server.fast_dev_run import fast_dev_run
+from stream_server.server.made_up_samples import MadeUpSamples
+from stream_server.server.stream_server import StreamServer
+from stream_server.server.training.callbacks import Callback
+
+
+class MeanServer(StreamServer):
+    """Learns the mean of x."""
+
+    def prepare_training_attributes(self) -> None:
+        self.mean = 0.0
+
+    def process_simulation_data(self, data: Any, config: Any) -> Any:
+        return data.parameters, data.fields["x"]
+
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        parameters, x = batch
+        assert parameters.shape == (len(x), 2)
+        self.mean += 0.1 * float(self.all_reduce(np.mean(x)) - self.mean)
+        return float(np.mean((x - self.mean) ** 2))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> float:
+        return float(np.mean((batch[1] - self.mean) ** 2))
+
+
+def study(folder: Path, *, fields: Any = None, **sections: Any) -> StudyConfig:
+    (folder / "server.py").write_text("class AnyServer:\n    pass\n")
+    content = {
+        "study": {"simulations": 4, "time_steps": 5, "fields": fields or {"x": [3, 2]}},
+        "parameters": {"bounds": {"a": [0, 1], "b": [1, 2]}},
+        "server": {"class": "server.py:AnyServer"},
+        "buffer": {"capacity": 100},
+        "training": {"batch_size": 4},
+        **sections,
+    }
+    (folder / "study.json").write_text(json.dumps(content))
+    return load(folder / "study.json", [])
+
+
+def test_a_server_that_works_is_shown_with_its_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fast_dev_run(MeanServer, study(tmp_path, validation={"simulations": 1})) == 0
+    text = capsys.readouterr().out
+    assert "process_simulation_data, 17 calls" in text
+    assert "SimulationData(parameters=float64[2], x=float64[3, 2]), StudyConfig" in text
+    assert "training_step, 3 calls\n    given     (float32[4, 2], float32[4, 3, 2]), 0" in text
+    assert "validation_step, 2 calls" in text
+    assert "It works: 3 batches with 12 samples; train/loss" in text
+
+
+def test_only_methods_of_the_user_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fast_dev_run(MeanServer, study(tmp_path))
+    text = capsys.readouterr().out
+    assert "on_train_start" not in text
+    assert "nothing was validated" in text
+
+
+def test_nothing_is_left_in_the_folder_of_the_study(tmp_path: Path) -> None:
+    fast_dev_run(MeanServer, study(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["server.py", "study.json"]
+
+
+def test_a_server_that_raises_ends_with_its_traceback_and_exit_code_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Misspelt(MeanServer):
+        def process_simulation_data(self, data: Any, config: Any) -> Any:
+            return data.fields["temperture"]
+
+    assert fast_dev_run(Misspelt, study(tmp_path)) == 3
+    shown = capsys.readouterr()
+    assert "It does not work yet: Misspelt.process_simulation_data raised KeyError: 'temperture'" in shown.err
+    assert 'return data.fields["temperture"]' in shown.err
+    assert "returned  nothing: it raised" in shown.out
+
+
+def test_every_event_of_a_study_reaches_the_server(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Listening(MeanServer):
+        def on_train_start(self) -> None:
+            heard.append("train")
+
+        def on_simulation_finished(self, simulation_id: int) -> None:
+            heard.append(f"finished {simulation_id}")
+
+        def on_reception_end(self) -> None:
+            heard.append("reception")
+
+        def on_validation_end(self, metrics: dict[str, float]) -> None:
+            heard.append("validation")
+
+        def configure_callbacks(self) -> list[Callback]:
+            return [Ending()]
+
+    class Ending(Callback):
+        def on_train_end(self, server: Any) -> None:
+            heard.append("end")
+
+    assert fast_dev_run(Listening, study(tmp_path, validation={"simulations": 1})) == 0
+    assert heard == ["train", "finished 1", "finished 2", "reception", "validation", "end"]
+
+
+def test_a_torch_server_is_tried_without_a_process_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from stream_server.server.torch_server import TorchServer
+
+    class LinearServer(TorchServer):
+        def prepare_training_attributes(self) -> Any:
+            model = torch.nn.Linear(6, 1)
+            return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def process_batch(self, batch: Any, config: Any) -> Any:
+            return batch.fields["x"].reshape(len(batch), -1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.model(batch).square().mean()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            assert not self.model.training
+            assert not torch.is_grad_enabled()
+            return self.model(batch).square().mean()
+
+    assert fast_dev_run(LinearServer, study(tmp_path, validation={"simulations": 1})) == 0
+    assert not torch.distributed.is_initialized()
+    assert "process_batch, 5 calls" in capsys.readouterr().out
+
+
+def test_made_up_samples_have_the_fields_of_the_study(tmp_path: Path) -> None:
+    fields = {
+        "x": {"shape": [2], "dtype": "float32"},
+        "n": {"shape": [], "dtype": "int16"},
+        "z": {"shape": [1], "dtype": "complex128", "optional": True},
+    }
+    config = study(tmp_path, fields=fields)
+    batch = MadeUpSamples(config).batch([7, 8], 5, {7: np.array([0.5]), 8: np.array([1.5])})
+    assert batch.simulation_ids.tolist() == [7, 8, 7, 8, 7]
+    assert batch.time_steps.tolist() == [0, 0, 1, 1, 2]
+    assert batch.parameters.ravel().tolist() == [0.5, 1.5, 0.5, 1.5, 0.5]
+    assert {name: (array.dtype.name, array.shape) for name, array in batch.fields.items()} == {
+        "x": ("float32", (5, 2)),
+        "n": ("int16", (5,)),
+        "z": ("complex128", (5, 1)),
+    }
+    assert batch.present["z"].tolist() == [True, True, False, False, True]
+
+
+def test_a_made_up_buffer_is_drained_and_ends(tmp_path: Path) -> None:
+    buffer = MadeUpSamples(study(tmp_path)).buffer([3, 4], 6)
+    assert buffer.population == 6
+    assert set(buffer.contents().simulation_ids.tolist()) == {3, 4}
+
+
+def test_trying_a_plain_server_does_not_load_torch(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from tests.server.test_fast_dev_run import MeanServer, study
+from stream_server.server.fast_dev_run import fast_dev_run
+assert fast_dev_run(MeanServer, study(Path(sys.argv[1]))) == 0
+assert not {"torch", "mpi4py", "zmq"} & set(sys.modules)
+"""
+    from subprocess import run
+
+    root = Path(__file__).parent.parent.parent
+    run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, cwd=root)

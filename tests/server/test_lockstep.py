@@ -1,0 +1,193 @@
+"""The control round: what all ranks do follows from one sum."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stream_server.errors import PeerFailed, ProducerFailed, TooManyFailures, UserCodeError
+from stream_server.server.failure import Failure, leave_together
+from stream_server.server.stream import Batch
+from stream_server.server.training.lockstep import HELD_S, IDLE_S, LONELY_S, Turn, in_lockstep, offer_failure
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.stop import StopReason, StopRequests
+from tests.server.streams import ScriptedStream, batch_of
+from tests.server.thread_ranks import Aborted, ThreadRanks, on_ranks
+
+Script = Sequence[Batch | BaseException | None]
+
+
+class Walk:
+    """What one rank saw of a walk through its script, in which some seconds pass before every round."""
+
+    def __init__(self, ranks: ThreadRanks, script: Script, *, round_s: float = 0.0, **options: Any) -> None:
+        self.stream = ScriptedStream(script)
+        self.stops = options.pop("stops", StopRequests())
+        self.turns: list[Turn] = []
+        self.ranks = ranks
+        turns = in_lockstep(
+            self.stream, ranks, self.stops, phases=Phases(), clock=lambda: ranks.num_rounds * round_s, **options
+        )
+        self.turns.extend(turns)
+
+    @property
+    def sizes(self) -> list[tuple[int, ...]]:
+        return [turn.sizes for turn in self.turns]
+
+
+def walk(scripts: Sequence[Script], **options: Any) -> list[Walk]:
+    return on_ranks(len(scripts), lambda ranks: Walk(ranks, scripts[ranks.rank], **options))
+
+
+def test_all_ranks_take_the_same_steps() -> None:
+    first, second = walk([[batch_of("a", 2), batch_of("b", 2)], [batch_of("c", 2), batch_of("d", 1, num_first=0)]])
+    assert first.sizes == second.sizes == [(2, 2), (2, 1)]
+    assert [turn.num_first for turn in first.turns] == [4, 2]
+    assert [turn.batch.data for turn in second.turns if turn.batch] == ["c", "d"]
+    assert first.stops.agreed is None
+
+
+def test_a_rank_whose_stream_has_ended_takes_part_empty() -> None:
+    first, second = walk([[batch_of("a", 2)], [batch_of("b", 2), batch_of("c", 2)]])
+    assert first.sizes == second.sizes == [(2, 2), (0, 2)]
+    assert first.turns[1].batch is None
+    assert not first.turns[1].lonely
+    assert first.turns[1].lowest_rank == 1
+
+
+def test_all_end_at_the_first_ended_rank_when_told_to() -> None:
+    first, second = walk([[batch_of("a", 2)], [batch_of("b", 2), batch_of("c", 2)]], all_end_at_first=True)
+    assert first.sizes == second.sizes == [(2, 2)]
+    assert first.stops.agreed is second.stops.agreed is StopReason.UNEVEN
+
+
+def test_ranks_that_end_together_end_normally_even_then() -> None:
+    first, _ = walk([[batch_of("a", 2)], [batch_of("b", 2)]], all_end_at_first=True)
+    assert first.stops.agreed is None
+
+
+def test_a_batch_is_held_until_every_rank_has_one() -> None:
+    first, second = walk([[batch_of("a", 2)], [None, None, batch_of("b", 2)]])
+    assert first.sizes == second.sizes == [(2, 2)]
+    assert first.ranks.num_rounds == second.ranks.num_rounds == 4
+    assert second.stream.waits_s[:3] == [IDLE_S, HELD_S, HELD_S]
+
+
+def test_ranks_with_data_step_alone_once_another_has_been_idle_for_2_s() -> None:
+    scripts: list[Script] = [[batch_of("a", 2), batch_of("b", 2)], [None] * 6]
+    first, second = walk(scripts, round_s=LONELY_S / 2)
+    assert first.sizes == second.sizes == [(2, 0), (2, 0)]
+    assert all(turn.lonely for turn in first.turns)
+    # Round 1 tells that rank 0 holds a batch; 2 s later nobody waits any more, until rank 0 has ended.
+    assert second.stream.waits_s == [IDLE_S, HELD_S, HELD_S, 0.0, 0.0, 0.0, IDLE_S]
+
+
+def test_a_step_that_needs_every_rank_waits_however_long_it_takes() -> None:
+    scripts: list[Script] = [[batch_of("a", 2)], [*[None] * 6, batch_of("b", 1)]]
+    first, _ = walk(scripts, round_s=LONELY_S, needs_every_rank=True)
+    assert first.sizes == [(2, 1)]
+
+
+def test_the_wish_of_one_rank_stops_all() -> None:
+    def ask(ranks: ThreadRanks) -> Walk:
+        stops = StopRequests()
+        if ranks.rank == 1:
+            stops.request(StopReason.EARLY_STOP, "good enough")
+        return Walk(ranks, [batch_of("a", 2)] * 3, stops=stops)
+
+    first, second = on_ranks(2, ask)
+    assert first.sizes == second.sizes == []
+    assert first.stops.agreed is second.stops.agreed is StopReason.EARLY_STOP
+
+
+def test_a_stop_waits_for_the_update_boundary_unless_there_is_no_data() -> None:
+    def ask(ranks: ThreadRanks) -> Walk:
+        stops = StopRequests()
+        stops.request(StopReason.SIGNAL, "stopped")
+        return Walk(ranks, [batch_of("a", 1), batch_of("b", 1), None], stops=stops, at_boundary=lambda: False)
+
+    first, second = on_ranks(2, ask)
+    assert first.sizes == second.sizes == [(1, 1), (1, 1)]
+    assert first.stops.agreed is StopReason.SIGNAL
+
+
+def test_a_signal_counts_before_other_reasons() -> None:
+    def ask(ranks: ThreadRanks) -> StopReason | None:
+        stops = StopRequests()
+        stops.request([StopReason.MAX_S, StopReason.SIGNAL, StopReason.EARLY_STOP][ranks.rank], "")
+        return Walk(ranks, [], stops=stops).stops.agreed
+
+    assert on_ranks(3, ask) == [StopReason.SIGNAL] * 3
+
+
+def failing(error: BaseException, output_dir: Path) -> Callable[[ThreadRanks], int]:
+    """Rank 1 of a job fails with `error` when it forms its second batch."""
+
+    def run(ranks: ThreadRanks) -> int:
+        script: Script = [batch_of("a", 1), error if ranks.rank == 1 else batch_of("b", 1), batch_of("c", 1)]
+        try:
+            Walk(ranks, script)
+        except Exception as raised:
+            return leave_together(raised, ranks, output_dir, phase="transform")
+        return 0
+
+    return run
+
+
+def test_an_error_ends_all_ranks_with_one_exit_code_and_the_first_cause(tmp_path: Path) -> None:
+    error = UserCodeError("HeatServer.process_simulation_data raised KeyError: 'temperature'")
+    assert on_ranks(3, failing(error, tmp_path)) == [3, 3, 3]
+    failure = Failure.read(tmp_path)
+    assert failure is not None
+    assert (failure.rank, failure.phase, failure.exit_code) == (1, "transform", 3)
+    assert "KeyError: 'temperature'" in failure.traceback
+
+
+def test_an_error_of_the_receiver_is_told_as_its_own(tmp_path: Path) -> None:
+    error = ProducerFailed("the receiver failed")
+    error.__cause__ = TooManyFailures("3 of 3 simulations failed")
+    assert on_ranks(2, failing(error, tmp_path)) == [4, 4]
+    failure = Failure.read(tmp_path)
+    assert failure is not None
+    assert (failure.thread, failure.phase, failure.message) == ("receiver", "receive", "3 of 3 simulations failed")
+
+
+def test_the_first_cause_is_kept(tmp_path: Path) -> None:
+    Failure.of(ValueError("first"), rank=1, phase="step").record(tmp_path)
+    Failure.of(ValueError("second"), rank=0, phase="step").record(tmp_path)
+    failure = Failure.read(tmp_path)
+    assert failure is not None
+    assert (failure.rank, failure.message, failure.exit_code) == (1, "first", 7)
+
+
+def test_an_error_inside_a_step_aborts_the_ranks_that_wait_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream_server.server.failure.offer_failure", partial(offer_failure, timeout_s=0.05))
+
+    def run(ranks: ThreadRanks) -> str:
+        try:
+            if ranks.rank == 0:
+                leave_together(UserCodeError("training_step raised"), ranks, tmp_path, phase="step")
+            ranks.all_reduce(np.ones(1))
+        except Aborted as aborted:
+            return str(aborted)
+        return "went on"
+
+    assert on_ranks(2, run) == ["3", "3"]
+
+
+def test_a_peer_learns_who_failed(tmp_path: Path) -> None:
+    def run(ranks: ThreadRanks) -> str:
+        try:
+            Walk(ranks, [UserCodeError("x")] if ranks.rank == 1 else [batch_of("a", 1)])
+        except PeerFailed as failed:
+            return str(failed)
+        except UserCodeError as error:
+            leave_together(error, ranks, tmp_path, phase="transform")
+        return ""
+
+    assert on_ranks(2, run)[0].startswith("rank 1 failed")

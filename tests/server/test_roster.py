@@ -1,0 +1,233 @@
+"""Which simulations the study has: the decisions of rank 0."""
+
+import pytest
+
+from stream_server.client_api.messages import (
+    ATTACHING,
+    FieldSpec,
+    Hello,
+    Invalidate,
+    Invalidated,
+    Reason,
+    Refusal,
+    Routing,
+    Stop,
+    TimeSteps,
+    Welcome,
+)
+from stream_server.launcher import link
+from stream_server.server import notices
+from stream_server.server.roster import Action, Reply, Roster, StudyFacts, StudyFailed, Tell, ToLauncher
+
+FACTS = StudyFacts(
+    study="s",
+    epoch=1,
+    endpoints=(("ipc:///a",), ("ipc:///b",)),
+    time_steps=TimeSteps(num=4),
+    fields=(FieldSpec(name="u", shape=(2,)),),
+    routing=Routing.STEPS,
+)
+
+
+@pytest.fixture
+def roster() -> Roster:
+    return Roster(FACTS, [{"x": float(i)} for i in range(4)], num_planned=3, num_ranks=2)
+
+
+def hello(simulation: int | None, attempt: int = 0, **others: object) -> Hello:
+    values = {"study": "s", "simulation": simulation, "attempt": attempt, "rank": 0, "num_ranks": 1}
+    return Hello(**{**values, **others})  # type: ignore[arg-type]
+
+
+def share(simulation: int, *, attempt: int = 0, received: int = 2, complete: bool = True) -> notices.Share:
+    return notices.Share(
+        simulation=simulation,
+        attempt=attempt,
+        received=received,
+        blocked=False,
+        accepted=received,
+        rejected=0,
+        complete=complete,
+        total=4,
+    )
+
+
+def finish(roster: Roster, simulation: int, attempt: int = 0) -> list[Action]:
+    roster.launched(simulation, attempt, None)
+    roster.share(0, share(simulation, attempt=attempt))
+    return roster.share(1, share(simulation, attempt=attempt))
+
+
+def replies(actions: list[Action]) -> list[object]:
+    return [action.message for action in actions if isinstance(action, Reply)]
+
+
+def told(actions: list[Action]) -> list[object]:
+    return [action.notice for action in actions if isinstance(action, Tell)]
+
+
+def to_launcher(actions: list[Action]) -> list[object]:
+    return [action.message for action in actions if isinstance(action, ToLauncher)]
+
+
+def test_a_hello_is_answered_only_when_every_rank_knows_the_attempt(roster: Roster) -> None:
+    roster.launched(1, 0, None)
+    assert roster.hello(b"p", hello(1)) == []
+    (reply,) = roster.ready(1, 0)
+    assert isinstance(reply, Reply)
+    assert reply.peer == b"p"
+    assert isinstance(reply.message, Welcome)
+    assert reply.message.parameters == {"x": 1.0}
+
+
+def test_a_hello_that_comes_before_its_attempt_waits_for_it(roster: Roster) -> None:
+    assert roster.hello(b"p", hello(1)) == []
+    roster.launched(1, 0, None)
+    assert [type(message) for message in replies(roster.ready(1, 0))] == [Welcome]
+
+
+def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
+    roster.launched(1, 0, None)
+    roster.hello(b"p", hello(1))
+    roster.hello(b"p", hello(1))
+    assert len(replies(roster.ready(1, 0))) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (hello(1, study="other"), Reason.WRONG_STUDY),
+        (hello(17), Reason.UNKNOWN_SIMULATION),
+        (hello(1, attempt=0), Reason.STALE_ATTEMPT),
+        (hello(1, attempt=2), Reason.STALE_ATTEMPT),
+        (hello(None, attempt=ATTACHING, num_ranks=2), Reason.UNKNOWN_SIMULATION),
+    ],
+)
+def test_a_hello_that_cannot_be_right_is_refused(roster: Roster, message: Hello, reason: Reason) -> None:
+    roster.launched(1, 1, None)
+    roster.ready(1, 1)
+    (refusal,) = replies(roster.hello(b"p", message))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is reason
+
+
+def test_a_new_attempt_is_not_welcomed_by_the_readiness_of_the_old_one(roster: Roster) -> None:
+    roster.launched(1, 0, None)
+    roster.ready(1, 0)
+    roster.launched(1, 1, None)
+    roster.hello(b"p", hello(1, attempt=1))
+    assert roster.ready(1, 0) == []
+    assert len(roster.ready(1, 1)) == 1
+
+
+def test_a_simulation_is_finished_when_every_rank_has_its_share(roster: Roster) -> None:
+    roster.launched(0, 0, None)
+    assert told(roster.share(0, share(0))) == []
+    actions = roster.share(1, share(0))
+    assert told(actions) == [notices.Terminal(simulation=0, state="finished", reason="")]
+    assert link.Finished(simulation=0) in to_launcher(actions)
+
+
+def test_a_share_of_an_older_attempt_does_not_finish_a_simulation(roster: Roster) -> None:
+    roster.launched(0, 0, None)
+    roster.share(0, share(0))
+    roster.launched(0, 1, None)
+    assert roster.share(1, share(0, attempt=0)) == []
+    assert roster.counts()["running"] == 1
+
+
+def test_progress_is_the_sum_over_the_ranks(roster: Roster) -> None:
+    roster.launched(0, 0, None)
+    roster.share(0, share(0, received=2, complete=False))
+    (progress,) = to_launcher(roster.share(1, share(0, received=1, complete=False)))
+    assert progress == link.Progress(simulation=0, received=3, blocked=False)
+
+
+def test_the_roster_is_final_when_every_simulation_has_ended(roster: Roster) -> None:
+    for simulation in (0, 1):
+        assert not any(isinstance(notice, notices.Final) for notice in told(finish(roster, simulation)))
+    assert told(finish(roster, 2))[-1] == notices.Final(states={0: "finished", 1: "finished", 2: "finished"})
+    assert roster.final
+
+
+def test_a_redraw_takes_the_next_unused_id_and_its_parameters(roster: Roster) -> None:
+    message = link.GaveUp(simulation=1, attempts=3, reason="exit code 1", log="output.log", redraw=True)
+    actions = roster.gave_up(message)
+    assert to_launcher(actions) == [link.Run(simulation=3, parameters={"x": 3.0})]
+    assert not roster.final
+    assert roster.failures == [{"id": 1, "attempts": 3, "reason": "exit code 1", "log": "output.log"}]
+
+
+def test_a_simulation_that_finished_is_not_given_up(roster: Roster) -> None:
+    finish(roster, 1)
+    message = link.GaveUp(simulation=1, attempts=1, reason="exit code 1", log="", redraw=False)
+    assert roster.gave_up(message) == []
+    assert roster.counts()["finished"] == 1
+
+
+def test_a_client_that_attaches_gets_what_the_launcher_gives_it(roster: Roster) -> None:
+    (request,) = to_launcher(roster.hello(b"p", hello(None, attempt=ATTACHING, parameters={"x": 9.0})))
+    assert request == link.AttachRequest(token=0, simulation=None)
+    assert roster.hello(b"p", hello(None, attempt=ATTACHING)) == []
+    (notice,) = told(roster.attached(0, 2, 0))
+    assert notice == notices.Attempt(simulation=2, attempt=0, parameters={"x": 9.0}, key=None)
+    (welcome,) = replies(roster.ready(2, 0))
+    assert isinstance(welcome, Welcome)
+    assert welcome.simulation == 2
+
+
+def test_all_ranks_of_an_attaching_simulation_come_in_with_one_request(roster: Roster) -> None:
+    first = roster.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
+    assert to_launcher(first) == [link.AttachRequest(token=0, simulation=1)]
+    assert roster.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1)) == []
+    roster.attached(0, 1, 0)
+    assert len(replies(roster.ready(1, 0))) == 2
+
+
+def test_a_client_for_which_nothing_is_left_is_told(roster: Roster) -> None:
+    roster.hello(b"p", hello(None, attempt=ATTACHING))
+    (refusal,) = replies(roster.none_left(link.NoneLeft(token=0, text="none is left", busy=False)))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.NO_SIMULATION_LEFT
+
+
+def test_a_simulation_that_invalidates_itself_is_not_tried_again(roster: Roster) -> None:
+    roster.launched(0, 0, None)
+    actions = roster.invalidate(b"p", Invalidate(study="s", simulation=0, attempt=0, reason="diverged"))
+    assert replies(actions) == [Invalidated(simulation=0)]
+    assert told(actions) == [notices.Terminal(simulation=0, state="invalid", reason="diverged")]
+    assert to_launcher(actions) == [link.Invalid(simulation=0, reason="diverged")]
+
+
+def test_after_a_stop_waiting_and_new_clients_are_told_that_the_study_has_ended(roster: Roster) -> None:
+    roster.hello(b"p", hello(1))
+    actions = roster.stop("max_batches")
+    assert [type(message) for message in replies(actions)] == [Stop]
+    assert told(actions) == [notices.Stop(reason="max_batches")]
+    assert [type(message) for message in replies(roster.hello(b"q", hello(2)))] == [Stop]
+    assert roster.counts()["stopped"] == 3
+    assert roster.stop("again") == []
+
+
+def test_too_many_failures_fail_the_study(roster: Roster) -> None:
+    assert roster.too_many("all fail") == [StudyFailed(text="all fail")]
+
+
+def test_a_failed_attempt_is_over_on_every_rank_and_the_next_one_waits_for_its_own_readiness(roster: Roster) -> None:
+    roster.launched(1, 0, None)
+    roster.ready(1, 0)
+    assert told(roster.failed(1, 0)) == [notices.Over(simulation=1, attempt=0)]
+    assert roster.failed(1, 0) == []
+    assert roster.hello(b"p", hello(1, attempt=1)) == []
+    roster.launched(1, 1, None)
+    assert [type(message) for message in replies(roster.ready(1, 1))] == [Welcome]
+
+
+def test_a_client_of_a_failed_attempt_that_comes_late_is_refused(roster: Roster) -> None:
+    roster.launched(1, 0, None)
+    roster.failed(1, 0)
+    roster.hello(b"p", hello(1, attempt=0))
+    roster.launched(1, 1, None)
+    (refusal,) = replies(roster.ready(1, 1))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.STALE_ATTEMPT

@@ -1,0 +1,158 @@
+"""The batches of one rank: drawn, gathered, processed and collated."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stream_server.buffers.buffer import Buffer
+from stream_server.buffers.fifo import Fifo
+from stream_server.buffers.slots import Slots
+from stream_server.errors import Closed, ProducerFailed, UserCodeError
+from stream_server.server.simulation_data import SimulationBatch, SimulationData
+from stream_server.server.stream import StreamDataset
+from stream_server.server.stream_server import StreamServer
+from stream_server.server.training.phases import Phases
+
+
+class PerSample(StreamServer):
+    """Keeps what it is handed."""
+
+    def prepare_training_attributes(self) -> None:
+        self.handed: list[SimulationData] = []
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        self.handed.append(data)
+        return np.append(data.parameters, data.time_step), data.fields["u"].ravel()
+
+
+class Vectorised(StreamServer):
+    """Takes whole batches and writes into them."""
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        batch.fields["u"] /= 2
+        return {
+            "u": batch.fields["u"],
+            "ids": batch.simulation_ids,
+            "there": batch.present["v"],
+            "v": batch.fields["v"],
+        }
+
+
+def buffer_of(num: int) -> Buffer:
+    """Samples 0 … num−1 of simulation 7; step i has u full of i + 1, and v only when i is even."""
+    slots = Slots({"u": (2, 2), "v": ()}, num_slots=8)
+    slots.allocate({"u": np.float64, "v": np.int32})
+    buffer = Buffer(Fifo(capacity=8), slots)
+    for slot in buffer.claim(num):
+        slots.simulation_ids[slot] = 7
+        slots.time_steps[slot] = slot
+        slots.arrays["u"][slot] = slot + 1
+        slots.arrays["v"][slot] = slot
+        if slot % 2:
+            slots.leave_out("v", [slot])
+        buffer.commit([slot])
+    buffer.admit()
+    return buffer
+
+
+def parameters_of(simulation: int) -> NDArray[np.float64]:
+    return np.array([simulation, 0.5])
+
+
+def stream_of(buffer: Buffer, server: StreamServer, batch_size: int = 2) -> StreamDataset:
+    server.prepare_training_attributes()
+    return StreamDataset(buffer, server, parameters_of=parameters_of, batch_size=batch_size, phases=Phases())
+
+
+def test_samples_are_processed_one_by_one_and_stacked() -> None:
+    batch = stream_of(buffer_of(2), PerSample()).draw(0)
+    assert batch is not None
+    x, y = batch.data
+    assert x.tolist() == [[7, 0.5, 0], [7, 0.5, 1]]
+    assert y.tolist() == [[1, 1, 1, 1], [2, 2, 2, 2]]
+    assert x.dtype == y.dtype == np.float32
+    assert batch.keys.tolist() == [[7, 0], [7, 1]]
+    assert (batch.size, batch.num_first) == (2, 2)
+
+
+def test_a_sample_is_a_read_only_view_with_the_fields_that_were_sent() -> None:
+    buffer, server = buffer_of(2), PerSample()
+    stream_of(buffer, server).draw(0)
+    even, odd = server.handed
+    assert np.shares_memory(even.fields["u"], buffer.slots.arrays["u"])
+    with pytest.raises(ValueError, match="read-only"):
+        even.fields["u"] /= 2
+    assert set(even.fields) == {"u", "v"}
+    assert even.fields["v"] == 0
+    assert set(odd.fields) == {"u"}
+
+
+def test_a_whole_batch_is_a_copy_that_may_be_written_into() -> None:
+    buffer = buffer_of(2)
+    batch = stream_of(buffer, Vectorised()).draw(0)
+    assert batch is not None
+    assert batch.data["u"][:, 0, 0].tolist() == [0.5, 1]
+    assert batch.data["u"].dtype == np.float32
+    assert batch.data["ids"].dtype == np.int64
+    assert batch.data["there"].tolist() == [True, False]
+    assert batch.data["v"].tolist() == [0, 0]
+    assert buffer.slots.arrays["u"][:2, 0, 0].tolist() == [1, 2]
+
+
+def test_iterating_gives_none_while_there_is_nothing_and_ends_when_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream_server.server.stream.WAIT_S", 0.0)
+    buffer = buffer_of(3)
+    batches = iter(stream_of(buffer, PerSample()))
+    first = next(batches)
+    assert first is not None
+    assert first.size == 2
+    assert next(batches) is None
+    buffer.close()
+    last = next(batches)
+    assert last is not None
+    assert last.size == 1
+    assert list(batches) == []
+
+
+def test_a_failed_receiver_fails_the_draw() -> None:
+    buffer = buffer_of(1)
+    buffer.close(OSError("the network is gone"))
+    with pytest.raises(ProducerFailed):
+        stream_of(buffer, PerSample()).draw(0)
+
+
+def test_the_rows_of_a_batch_are_free_once_it_is_formed() -> None:
+    buffer = buffer_of(2)
+    stream_of(buffer, PerSample()).draw(0)
+    assert buffer.slots.num_free == 8
+
+
+class Raising(PerSample):
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        raise KeyError("temperature")
+
+
+def test_what_the_user_raises_is_named_and_the_sample_kept(tmp_path: Path) -> None:
+    buffer, server = buffer_of(2), Raising()
+    server.output_dir = tmp_path
+    with pytest.raises(UserCodeError, match=r"Raising\.process_simulation_data raised KeyError: 'temperature'"):
+        stream_of(buffer, server).draw(0)
+    with np.load(tmp_path / "failed-sample.npz") as sample:
+        assert sample["simulation_id"] == 7
+        assert sample["field_u"].tolist() == [[1, 1], [1, 1]]
+    buffer.close()
+    with pytest.raises(Closed):
+        stream_of(buffer, server).draw(0)
+
+
+class Ragged(PerSample):
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        return np.zeros(data.time_step + 1)
+
+
+def test_samples_of_different_shapes_are_refused() -> None:
+    with pytest.raises(UserCodeError, match=r"same structure .* returned ndarrays of \(1,\) and \(2,\)"):
+        stream_of(buffer_of(2), Ragged()).draw(0)

@@ -1,0 +1,197 @@
+"""A server class, alone and among ranks."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.simulation_data import SimulationBatch, SimulationData
+from stream_server.server.stream_server import StreamServer
+from stream_server.server.training.lockstep import Turn
+from stream_server.server.training.step import LearnerStep, Outcome
+from stream_server.server.training.stop import StopReason
+from stream_server.server.training.union_mean import UnionMean
+from tests.server.settings import settings
+from tests.server.streams import batch_of
+from tests.server.thread_ranks import Aborted, ThreadRanks, on_ranks
+
+
+class Doubling(StreamServer):
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        return 2 * data.fields["u"]
+
+
+def small_batch() -> SimulationBatch:
+    return SimulationBatch(
+        simulation_ids=np.array([1, 2]),
+        time_steps=np.array([0, 5]),
+        parameters=np.array([[0.1], [0.2]]),
+        fields={"u": np.array([[1.0], [2.0]])},
+        present={"u": np.array([True, True])},
+    )
+
+
+def test_a_server_is_plain_to_construct_and_to_call() -> None:
+    server = Doubling()
+    assert (server.rank, server.num_ranks) == (0, 1)
+    assert server.process_batch(small_batch(), None).tolist() == [[2], [4]]
+    server.log("x", 1.0)
+    assert server.all_reduce(np.array([3.0]), n=4).tolist() == [3.0]
+    server.stop_study("seen enough")
+
+
+def test_the_rows_of_a_batch_are_read_only_samples() -> None:
+    first, second = small_batch().samples()
+    assert (first.simulation_id, second.time_step) == (1, 5)
+    with pytest.raises(ValueError, match="read-only"):
+        first.fields["u"] += 1
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+def test_collate_stacks_through_every_structure() -> None:
+    collate = StreamServer().collate
+    stacked = collate([Pair({"a": 1.0}, [np.int8(3), "s"]), Pair({"a": 2.0}, [np.int8(4), "t"])])
+    assert isinstance(stacked, Pair)
+    assert stacked.x["a"].tolist() == [1, 2]
+    assert stacked.x["a"].dtype == np.float32
+    assert stacked.y[0].dtype == np.int8
+    assert stacked.y[1] == ["s", "t"]
+
+
+def test_collate_keeps_64_bits_when_the_precision_says_so() -> None:
+    assert StreamServer(settings(precision="64-true")).collate([1.0]).dtype == np.float64
+
+
+def test_collate_names_samples_of_different_structure() -> None:
+    with pytest.raises(UserCodeError, match=r"returned dicts of \('a',\) and \('b',\)"):
+        StreamServer().collate([{"a": 1}, {"b": 1}])
+
+
+def test_a_plain_server_refuses_what_it_would_ignore() -> None:
+    with pytest.raises(ConfigError, match="bf16-true needs a TorchServer"):
+        StreamServer(settings(precision="bf16-true"))
+    with pytest.raises(ConfigError, match="accumulate"):
+        LearnerStep(StreamServer(settings(accumulate=2)), SoloRanks())
+
+
+def turn_of(sizes: list[int], rank: int) -> Turn:
+    batch = batch_of(None, sizes[rank]) if sizes[rank] else None
+    return Turn(batch=batch, sizes=tuple(sizes), num_first=sum(sizes), lonely=False)
+
+
+class Linear(StreamServer):
+    """Least squares by gradient descent in NumPy, the gradient averaged over the union batch."""
+
+    weight: Any
+
+    def prepare_training_attributes(self) -> None:
+        self.weight = np.array([1.0, -2.0])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weight = state["weight"]
+
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        x, y = batch
+        residual = x @ self.weight - y
+        mean = self.all_reduce({"gradient": 2 * x.T @ residual / len(y), "loss": np.mean(residual**2)})
+        self.weight = self.weight - 0.1 * mean["gradient"]
+        return float(mean["loss"])
+
+
+def union_data(num: int) -> tuple[Any, Any]:
+    generator = np.random.default_rng(5)
+    return generator.normal(size=(num, 2)), generator.normal(size=num)
+
+
+@pytest.mark.parametrize("sizes", [[3, 3], [3, 1], [0, 4], [4, 0, 1], [2, 0, 0, 5]], ids=str)
+def test_any_split_of_a_batch_gives_the_gradient_of_the_whole(sizes: list[int]) -> None:
+    x, y = union_data(sum(sizes))
+    ends = np.cumsum(sizes)
+
+    def train(ranks: ThreadRanks) -> tuple[Any, float | None]:
+        server = Linear(settings())
+        server.union_mean = UnionMean(ranks)
+        rows = slice(ends[ranks.rank] - sizes[ranks.rank], ends[ranks.rank])
+        with LearnerStep(server, ranks) as step:
+            outcome = step.run(turn_of(sizes, ranks.rank), (x[rows], y[rows]), 0)
+            step.finish()
+        return server.weight, outcome.loss
+
+    alone = Linear(settings())
+    with LearnerStep(alone, SoloRanks()) as step:
+        expected = step.run(turn_of([sum(sizes)], 0), (x, y), 0).loss
+    for size, (weight, loss) in zip(sizes, on_ranks(len(sizes), train), strict=True):
+        np.testing.assert_allclose(weight, alone.weight, rtol=1e-12)
+        assert loss == (pytest.approx(expected, rel=1e-12) if size else None)
+
+
+class Disagreeing(StreamServer):
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        self.all_reduce(np.zeros(2 + self.rank))
+        return 0.0
+
+
+def test_all_reduce_calls_that_differ_are_named_in_an_uneven_step() -> None:
+    def train(ranks: ThreadRanks) -> str:
+        server = Disagreeing()
+        server.rank = ranks.rank
+        server.union_mean = UnionMean(ranks)
+        try:
+            LearnerStep(server, ranks).run(turn_of([2, 2, 0], ranks.rank), None, 0)
+        except UserCodeError as error:
+            with pytest.raises(Aborted):
+                ranks.abort(error.exit_code)
+            return str(error)
+        except Exception as error:
+            return type(error).__name__
+        return "went on"
+
+    assert "rank 0 made one with arrays of shapes [[2]]" in on_ranks(3, train)[1]
+
+
+def test_all_reduce_outside_of_a_step_is_a_plain_mean_unless_weights_are_given() -> None:
+    def reduce(ranks: ThreadRanks) -> tuple[float, float]:
+        mean = UnionMean(ranks)
+        return mean.mean(float(ranks.rank)), mean.mean(float(ranks.rank), weight=1 + 2 * ranks.rank)
+
+    assert on_ranks(2, reduce) == [(0.5, 0.75)] * 2
+
+
+def test_all_reduce_keeps_structure_and_dtype() -> None:
+    values = [np.ones((2, 1), np.float32), (np.float64(2), {"k": np.array([3], np.int32)})]
+    single, (double, rest) = StreamServer().all_reduce(values)
+    assert (single.dtype, single.shape) == (np.float32, (2, 1))
+    assert double == 2
+    assert rest["k"].tolist() == [3]
+
+
+class Silent(StreamServer):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        return None
+
+
+def test_training_step_must_return_the_loss() -> None:
+    with pytest.raises(UserCodeError, match=r"Silent\.training_step must return the mean loss"):
+        LearnerStep(Silent(), SoloRanks()).run(turn_of([1], 0), None, 0)
+
+
+def test_training_step_may_return_nothing_with_manual_optimisation() -> None:
+    server = Silent()
+    server.automatic_optimization = False
+    assert LearnerStep(server, SoloRanks()).run(turn_of([1], 0), None, 0) == Outcome(loss=None)
+
+
+def test_stop_study_asks_for_an_early_stop() -> None:
+    server = StreamServer()
+    server.stop_study("the loss is small")
+    assert server._stops.pending is StopReason.EARLY_STOP
+    assert server._stops.text == "the loss is small"

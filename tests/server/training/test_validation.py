@@ -1,0 +1,289 @@
+"""The validation mean is that of all samples, however they are dealt to batches and ranks."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.collate import NumpyCollate
+from stream_server.server.ranks import Ranks, SoloRanks
+from stream_server.server.simulation_data import SimulationBatch
+from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.step import LearnerStep
+from stream_server.server.training.validation import Validation
+from stream_server.server.training.validation_batches import HeldOutSamples, num_samples
+from stream_server.server.validation_store import ValidationStore
+from tests.server.thread_ranks import on_ranks
+
+
+class Server:
+    """A server whose loss of a batch is the mean of its values."""
+
+    config = None
+    collate = NumpyCollate(np.float64)
+
+    def __init__(self, loader: Any = None) -> None:
+        self.loader = loader
+        self.heard: list[Any] = []
+
+    def val_dataloader(self) -> Any:
+        return self.loader
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        self.heard.append(batch.time_steps.tolist())
+        batch.fields["x"] *= 2.0
+        return batch.fields["x"]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return float(np.mean(batch))
+
+    def on_validation_start(self) -> None:
+        self.heard.append("start")
+
+    def on_validation_end(self, metrics: dict[str, float]) -> None:
+        self.heard.append(metrics)
+
+
+def held_out(values: list[float]) -> SimulationBatch:
+    num = len(values)
+    return SimulationBatch(
+        simulation_ids=np.zeros(num, np.int64),
+        time_steps=np.arange(num),
+        parameters=np.zeros((num, 1)),
+        fields={"x": np.array(values)},
+        present={"x": np.ones(num, bool)},
+    )
+
+
+def validation(server: Any, ranks: Ranks | None = None, values: list[float] | None = None, **kw: Any) -> Validation:
+    return Validation(
+        server,
+        ranks or SoloRanks(),
+        Callbacks(server),
+        kw.pop("step", LearnerStep(server)),
+        **{"held_out": lambda: None if values is None else held_out(values), "batch_size": 2, **kw},
+    )
+
+
+def means_on(num_ranks: int, make_server: Callable[[], Server]) -> list[dict[str, float]]:
+    """What each rank finds when all validate."""
+    return on_ranks(num_ranks, lambda ranks: validation(make_server(), ranks).run(0))
+
+
+def test_held_out_samples_are_weighted_one_by_one() -> None:
+    server = Server()
+    assert validation(server, values=[1.0, 3.0, 8.0]).run(0) == {"loss": 8.0}
+    assert server.heard == ["start", [0, 1], [2], {"loss": 8.0}]
+
+
+def test_user_code_may_write_into_held_out_samples() -> None:
+    kept = held_out([1.0, 2.0])
+    one = validation(Server(), held_out=lambda: kept)
+    assert one.run(0) == one.run(1) == {"loss": 3.0}
+
+
+def test_without_a_complete_held_out_simulation_user_code_is_not_called() -> None:
+    server = Server()
+    assert validation(server).run(0) == {}
+    assert server.heard == []
+
+
+def test_events_surround_the_validation_and_carry_its_means() -> None:
+    server = Server([np.array([4.0])])
+    validation(server).run(0)
+    assert server.heard == ["start", {"loss": 4.0}]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4), min_size=1, max_size=9), st.integers(1, 4))
+def test_the_mean_does_not_depend_on_the_number_of_ranks(loader: list[list[float]], num_ranks: int) -> None:
+    arrays = [np.array(values) for values in loader]
+    assert means_on(num_ranks, lambda: Server(arrays)) == means_on(1, lambda: Server(arrays)) * num_ranks
+
+
+def test_each_item_of_the_loader_is_evaluated_on_exactly_one_rank() -> None:
+    seen = []
+
+    class Watching(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(int(batch[0]))
+            return 0.0
+
+    means_on(3, lambda: Watching([np.array([i]) for i in range(7)]))
+    assert sorted(seen) == list(range(7))
+
+
+def test_values_of_a_dict_are_averaged_by_name() -> None:
+    class Naming(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"loss": np.mean(batch), "largest": np.max(batch)}
+
+    assert validation(Naming([np.array([1.0, 3.0]), np.array([5.0])])).run(0) == {
+        "loss": 3.0,
+        "largest": pytest.approx(11 / 3),
+    }
+
+
+def test_each_loader_of_a_dict_has_its_own_means_besides_the_common_one() -> None:
+    loaders = {"near": [np.array([1.0])], "far": [np.array([5.0]), np.array([9.0])]}
+    assert validation(Server(loaders)).run(0) == {"loss": 5.0, "near/loss": 1.0, "far/loss": 7.0}
+
+
+def test_the_model_evaluates_while_user_code_runs_and_not_after() -> None:
+    evaluating = []
+
+    class Step(LearnerStep):
+        @contextmanager
+        def evaluating(self) -> Iterator[None]:
+            evaluating.append(True)
+            yield
+            evaluating.pop()
+
+        def place(self, data: Any) -> Any:
+            return data + 1.0
+
+    class Watching(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            assert evaluating
+            return float(np.mean(batch))
+
+    server = Watching([np.array([1.0])])
+    assert validation(server, step=Step(server)).run(0) == {"loss": 2.0}  # type: ignore[arg-type]
+    assert not evaluating
+
+
+def test_the_history_has_each_validation_and_the_best_is_the_first_of_the_smallest() -> None:
+    losses = iter([3.0, 1.0, math.nan, 1.0])
+
+    class Improving(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return next(losses)
+
+    one = validation(Improving([np.ones(1)]))
+    assert (one.best, one.is_done(0)) == ({}, False)
+    for batch in (10, 20, 30, 40):
+        one.run(batch)
+    assert [entry["batch"] for entry in one.history] == [10, 20, 30, 40]
+    assert one.best == {"batch": 20, "loss": 1.0}
+    assert (one.is_done(30), one.is_done(40)) == (False, True)
+
+
+def test_the_history_survives_a_restart() -> None:
+    one, other = validation(Server([np.ones(1)])), validation(Server([np.ones(1)]))
+    one.run(10)
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert other.history == one.history
+
+
+def test_a_validation_is_due_after_every_so_many_batches() -> None:
+    assert [batch for batch in range(10) if validation(Server(), every_batches=3).is_due(batch)] == [3, 6, 9]
+    assert not any(validation(Server()).is_due(batch) for batch in range(10))
+
+
+def test_held_out_samples_on_some_ranks_alone_are_validated_on_all() -> None:
+    def run(ranks: Ranks) -> dict[str, float]:
+        return validation(Server(), ranks, [2.0] if ranks.rank == 1 else None).run(0)
+
+    assert on_ranks(2, run) == [{"loss": 4.0}, {"loss": 4.0}]
+
+
+def test_held_out_samples_have_the_parameters_of_their_simulations() -> None:
+    store = ValidationStore(2)
+    samples = HeldOutSamples(store=store, parameters_of=lambda simulation: np.array([simulation + 0.5]))
+    for simulation in (0, 1):
+        store.add(simulation, 7, {"x": np.array(1.0)}, {"x": True})
+    assert samples() is None
+    store.complete(1)
+    found = samples()
+    assert found is not None
+    assert (found.simulation_ids.tolist(), found.parameters.tolist()) == ([1], [[1.5]])
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "but returned None"),
+        ({"accuracy": 1.0}, r"the names \['accuracy'\]"),
+        ({"loss": np.ones(2)}, "single numbers"),
+    ],
+)
+def test_a_validation_step_without_a_loss_is_an_error_of_the_user(returned: Any, message: str) -> None:
+    class Forgetful(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return returned
+
+    with pytest.raises(UserCodeError, match=message):
+        validation(Forgetful([np.ones(1)])).run(0)
+
+
+def test_a_validation_step_that_raises_is_named() -> None:
+    class Broken(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            raise KeyError("y")
+
+    with pytest.raises(UserCodeError, match=r"Broken\.validation_step raised KeyError: 'y'"):
+        validation(Broken([np.ones(1)])).run(0)
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (iter([np.ones(1)]), "gone through only once"),
+        (7, "must give an iterable of batches, but gave a int"),
+        ([], "gave no batch to any rank"),
+    ],
+)
+def test_an_unusable_loader_is_an_error_of_the_user(loader: Any, message: str) -> None:
+    with pytest.raises(UserCodeError, match=message):
+        validation(Server(loader)).run(0)
+
+
+def test_a_shuffled_loader_is_refused_when_ranks_share_it_out() -> None:
+    class RandomSampler:
+        pass
+
+    class TwoRanks(SoloRanks):
+        size = 2
+
+    class Shuffled(list[Any]):
+        sampler = RandomSampler()
+
+    with pytest.raises(ConfigError, match="use shuffle=False"):
+        validation(Server(Shuffled([np.ones(1)])), TwoRanks()).run(0)
+    assert validation(Server(Shuffled([np.ones(1)]))).run(0) == {"loss": 1.0}
+
+
+def test_the_loader_is_asked_for_once() -> None:
+    asked = []
+
+    class Asked(Server):
+        def val_dataloader(self) -> Any:
+            asked.append(True)
+            return [np.ones(1)]
+
+    one = validation(Asked())
+    one.run(0)
+    one.run(0)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "num"),
+    [
+        (np.zeros((5, 2)), 5),
+        ((np.zeros((4, 2)), np.zeros(4)), 4),
+        ({"name": "x", "x": [np.zeros((3, 1))]}, 3),
+        (held_out([1.0, 2.0]), 2),
+        (np.float64(1.0), 1),
+        ("text", 1),
+    ],
+)
+def test_the_size_of_a_batch_is_the_length_of_its_first_array(batch: Any, num: int) -> None:
+    assert num_samples(batch) == num
