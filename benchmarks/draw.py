@@ -2,7 +2,8 @@
 
 The reference is the limit of drawing: choose random row numbers and copy these rows with `np.take(out=)`.
 `draw.batch` is the vectorised path: draw from the Reservoir (distinct rows, gate, pinning, seen counts), gather all
-rows at once, release. `draw.sample` is the path of a per-sample `process_simulation_data`: a view per sample, then a stack.
+rows at once, release. `draw.sample` is the path of a per-sample `process_simulation_data`: one view per sample, then
+a stack.
 
     python -m benchmarks.draw
 """
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.measure import Result, alternated, cpu_rate, show
-from stream_server.buffers import Buffer, Draw, Reservoir, Slots
+from stream_server.buffers import Buffer, Reservoir, Slots
 
 BUFFER_BYTES = 256 * 1024 * 1024
 SAMPLE_BYTES = {"4kB": 4_000, "40kB": 40_000}
@@ -81,8 +82,9 @@ class DrawnAtOnce:
         self._out = buffer.slots.gather(np.arange(num))
 
     def step(self) -> None:
-        draw = _draw(self._buffer, self._num)
-        self._buffer.gather(draw, self._out)
+        draw = self._buffer.draw(self._num, timeout_s=1.0)
+        assert draw is not None
+        self._buffer.slots.gather(draw.slots, self._out)
         self._buffer.release(draw)
 
 
@@ -97,15 +99,10 @@ class DrawnSingly:
         self._array.flags.writeable = False
 
     def step(self) -> None:
-        draw = _draw(self._buffer, self._num)
+        draw = self._buffer.draw(self._num, timeout_s=1.0)
+        assert draw is not None
         np.stack([self._array[slot] for slot in draw.slots.tolist()], out=self._out)
         self._buffer.release(draw)
-
-
-def _draw(buffer: Buffer, num: int) -> Draw:
-    draw = buffer.draw(num, timeout_s=1.0)
-    assert draw is not None
-    return draw
 
 
 def _cases() -> Iterator[tuple[str, int, Buffer]]:

@@ -14,7 +14,7 @@ import zmq
 
 GRACE_S = 2.0
 HARMLESS_FILES = ("/dev/", "anon_inode:[eventpoll]", "/proc/")
-HARMLESS_FOLDERS = ("pytest-of-", "ompi.", "prte.", "pmix")
+HARMLESS_FOLDERS = ("pytest-of-", "ompi.", "prte.", "pmix", "torchinductor_")
 
 _sockets_and_contexts: "weakref.WeakSet[zmq.Socket | zmq.Context]" = weakref.WeakSet()
 

@@ -23,7 +23,7 @@ KNOWS = {
 
 DOORS = {
     "mpi4py": ["server/ranks.py"],
-    "zmq": ["client_api/transport.py", "server/receiver.py", "server/access.py", "launcher/link.py"],
+    "zmq": ["client_api/transport.py", "server/sockets.py", "server/access.py", "launcher/link.py"],
     "tensorboard": ["server/training/tensorboard_writer.py"],
     "psij": ["launcher/jobs.py"],
     "torch": ["server/torch_*.py", "server/training/torch_*.py"],

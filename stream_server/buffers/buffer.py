@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Lock
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +93,7 @@ class Buffer:
     def commit(self, slots: Sequence[int]) -> None:
         """Append filled slots, with their keys set, to the backlog. Receiver thread."""
         with self._lock:
-            assert not self._closed, "commit after close"
+            assert not self._closed or self._error, "commit after close"
             self._backlog.extend(slots)
 
     def admit(self) -> list[int]:
@@ -108,8 +107,7 @@ class Buffer:
             evicted = self.policy.put(admitted)
             if len(evicted):
                 self.slots.free(self._pins.retire(evicted))
-            if self._wanted and self.policy.ready(self._wanted):
-                self._changed.notify()
+            self._wake_if_ready()
             return admitted
 
     def withdraw(self, simulation_id: int) -> int:
@@ -123,6 +121,7 @@ class Buffer:
             slots = slots[ids[slots] == simulation_id]
             num_unseen = self.policy.remove(slots)
             self.slots.free(self._pins.retire(slots))
+            self._wake_if_ready()
             return len(waiting) + num_unseen
 
     def close(self, error: BaseException | None = None) -> None:
@@ -152,10 +151,17 @@ class Buffer:
         if not 0 < num <= self.policy.capacity:
             raise ValueError(f"A batch must have 1 to {self.policy.capacity} samples (the capacity), but has {num}.")
         with self._lock:
-            size = self._ready(num) or self._wait(num, timeout_s)
+            size = 0 if self._error else self.policy.ready(num)
+            if not size:
+                size = self._wait(num, timeout_s)
             if not size:
                 return None
-            draw = self._draw(size)
+            slots, num_first, removed = self.policy.draw(size)
+            if self._closed:
+                np.add.at(self.slots.seen, slots, 1)  # only now a batch may hold a sample twice
+            else:
+                self.slots.seen[slots] += 1
+            draw = Draw(slots, num_first, self._pins.pin(slots, removed))
             room_for_backlog = self._backlog and self.policy.room
         if room_for_backlog and self.on_room:
             self.on_room()
@@ -189,10 +195,6 @@ class Buffer:
         with self._lock:
             return self.slots.seen[self.policy.slots()]
 
-    def state_dict(self) -> dict[str, Any]:
-        with self._lock:
-            return self.policy.state_dict()
-
     def _ready(self, num: int) -> int:
         if self._error:
             raise ProducerFailed("The thread that fills the buffer failed.") from self._error
@@ -201,19 +203,14 @@ class Buffer:
             raise Closed("The buffer is closed and everything in it was drawn.")
         return size
 
+    def _wake_if_ready(self) -> None:
+        # Not at each change: a wake-up for nothing costs the receiver the interpreter lock each time.
+        if self._wanted and self.policy.ready(self._wanted):
+            self._changed.notify()
+
     def _wait(self, num: int, timeout_s: float) -> int:
-        # The receiver wakes us once our batch is there: a wake-up per sample would cost it the interpreter each time.
         self._wanted = num
         try:
             return self._changed.wait_for(lambda: self._ready(num), timeout_s)
         finally:
             self._wanted = 0
-
-    def _draw(self, size: int) -> Draw:
-        may_repeat = size > self.policy.population
-        slots, num_first, removed = self.policy.draw(size)
-        if may_repeat:
-            np.add.at(self.slots.seen, slots, 1)
-        else:
-            self.slots.seen[slots] += 1
-        return Draw(slots, num_first, self._pins.pin(slots, removed))

@@ -93,6 +93,8 @@ def distinct(random: np.random.Generator, population: int, num: int) -> SlotArra
     """Draw `num` distinct positions below `population`, all sets equally likely, in O(num)."""
     if num * num > population:
         return random.choice(population, num, replace=False, shuffle=False)
+    if num == 1:
+        return np.array([int(random.random() * population)], np.intp)
     # Collisions are rare here, and drawing all again leaves the law exact at half the price of `choice`.
     while True:
         positions: SlotArray = (random.random(num) * population).astype(np.intp)
@@ -103,6 +105,11 @@ def distinct(random: np.random.Generator, population: int, num: int) -> SlotArra
 
 def exchange(positions: SlotArray, start: int, *arrays: npt.NDArray[Any]) -> None:
     """Swap within each array so that what stood at the distinct `positions` stands from `start` on, in any order."""
+    if len(positions) == 1:
+        position = int(positions[0])
+        for array in arrays:
+            array[start], array[position] = array[position], array[start]
+        return
     stop = start + len(positions)
     inside = (positions >= start) & (positions < stop)
     movers = positions[~inside]

@@ -73,7 +73,9 @@ class Reservoir:
     def ready(self, num: int) -> int:
         if self._closed:
             return even_share(self.num_left, min(num, self._population))
-        if self._population < max(self._watermark, num) or self._reuse_is_exhausted():
+        if self._population < self._watermark or self._population < num:
+            return 0
+        if self._draws_per_sample is not None and self._reuse_is_exhausted(self._draws_per_sample):
             return 0
         return num
 
@@ -153,10 +155,9 @@ class Reservoir:
         self._closed = state["closed"]
         self._random.bit_generator.state = state["random"]
 
-    def _reuse_is_exhausted(self) -> bool:
-        if self._draws_per_sample is None or not self.room:
-            return False
-        return self._num_draws > self._draws_per_sample * self._num_inserts - self._population
+    def _reuse_is_exhausted(self, draws_per_sample: float) -> bool:
+        # Without room only a draw can let the stream go on, whatever the counters of an earlier run say.
+        return self.room > 0 and self._num_draws > draws_per_sample * self._num_inserts - self._population
 
     def _settle(self) -> None:
         """Bring what was drawn for the first time since the last eviction to the front."""

@@ -154,8 +154,7 @@ class DataConnection:
 
     def _send_alone(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
         numbers = [i for i in range(len(self._block_bytes)) if present >> i & 1]
-        blocks = [self._opening.blocks[i] for i in numbers]
-        arrays = [np.ascontiguousarray(array, block.dtype) for array, block in zip(arrays, blocks, strict=True)]
+        arrays = [np.ascontiguousarray(array) for array in arrays]
         if sum(array.nbytes for array in arrays) <= MAX_PART_BYTES:
             self._send_data(index, present, arrays)
             num_messages = 1

@@ -171,7 +171,9 @@ class Fields:
                 f"field {name!r} is sent as {dtype}, which {array.dtype} cannot become without loss: "
                 "send one dtype throughout, or give the field a dtype in study.json"
             )
-        return array
+        # A value too large for a narrower type becomes infinite, and the server counts it as such.
+        with np.errstate(over="ignore"):
+            return array.astype(dtype, copy=False)
 
     def _refuse_surplus(self, sample: Mapping[str, Any]) -> None:
         opened = {name for _, name, *_ in self._expected}
@@ -190,8 +192,3 @@ def _numeric(name: str, value: Any) -> np.ndarray:
     except ValueError as error:
         raise TypeError(f"field {name!r}: {error}") from error
     return array
-
-
-def contiguous(array: np.ndarray, block: Block) -> np.ndarray:
-    """The array in C order and in the block's type; itself if it is so already."""
-    return np.ascontiguousarray(array, dtype=block.dtype)

@@ -4,11 +4,8 @@
 *indices* (0, 1, 2 …); the label a user gives a step is `first + index * every` of the study's `TimeSteps`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-
-import numpy as np
 
 PROTOCOL_VERSION = 1
 MAX_PART_BYTES = 4 * 1024 * 1024
@@ -225,11 +222,3 @@ class Refusal:
 
 
 Message = Hello | Welcome | Open | Opened | Data | End | Ping | Ack | Invalidate | Invalidated | Stop | Refusal
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Frames:
-    """A message as it goes to a socket: the header, and for `Data` the payload frames."""
-
-    header: bytes
-    payload: Sequence[memoryview | bytes | np.ndarray] = field(default=())

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import os
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -16,7 +17,7 @@ def class_problem(path: str, reference: str, study_dir: Path) -> Iterator[Proble
     where, _, name = reference.rpartition(":")
     if where.endswith(".py"):
         file = study_dir / where
-        if not file.is_file():
+        if not os.path.isfile(file):
             yield Problem(path=path, found=f"there is no file {file}", instead=_near_file(file))
             return
     else:

@@ -1,5 +1,6 @@
 """Whether every {placeholder} of the command and of the templates has a value, and a format that fits it."""
 
+import os
 from collections.abc import Iterator
 
 from stream_server.config.design_file import parameter_names
@@ -31,7 +32,7 @@ def _command_has_values(config: StudyConfig) -> Iterator[Problem]:
 
 def _templates_are_there(config: StudyConfig) -> Iterator[Problem]:
     for position, template in enumerate(config.simulation.templates):
-        if not template.is_file():
+        if not os.path.isfile(template):
             yield Problem(
                 path=f"simulation.templates[{position}]",
                 found=f"there is no file {template}",
@@ -42,7 +43,7 @@ def _templates_are_there(config: StudyConfig) -> Iterator[Problem]:
 def _templates_have_values(config: StudyConfig) -> Iterator[Problem]:
     for position, template in enumerate(config.simulation.templates):
         path = f"simulation.templates[{position}]"
-        if not template.is_file():
+        if not os.path.isfile(template):
             continue
         try:
             text = template.read_text(encoding="utf-8")

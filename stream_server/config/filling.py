@@ -25,11 +25,10 @@ _FIELDS = TypeAdapter(dict[str, SampleField])
 def filled(raw: Raw) -> Raw:
     """A copy of `raw` with absolute paths, and values for the keys whose default depends on other keys."""
     raw = deepcopy(raw)
-    study_dir = raw.setdefault("study_dir", os.getcwd())
-    if not isinstance(study_dir, str | Path) or not str(study_dir):
-        return raw
-    folder = Path(os.path.abspath(study_dir))
-    raw["study_dir"] = str(folder)
+    study_dir = raw.get("study_dir", "")
+    folder = Path(os.path.abspath(study_dir if isinstance(study_dir, str | Path) else ""))
+    if isinstance(study_dir, str | Path):
+        raw["study_dir"] = str(folder)
     _fill_study(_section(raw, "study"), folder)
     _fill_buffer(_section(raw, "buffer"), _section(raw, "study"))
     _fill_validation(raw)

@@ -12,7 +12,7 @@ from stream_server.config.drafting import draft
 from stream_server.config.filling import filled
 from stream_server.config.models import StudyConfig
 from stream_server.config.problems import Problem, config_error
-from stream_server.config.reading import override, read_json
+from stream_server.config.reading import override, read_json, unusable_values
 from stream_server.config.wording import problems_of
 
 
@@ -25,6 +25,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> StudyConfig:
     file = Path(os.path.abspath(path))
     raw = read_json(file)
     problems = override(raw, overrides)
+    unusable = list(unusable_values(raw))
+    if unusable:
+        raise config_error(path, [*problems, *unusable])
     study_dir = raw.get("study_dir", ".")
     if isinstance(study_dir, str):
         raw["study_dir"] = os.path.abspath(file.parent / study_dir)

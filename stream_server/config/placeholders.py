@@ -7,6 +7,7 @@ from stream_server.config.problems import nearest, shown
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 IN_BRACES = re.compile(r"(?<!\$)\{\s*([A-Za-z_]\w*)[^{}]*\}")
+MANY_DIGITS = re.compile(r"[0-9]{4}")
 BUILT_IN: Mapping[str, int | str] = {"simulation": 0, "attempt": 0, "seed": 0, "study_dir": ""}
 
 Examples = Mapping[str, float | int | str]
@@ -44,6 +45,8 @@ def _problem_of(name: str, form: str | None, examples: Examples) -> tuple[str, s
         instead = f"Write {{{meant}}}, or add {name} to parameters.bounds" if meant else f"Write one of {known}"
         return f"{written} is neither a parameter nor built in", instead
     try:
+        if MANY_DIGITS.search(form or ""):
+            raise ValueError("it asks for thousands of characters")
         format(examples[name], form or "")
     except ValueError as error:
         example = {float: ".6g", int: "06d", str: "s"}[type(examples[name])]

@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from stream_server.config.problems import Problem, config_error, shown
+from stream_server.config.values import MAX_INTEGER
 from stream_server.errors import ConfigError
 
+MAX_DEPTH = 32
 TEXT_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*')
 
 
@@ -75,6 +77,31 @@ def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
         instead = "Write JSON; // starts a comment"
     shown_line = f" in `{line}`" if line else ""
     return Problem(path=f"line {error.lineno}, column {error.colno}", found=f"{error.msg}{shown_line}", instead=instead)
+
+
+def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Problem]:
+    """Numbers beyond 64 bits, text that no file or message can hold, endless nesting: JSON allows all of them."""
+    match node:
+        case dict() | list() if depth > MAX_DEPTH:
+            found = f"brackets within brackets more than {MAX_DEPTH} levels deep"
+            yield Problem(path=_printable(path), found=found, instead="Write something flatter")
+        case dict():
+            for key, value in node.items():
+                yield from unusable_values(key, path)
+                yield from unusable_values(value, f"{path}.{key}" if path else key, depth + 1)
+        case list():
+            for position, value in enumerate(node):
+                yield from unusable_values(value, f"{path}[{position}]", depth + 1)
+        case str() if node != _printable(node) or "\0" in node:
+            yield Problem(
+                path=_printable(path), found=f"{node!a} is no text", instead="Remove what no font can show"
+            )
+        case int() if abs(node) > MAX_INTEGER:
+            yield Problem(path=_printable(path), found="the number does not fit 64 bits", instead="Write a smaller one")
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def override(raw: dict[str, Any], assignments: Sequence[str]) -> list[Problem]:

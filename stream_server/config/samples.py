@@ -22,7 +22,7 @@ def _check_dtype(value: str) -> str:
     example = 'Write a numeric NumPy type such as "float32", or leave it out to keep what is sent'
     try:
         dtype = np.dtype(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, DeprecationWarning) as error:
         raise wrong(f"{shown(value)} is no NumPy type", example) from error
     if dtype.kind not in "biufc" or dtype.char in "gG":
         raise wrong(f"{shown(value)} is no numeric type that is the same on every machine", example)
@@ -43,7 +43,11 @@ class SampleField(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_shape(cls, value: Any) -> Any:
-        return {"shape": value} if isinstance(value, list | tuple) else value
+        if isinstance(value, list | tuple):
+            return {"shape": value}
+        if not isinstance(value, dict | SampleField):
+            raise wrong(f"{shown(value)} is no shape", 'Write a list such as [100, 100], or {"shape": [100, 100]}')
+        return value
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -98,7 +102,7 @@ class TimeSteps(Section):
     @property
     def num(self) -> int:
         """How many time steps there are."""
-        return len(self.labels)
+        return (self.last - self.first) // self.every + 1
 
     @property
     def labels(self) -> range:

@@ -115,7 +115,9 @@ def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
 def _ports_are_a_range(config: StudyConfig) -> Iterator[Problem]:
     low, high = config.network.ports or (1, 1)
     if low > high:
-        yield Problem(path="network.ports", found=f"low ({low}) is above high ({high})", instead=f"Write [{high}, {low}]")
+        yield Problem(
+            path="network.ports", found=f"low ({low}) is above high ({high})", instead=f"Write [{high}, {low}]"
+        )
 
 
 USAGE_CHECKS: tuple[Callable[[StudyConfig], Iterator[Problem]], ...] = (

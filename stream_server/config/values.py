@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from stream_server.config.problems import shown
 
 WRONG = "wrong_value"
+MAX_INTEGER = 2**63 - 1
 
 SIZE_PATTERN = r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?i?B)\s*$"
 SIZE_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
@@ -37,7 +39,8 @@ def size_in_bytes(text: str) -> int | None:
         return None
     number, unit = match[1], match[2][:-1]
     factor = SIZE_FACTORS.get(unit.replace("K", "k"))
-    return None if factor is None else math.floor(float(number) * factor)
+    size = math.floor(Fraction(number) * factor) if factor else 0
+    return size if 0 < size <= MAX_INTEGER else None
 
 
 def _parse_bytes(value: Any) -> Any:

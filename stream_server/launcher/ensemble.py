@@ -1,6 +1,7 @@
 """The loop of the launcher process: the schedule decides, jobs and link carry out."""
 
 import logging
+import math
 import os
 import shutil
 import signal
@@ -54,7 +55,7 @@ class Ensemble:
         self._connection: dict[str, Any] = {}
         self._parameters: dict[int, dict[str, float]] = {}
         self._running: dict[Path, tuple[int, int]] = {}
-        self._leave_at: float | None = None
+        self._leave_at = math.inf
         self._poll_at = 0.0
         self._status_at = 0.0
         self._status: link.Status | None = None
@@ -73,8 +74,6 @@ class Ensemble:
 
     @property
     def _has_left(self) -> bool:
-        if self._leave_at is None:
-            return False
         return self.schedule.done or time.monotonic() >= self._leave_at
 
     def _wait(self) -> None:
@@ -90,11 +89,11 @@ class Ensemble:
             for number in came - {signal.SIGCHLD}:
                 self._leave(f"got {number.name}")
 
-    def _leave(self, reason: str) -> None:
-        if self._leave_at is None:
-            log.info("stopping: %s", reason)
-            self._leave_at = time.monotonic() + LEAVE_S
-        self._carry_out(self.schedule.stop(time.monotonic()))
+    def _leave(self, reason: str, grace_s: float = 0.0) -> None:
+        log.info("stopping: %s", reason)
+        now = time.monotonic()
+        self._leave_at = min(self._leave_at, now + grace_s + LEAVE_S)
+        self._carry_out(self.schedule.stop(now, grace_s))
 
     def _take(self, message: link.ToLauncher) -> list[Action]:
         now = time.monotonic()
@@ -119,7 +118,7 @@ class Ensemble:
             case link.AttachRequest():
                 return self.schedule.attach(message.token, message.simulation, now)
             case link.StopAll():
-                self._leave(message.reason)
+                self._leave(message.reason, message.grace_s)
                 return []
 
     def _poll_jobs(self) -> None:

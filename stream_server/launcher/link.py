@@ -78,9 +78,10 @@ class AttachRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopAll:
-    """To launcher: the study has ended; end every job and leave."""
+    """To launcher: the study has ended; start nothing more, cancel what still runs after `grace_s`, and leave."""
 
     reason: str
+    grace_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

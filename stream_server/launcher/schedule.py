@@ -43,6 +43,7 @@ class Schedule:
         self._num_planned = 0
         self._num_barren = 0
         self._anything_came = False
+        self._cancel_at = math.inf
 
     @property
     def done(self) -> bool:
@@ -134,12 +135,12 @@ class Schedule:
                 actions += self._fail(it, now)
         return actions + self._fill(now)
 
-    def stop(self, now: float) -> list[Action]:
-        """The study has ended: nothing more is started, and what runs is cancelled."""
+    def stop(self, now: float, grace_s: float = 0.0) -> list[Action]:
+        """The study has ended: nothing more is started, and what still runs after `grace_s` is cancelled."""
         self.stopped = True
-        actions: list[Action] = [self._cancel(it) for it in self._live.values() if it.has_job and not it.cancelled]
+        self._cancel_at = min(self._cancel_at, now + grace_s)
         self._live = {it.id: it for it in self._live.values() if it.has_job}
-        return actions + self._fill(now)
+        return self.tick(now)
 
     def _add(self, simulation: int) -> None:
         assert simulation not in self._simulations
@@ -147,7 +148,9 @@ class Schedule:
         self._untried.append(simulation)
 
     def _deadline(self, it: Entry) -> float | None:
-        return None if self.stopped else it.deadline(self.limits.timeout_s)
+        if self.stopped:
+            return None if it.cancelled else self._cancel_at
+        return it.deadline(self.limits.timeout_s)
 
     def _begin(self, it: Entry, now: float, *, has_job: bool) -> None:
         it.begin(now, has_job=has_job)

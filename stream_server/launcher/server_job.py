@@ -1,6 +1,7 @@
 """The server as a job of the launcher: started by mpirun, stopped by a signal, judged by its report."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,9 @@ REPORT_FILE = "report.json"
 
 
 def run_server(config: StudyConfig, file: Path, *, overrides: Sequence[str], fresh: bool) -> int:
-    """Run the study and return the exit code of its report. INT and TERM ask the server to stop.
+    """Run the study and return the exit code of its report.
+
+    INT and TERM ask the server to stop in order, a second one tells mpirun to end it, a third one kills it.
 
     Raises:
         ConfigError: there is no mpirun.
@@ -49,8 +52,15 @@ def _program(name: str) -> str:
 def _wait(server: "subprocess.Popen[bytes]") -> int:
     """Wait for the server; it has a session of its own, so that a Ctrl-C reaches it by us only, and once."""
 
+    # mpirun passes both to all ranks, but Open MPI kills them 0.26 s after TERM, too soon for a stop in order.
+    steps = iter((signal.SIGUSR1, signal.SIGTERM))
+
     def forward(number: int, frame: FrameType | None) -> None:
-        server.send_signal(signal.SIGTERM)
+        step = next(steps, None)
+        if step is not None:
+            server.send_signal(step)
+        else:
+            os.killpg(server.pid, signal.SIGKILL)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

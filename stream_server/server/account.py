@@ -13,6 +13,9 @@ from typing import Any
 
 FINISHED = "finished"
 UNEVEN_STOP = "uneven"
+UNKNOWN = "unknown"
+LONGEST_REASON = 120
+MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,18 +28,17 @@ class Intake:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankAccount:
-    """What one rank knows at the end; `trained` to `untrained` are of training simulations alone.
+    """What one rank knows at the end; all but `intake` is of training simulations alone.
 
-    `trained` counts samples, not draws: those that were in a step at least once. `untrained` says by reason
-    how many accepted samples were left in the buffer.
+    Of its accepted samples, `drawn` were in a batch at least once, `withdrawn` went before that, and `left` were
+    still waiting.
     """
 
     intake: Mapping[int, Intake]
     duplicates: int = 0
-    trained: int = 0
-    skipped: int = 0
+    drawn: int = 0
     withdrawn: int = 0
-    untrained: Mapping[str, int] = field(default_factory=dict)
+    left: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for rank 0."""
@@ -47,6 +49,18 @@ class RankAccount:
         """The account of another rank; JSON makes texts of the simulations' ids."""
         intake = {int(simulation): Intake(**of_one) for simulation, of_one in plain["intake"].items()}
         return cls(**{**plain, "intake": intake})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """What training did with the drawn samples of all ranks: samples, not draws.
+
+    `untrained_reason` says why the others were not trained, if the study ended before time.
+    """
+
+    trained: int
+    skipped: int = 0
+    untrained_reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,9 +115,9 @@ class Account:
 
 
 def close_account(
-    ranks: Sequence[RankAccount | None], simulations: Mapping[int, SimulationEnd], *, complete: bool
+    ranks: Sequence[RankAccount | None], simulations: Mapping[int, SimulationEnd], learned: Learned, *, complete: bool
 ) -> Account:
-    """Settle the account from what each rank and the roster say.
+    """Settle the account from what each rank, the roster and the training say.
 
     `ranks[r]` is None when rank r was lost. `complete` says that the study came to its normal end, after
     which every simulation has ended and nothing is left untrained, unless the study chose `uneven: "stop"`.
@@ -113,21 +127,19 @@ def close_account(
     training = [entry for entry in settled if not entry.end.held_out]
     held_out = [entry for entry in settled if entry.end.held_out]
     rejected: Counter[str] = Counter()
-    untrained: Counter[str] = Counter()
     for entry in training:
         rejected.update(entry.rejected)
-    for account in known:
-        untrained.update(account.untrained)
+    untrained = sum(account.drawn + account.left for account in known) - learned.trained - learned.skipped
     return Account(
         expected=sum(entry.expected for entry in training),
         accepted=sum(entry.accepted for entry in training),
         duplicates=sum(account.duplicates for account in known),
         rejected=dict(sorted(rejected.items())),
         never_produced={entry.label: entry.missing for entry in training if entry.missing > 0},
-        trained=sum(account.trained for account in known),
-        skipped=sum(account.skipped for account in known),
+        trained=learned.trained,
+        skipped=learned.skipped,
         withdrawn=sum(account.withdrawn for account in known),
-        untrained_reasons=dict(sorted(untrained.items())),
+        untrained_reasons={learned.untrained_reason or UNKNOWN: untrained} if untrained else {},
         held_out={
             "expected": sum(entry.expected for entry in held_out),
             "accepted": sum(entry.accepted for entry in held_out),
@@ -138,7 +150,7 @@ def close_account(
             *(f"rank {rank} was lost, and its account with it" for rank, it in enumerate(ranks) if it is None),
             *_problems_of_simulations(settled, known, complete),
             *_problems_of_ranks(ranks, simulations),
-            *_problems_of_the_end(untrained, complete),
+            *_problems_of_training(known, learned, untrained, complete),
         ],
     )
 
@@ -167,7 +179,8 @@ class _Settled:
     @property
     def label(self) -> str:
         state = self.end.state.replace("_", " ")
-        return f"simulation {self.simulation}: {state}" + (f" ({self.end.reason})" if self.end.reason else "")
+        reason = self.end.reason.strip().partition("\n")[0][:LONGEST_REASON]
+        return f"simulation {self.simulation}: {state}" + (f" ({reason})" if reason else "")
 
 
 def _settle(simulation: int, end: SimulationEnd, ranks: Sequence[RankAccount]) -> _Settled:
@@ -181,9 +194,10 @@ def _settle(simulation: int, end: SimulationEnd, ranks: Sequence[RankAccount]) -
 def _problems_of_simulations(
     settled: Sequence[_Settled], ranks: Sequence[RankAccount], complete: bool
 ) -> Iterator[str]:
-    known = {entry.simulation for entry in settled}
-    for simulation in sorted({i for account in ranks for i in account.intake} - known):
-        yield f"simulation {simulation} has samples on a server rank, but is not in the study"
+    strangers = sorted({i for account in ranks for i in account.intake} - {entry.simulation for entry in settled})
+    if strangers:
+        named = ", ".join(map(str, strangers[:MOST_NAMED])) + (", …" if len(strangers) > MOST_NAMED else "")
+        yield f"{len(strangers)} simulations have samples on server ranks, but rank 0 does not know them: {named}"
     for entry in settled:
         name, arrived = f"simulation {entry.simulation}", entry.arrived
         if entry.missing < 0:
@@ -202,17 +216,26 @@ def _problems_of_ranks(ranks: Sequence[RankAccount | None], simulations: Mapping
         if account is None:
             continue
         accepted = sum(
-            intake.accepted for i, intake in account.intake.items() if i in simulations and not simulations[i].held_out
+            intake.accepted
+            for i, intake in account.intake.items()
+            if i not in simulations or not simulations[i].held_out
         )
-        untrained = sum(account.untrained.values())
-        settled = account.trained + account.skipped + account.withdrawn + untrained
+        settled = account.drawn + account.withdrawn + account.left
         if accepted != settled:
             yield (
-                f"rank {rank} accepted {accepted} samples, but {settled} are accounted for: {account.trained} trained, "
-                f"{account.skipped} skipped, {account.withdrawn} withdrawn, {untrained} untrained"
+                f"rank {rank} accepted {accepted} samples, but {settled} are accounted for: {account.drawn} drawn, "
+                f"{account.withdrawn} withdrawn, {account.left} left in the buffer"
             )
 
 
-def _problems_of_the_end(untrained: Mapping[str, int], complete: bool) -> Iterator[str]:
-    if complete and (num := sum(count for reason, count in untrained.items() if reason != UNEVEN_STOP)):
-        yield f"{num} accepted samples were not trained although the study came to its normal end"
+def _problems_of_training(
+    ranks: Sequence[RankAccount], learned: Learned, untrained: int, complete: bool
+) -> Iterator[str]:
+    drawn = sum(account.drawn for account in ranks)
+    settled = learned.trained + learned.skipped
+    if settled > drawn:
+        yield f"{settled} samples were trained or skipped, but the ranks drew only {drawn}"
+    if untrained > 0 and complete and learned.untrained_reason != UNEVEN_STOP:
+        yield f"{untrained} accepted samples were not trained although the study came to its normal end"
+    elif untrained > 0 and not learned.untrained_reason:
+        yield f"{untrained} accepted samples were not trained, and nothing says why"

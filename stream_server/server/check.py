@@ -4,7 +4,7 @@ import resource
 import shlex
 
 from stream_server.config import StudyConfig
-from stream_server.server.plan import Plan, make_plan, sample_bytes
+from stream_server.server.plan import Plan, make_plan
 
 DESCRIPTORS_OF_A_RANK = 64
 
@@ -18,7 +18,7 @@ def describe(config: StudyConfig) -> str:
 def _lines(config: StudyConfig, plan: Plan) -> list[tuple[str, str]]:
     num_simulations = config.study.simulations + config.validation.simulations
     steps = config.study.time_steps
-    size = sample_bytes(config)
+    size = plan.sample_bytes
     samples = "unknown number of" if steps is None else f"{num_simulations * steps.num:,}"
     total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
     command = config.simulation.command

@@ -102,16 +102,20 @@ class Clients:
             else:
                 self.reply(peer, self.tracker.refuse(Reason.WRONG_BLOCKS, "the connection was opened before"))
             return
-        if user is not None and self.access is not None:
-            if not self.access.may_speak(user, message.simulation, message.attempt):
-                text = f"this key does not speak for simulation {message.simulation}, attempt {message.attempt}"
-                self.reply(peer, self.tracker.refuse(Reason.WRONG_KEY, text))
-                return
+        if not self._may_speak(user, message):
+            text = f"this key does not speak for simulation {message.simulation}, attempt {message.attempt}"
+            self.reply(peer, self.tracker.refuse(Reason.WRONG_KEY, text))
+            return
         answer = self.tracker.open(peer, message)
         if answer is None:
             self._ask_for_patience(peer)
         else:
             self._opened(peer, answer)
+
+    def _may_speak(self, user: str | None, message: Open) -> bool:
+        if user is None or self.access is None:
+            return True
+        return self.access.may_speak(user, message.simulation, message.attempt)
 
     def _opened(self, peer: bytes, answer: Connection | Refusal) -> None:
         if isinstance(answer, Refusal):

@@ -20,17 +20,19 @@ class Decider(Protocol):
 
     def attached(self, token: int, simulation: int, attempt: int) -> list[Action]: ...
 
-    def none_left(self, token: int, reason: Reason, text: str) -> list[Action]: ...
+    def none_left(self, message: link.NoneLeft) -> list[Action]: ...
 
     def ready(self, simulation: int, attempt: int) -> list[Action]: ...
 
     def share(self, rank: int, share: notices.Share) -> list[Action]: ...
 
+    def failed(self, simulation: int, attempt: int) -> list[Action]: ...
+
     def gave_up(self, message: link.GaveUp) -> list[Action]: ...
 
     def too_many(self, text: str) -> list[Action]: ...
 
-    def stop(self, reason: str) -> list[Action]: ...
+    def stop(self, reason: str, grace_s: float) -> list[Action]: ...
 
 
 class Coordinator:
@@ -108,12 +110,11 @@ class Coordinator:
             case link.Attached():
                 self.perform(self.roster.attached(message.token, message.simulation, message.attempt))
             case link.NoneLeft():
-                reason = Reason.BUSY if message.busy else Reason.NO_SIMULATION_LEFT
-                self.perform(self.roster.none_left(message.token, reason, message.text))
+                self.perform(self.roster.none_left(message))
             case link.TooMany():
                 self.perform(self.roster.too_many(message.text))
             case link.Failed():
-                self.tell(notices.Over(simulation=message.simulation, attempt=message.attempt))
+                self.perform(self.roster.failed(message.simulation, message.attempt))
                 self.tell_main(events.FromLauncher(message=message))
             case _:
                 self.tell_main(events.FromLauncher(message=message))

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
+from types import EllipsisType
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from stream_server.server.layout import Place
 from stream_server.server.tracks import Connection, Step
 
 Array = npt.NDArray[Any]
+Index = tuple[int | slice | EllipsisType, ...]
 
 
 class Inlet(Protocol):
@@ -21,7 +23,7 @@ class Inlet(Protocol):
     def more(self) -> int:
         """Whether a frame is left."""
 
-    def into(self, buffer: Array) -> int:
+    def into(self, buffer: Array, /) -> int:
         """Receive a frame into memory; returns the frame's size, of which more than fits is lost."""
 
     def frame(self) -> memoryview:
@@ -74,11 +76,13 @@ def fill_whole(
             crc = zlib.crc32(frame, crc)
         values = np.frombuffer(frame, place.wire).reshape(num, *place.count)
         if run is not None:
-            array[(run, *place.slices)] = values
+            index: Index = (run, *place.slices)
+            array[index] = values
             continue
         for step, value in zip(steps, values, strict=True):
             if step is not None:
-                array[(step.slot, *place.slices)] = value
+                index = (step.slot, *place.slices)
+                array[index] = value
     _check_end(data, crc, inlet)
 
 
@@ -93,9 +97,9 @@ def fill_part(
     place = connection.places[data.field]
     if not inlet.more():
         raise Unfit(Reason.MALFORMED, f"no payload came for field {place.field}")
-    row = arrays[place.field][step.slot : step.slot + 1]
     if place.direct:
-        part = row.reshape(-1).view(np.uint8)[data.offset : data.offset + num_bytes]
+        row = arrays[place.field][step.slot : step.slot + 1].reshape(-1)
+        part = row.view(np.uint8)[data.offset : data.offset + num_bytes]
         _check_size(place, inlet.into(part), num_bytes)
         crc = 0 if data.checksum is None else zlib.crc32(part.data)
     else:
@@ -103,7 +107,8 @@ def fill_part(
         _check_size(place, frame.nbytes, num_bytes)
         crc = 0 if data.checksum is None else zlib.crc32(frame)
         values = np.frombuffer(frame, place.wire)
-        assign(row[0:1][(slice(0, 1), *place.slices)][0:1].reshape(1, *place.count)[0, ...], data.offset // place.wire.itemsize, values)
+        index: Index = (step.slot, *place.slices, ...)
+        assign(arrays[place.field][index], data.offset // place.wire.itemsize, values)
     _check_end(data, crc, inlet)
 
 

@@ -1,5 +1,6 @@
 """Rank 0's child: the launcher process that runs the simulations."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -51,6 +52,12 @@ class LauncherProcess:
         """How the launcher ended, None while it runs."""
         assert self._process is not None
         return self._process.poll()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the launcher, which was told to leave, to have seen its last job end; at most `timeout_s`."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
 
     def leave(self) -> None:
         """Close the pipe, which tells the launcher to cancel its jobs and go, and wait for that."""

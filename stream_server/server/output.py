@@ -43,7 +43,7 @@ class OutputFolder:
         """The study in this folder came to its end; there is nothing left to do."""
         try:
             report = json.loads(self.report.read_text())
-            return report["exit_code"] == 0 and report["exit_reason"] == "finished"
+            return (report["exit_code"], report["exit_reason"]) == (0, "finished")
         except (OSError, ValueError, KeyError, TypeError):
             return False
 

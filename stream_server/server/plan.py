@@ -1,13 +1,9 @@
 """What a study will take of each server rank: slots, credit, memory and connections."""
 
-import math
 from dataclasses import dataclass
-
-import numpy as np
 
 from stream_server.config import StudyConfig
 
-BYTES_PER_VALUE_UNKNOWN = 8
 MIN_CREDIT = 2
 HELD_BATCHES = 2
 
@@ -33,15 +29,6 @@ class Plan:
         return self.num_slots * self.sample_bytes
 
 
-def sample_bytes(config: StudyConfig) -> int:
-    """Bytes of one sample; a field that keeps what is sent counts 8 bytes per value."""
-    total = 0
-    for spec in config.study.fields.values():
-        itemsize = np.dtype(spec.dtype).itemsize if spec.dtype else BYTES_PER_VALUE_UNKNOWN
-        total += math.prod(spec.shape) * itemsize
-    return total
-
-
 def make_plan(config: StudyConfig) -> Plan:
     """Derive the sizes from the study.
 
@@ -49,10 +36,8 @@ def make_plan(config: StudyConfig) -> Plan:
     take at most an eighth of the capacity, but never less than two steps each, below which a simulation
     of several ranks could not assemble one step while it sends the next.
     """
-    size = sample_bytes(config)
-    max_clients = config.client.max_attached
-    if config.simulation.command:
-        max_clients += config.launcher.max_running
+    size = sum(spec.num_bytes for spec in config.study.fields.values())
+    max_clients = config.max_simulations_at_once
     capacity = config.buffer.capacity
     credit = max(MIN_CREDIT, min(config.client.window // size, capacity // (8 * max_clients)))
     return Plan(

@@ -1,70 +1,76 @@
-"""The receiver thread: the only sockets of a server rank."""
+"""The receiver thread of one server rank."""
 
 import logging
-import os
 import queue
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock, Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
-import zmq
+import numpy.typing as npt
 
 from stream_server.client_api import wire
-from stream_server.client_api.messages import (
-    MAX_PART_BYTES,
-    Ack,
-    Hello,
-    Invalidate,
-    Message,
-    Ping,
-    Reason,
-    Refusal,
-)
+from stream_server.client_api.messages import MAX_PART_BYTES, Hello, Invalidate, Message, Reason
 from stream_server.errors import MalformedMessage
 from stream_server.launcher import link
 from stream_server.server import events, notices
 from stream_server.server.access import Access
+from stream_server.server.account import Intake as Taken
 from stream_server.server.clients import Clients
 from stream_server.server.coordinator import Coordinator, Decider
 from stream_server.server.endpoints import Endpoints, ReceiverSettings
 from stream_server.server.intake import Intake, Sink
+from stream_server.server.sockets import Sockets
 from stream_server.server.tracker import Tracker
 from stream_server.server.validation_store import ValidationStore
 
 MESSAGES_PER_TURN = 64
-TURN_MS = 200
 REPORT_S = 0.2
-LINGER_MS = 1000
-MAX_CONTROL_BYTES = 1024 * 1024
-MAX_PEER_BYTES = 64 * 1024 * 1024
-NUM_PORT_TRIES = 100
+LARGEST_ITEM_BYTES = 16
 
-Socket = zmq.Socket[bytes]
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopStudy:
-    """Main to receiver: nothing more is wanted from any simulation."""
+    """Main to receiver: nothing more is wanted from any simulation; a job has `grace_s` to end by itself."""
 
     reason: str
+    grace_s: float
 
 
 Command = StopStudy | link.Plan
 
 
+class WakingSink(Sink, Protocol):
+    """A buffer that tells when a draw has made room."""
+
+    on_room: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceptionAccount:
+    """What one rank has received: per simulation, and what was refused by reason. `withdrawn` were not yet trained."""
+
+    intake: dict[int, Taken]
+    totals: dict[int, int | None]
+    duplicates: int
+    withdrawn: int
+    refused: dict[str, int]
+
+
 class Receiver:
     """Receives what simulations send, on a thread of its own, and keeps the ranks of the server informed.
 
-    In the main thread: `bind`, then `meet` the other ranks, then `with receiver:`; `post` and `account` while it
-    runs. `events` tells the main thread what has happened. One message is dealt with to its end under `turn`, so
-    whoever holds that lock sees no half-done state. An exception in the thread closes the buffer with it and is
-    kept in `error`.
+    In the main thread: `bind`, `meet` with the other ranks' endpoints, then `with receiver:`; `post` and `account`
+    while it runs, and `events` for what has happened. A message is dealt with to its end under `turn`: whoever holds
+    that lock sees no half-done state. An exception in the thread closes the buffer with it and stays in `error`.
+    `parameters` are those of the simulations that have begun, in the order of study.json. `receive_s` is the time
+    spent in turns, `cpu_s` the thread's own.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class Receiver:
         *,
         rank: int,
         num_ranks: int,
-        buffer: Sink,
+        buffer: WakingSink,
         tracker: Tracker,
         validation: ValidationStore,
         access: Access | None,
@@ -84,22 +90,232 @@ class Receiver:
         self.tracker = tracker
         self.validation = validation
         self.access = access
-        self.settings = settings
-        self.turn = Lock()
         self.events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self.error: BaseException | None = None
+        self.parameters: dict[int, npt.NDArray[np.float64]] = {}
+        self.turn = Lock()
         self.receive_s = 0.0
         self.cpu_s = 0.0
+        self.sockets = Sockets(rank=rank, max_unread=_most_messages(tracker), access=access, settings=settings)
         self.intake = Intake(buffer=buffer, tracker=tracker, validation=validation, nonfinite=settings.nonfinite)
-        self.clients = Clients(tracker=tracker, intake=self.intake, access=access, reply=self._reply_data)
+        self.clients = Clients(tracker=tracker, intake=self.intake, access=access, reply=self._reply)
         self._coordinator: Coordinator | None = None
-        self._sockets: SocketSet | None = None
-        self._channels = {other: notices.Channel() for other in range(1, num_ranks)} if rank == 0 else {}
+        self._channels = {other: notices.Channel() for other in (range(1, num_ranks) if rank == 0 else [0])}
         self._commands: deque[Command] = deque()
-        self._is_awake = False
-        self._has_left = False
-        self._final = False
-        self._closed = False
-        self._next_report = 0.0
+        self._is_leaving = False
+        self._is_final = False
+        self._has_ended = False
+        self._reported_at = float("-inf")
         self._thread = Thread(target=self._run, name=f"receiver-{rank}")
 
+    def bind(self) -> Endpoints:
+        """Open the sockets; returns where this rank can be reached. Main thread."""
+        return self.sockets.open()
+
+    def meet(self, endpoints: Sequence[Endpoints], roster: Decider | None = None) -> None:
+        """Get to know all ranks; `roster` is rank 0's. Main thread, before the thread starts."""
+        assert (roster is not None) == (self.rank == 0)
+        self.sockets.meet(endpoints[0])
+        if roster is None:
+            self._channels[0].post(notices.Present(rank=self.rank))
+            return
+        self._coordinator = Coordinator(
+            roster,
+            self._channels,
+            reply=lambda peer, message: self.sockets.send_control(peer, wire.encode(message)),
+            tell_launcher=lambda message: self.sockets.send_link(link.encode(message)),
+            tell_main=self.events.put,
+            apply=self._apply,
+        )
+
+    def __enter__(self) -> Self:
+        self.buffer.on_room = self.sockets.wake
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_leaving = True
+        self.sockets.wake()
+        self._thread.join()
+        self.buffer.on_room = None
+        self.sockets.close()
+
+    def close(self) -> None:
+        """Close the sockets of a receiver that was bound but never started."""
+        self.sockets.close()
+
+    def post(self, command: Command) -> None:
+        """Give the receiver something to do. Main thread."""
+        self._commands.append(command)
+        self.sockets.wake()
+
+    def account(self) -> ReceptionAccount:
+        """What has been received so far. Main thread."""
+        with self.turn:
+            ledger = self.tracker.ledger
+            tracks = {simulation: self.tracker.track(simulation) for simulation in ledger.marks}
+            return ReceptionAccount(
+                intake={
+                    simulation: Taken(accepted=marks.num_accepted, rejected=dict(marks.reasons))
+                    for simulation, marks in ledger.marks.items()
+                },
+                totals={simulation: None if track is None else track.total for simulation, track in tracks.items()},
+                duplicates=ledger.duplicates,
+                withdrawn=self.intake.num_withdrawn,
+                refused=dict(self.tracker.refused),
+            )
+
+    def _run(self) -> None:
+        try:
+            # A value too large for the type that is kept becomes infinite, which the intake notices.
+            with np.errstate(all="ignore"):
+                while not self._is_leaving:
+                    self.sockets.wait(REPORT_S)
+                    started = time.perf_counter()
+                    with self.turn:
+                        self._take_turn()
+                    self.receive_s += time.perf_counter() - started
+                    self.cpu_s = time.thread_time()
+                with self.turn:
+                    self._take_turn()
+        except BaseException as error:
+            log.exception("The receiver of rank %d failed", self.rank)
+            self.error = error
+            self.buffer.close(error)
+
+    def _take_turn(self) -> None:
+        sockets, clients = self.sockets, self.clients
+        sockets.answer_newcomers()
+        for peer, header, user in sockets.data(clients.connections, MESSAGES_PER_TURN):
+            clients.hear(peer, header, sockets.inlet, user)
+        clients.end_turn()
+        self._hear_ranks()
+        if self._coordinator is not None:
+            self._hear_control(self._coordinator)
+            self._hear_launcher(self._coordinator)
+        self._obey()
+        self._report()
+        self._end_reception()
+        self._send_letters()
+
+    def _reply(self, peer: bytes, message: Message) -> None:
+        self.sockets.send_data(peer, wire.encode(message))
+
+    def _hear_control(self, coordinator: Coordinator) -> None:
+        for peer, header, user in self.sockets.control():
+            try:
+                message = wire.decode(header)
+            except MalformedMessage as problem:
+                answer = self.tracker.refuse(Reason.MALFORMED, str(problem))
+                self.sockets.send_control(peer, wire.encode(answer))
+                continue
+            if not isinstance(message, Hello | Invalidate):
+                text = f"{type(message).__name__} is nothing that a client says on the control connection"
+                answer = self.tracker.refuse(Reason.MALFORMED, text)
+            elif not self._may_speak(user, message):
+                text = f"this key does not speak for simulation {message.simulation}, attempt {message.attempt}"
+                answer = self.tracker.refuse(Reason.WRONG_KEY, text)
+            else:
+                coordinator.client(peer, message)
+                continue
+            self.sockets.send_control(peer, wire.encode(answer))
+
+    def _may_speak(self, user: str | None, message: Hello | Invalidate) -> bool:
+        if user is None or self.access is None:
+            return True
+        if message.simulation is None or user == self.access.attaching:
+            return user == self.access.attaching
+        return self.access.may_speak(user, message.simulation, message.attempt)
+
+    def _hear_launcher(self, coordinator: Coordinator) -> None:
+        for frame in self.sockets.link():
+            coordinator.launcher(link.to_server(frame))
+
+    def _hear_ranks(self) -> None:
+        for rank, frame in self.sockets.letters():
+            try:
+                letter = notices.decode(frame)
+                channel = self._channels[rank]
+            except (MalformedMessage, KeyError):
+                self.tracker.refused["notice"] += 1
+                continue
+            notice = channel.receive(letter)
+            if isinstance(notice, notices.Present):
+                channel.renew()
+            elif isinstance(notice, notices.Share):
+                assert self._coordinator is not None
+                self._coordinator.share(rank, notice)
+            elif notice is not None:
+                self._apply(notice)
+        if self._coordinator is not None:
+            self._coordinator.heard()
+
+    def _apply(self, notice: notices.Notice) -> None:
+        match notice:
+            case notices.Attempt():
+                self.tracker.begin(notice.simulation, notice.attempt)
+                self.parameters[notice.simulation] = np.array(list(notice.parameters.values()), np.float64)
+                if self.access is not None:
+                    self.access.allow(notice.simulation, notice.attempt, notice.key)
+            case notices.Over():
+                self.tracker.over(notice.simulation, notice.attempt)
+            case notices.Terminal():
+                self._conclude(notice)
+            case notices.Final():
+                self._is_final = True
+            case notices.Stop():
+                self.clients.stop()
+
+    def _conclude(self, notice: notices.Terminal) -> None:
+        self.tracker.finish(notice.simulation, notice.state)
+        if notice.state == "finished":
+            if notice.simulation in self.validation:
+                self.validation.complete(notice.simulation)
+            self.events.put(events.SimulationFinished(simulation=notice.simulation))
+        elif notice.state == "invalid":
+            self.intake.withdraw(notice.simulation)
+        if self.access is not None and notice.state != "finished":
+            self.access.forget(notice.simulation)
+        self.clients.leave(notice.simulation)
+
+    def _obey(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            if not isinstance(command, StopStudy):
+                self.sockets.send_link(link.encode(command))
+            elif self._coordinator is None:
+                self._apply(notices.Stop(reason=command.reason))
+            else:
+                self._coordinator.perform(self._coordinator.roster.stop(command.reason, command.grace_s))
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if not self.tracker.has_settled_share and now - self._reported_at < REPORT_S:
+            return
+        self._reported_at = now
+        for share in self.tracker.changes():
+            if self._coordinator is not None:
+                self._coordinator.share(0, share)
+            else:
+                self._channels[0].post(share)
+
+    def _end_reception(self) -> None:
+        if self._is_final and not self._has_ended and not self.tracker.has_committed:
+            self.intake.flush()
+            self._has_ended = True
+            self.buffer.close()
+            self.events.put(events.ReceptionEnded())
+
+    def _send_letters(self) -> None:
+        now = time.monotonic()
+        for rank, channel in self._channels.items():
+            for letter in channel.outgoing(now):
+                self.sockets.send_letter(rank, notices.encode(letter))
+
+
+def _most_messages(tracker: Tracker) -> int:
+    """How many messages one client rank may have under way: its credit, each step in as many parts as it has."""
+    sizes = [int(np.prod(spec.shape, dtype=np.int64)) * LARGEST_ITEM_BYTES for spec in tracker.fields.values()]
+    return tracker.credit * sum(-(-size // MAX_PART_BYTES) for size in sizes) + MESSAGES_PER_TURN

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.errors import NotBalanced
-from stream_server.server.account import Account, RankAccount, SimulationEnd, close_account
+from stream_server.server.account import Account, Learned, RankAccount, SimulationEnd, close_account
 from stream_server.server.training.phases import mean_over_ranks
 
 FORMAT = 1
@@ -33,23 +33,16 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankReport:
-    """What each rank hands to rank 0 at the end; `draws` counts repeats, `batches` those trained here."""
+    """What each rank hands to rank 0 at the end."""
 
     account: RankAccount
-    batches: int = 0
-    draws: int = 0
     phases_s: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for rank 0."""
-        return {
-            "account": self.account.to_json(),
-            "batches": self.batches,
-            "draws": self.draws,
-            "phases_s": dict(self.phases_s),
-            "memory_bytes": dict(self.memory_bytes),
-        }
+        plain = {"phases_s": dict(self.phases_s), "memory_bytes": dict(self.memory_bytes)}
+        return {"account": self.account.to_json(), **plain}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "RankReport":
@@ -60,16 +53,19 @@ class RankReport:
 class StudyReport:
     """What rank 0 itself knows at the end.
 
-    `batches` counts the steps of the whole study (a step in which several ranks had a batch is one),
-    `updates` those of the optimizer, and `training_s` is the time from the first to the last of them.
+    `batches` counts the steps of the whole study (a step in which several ranks had a batch is one), `updates`
+    those of the optimizer, `draws` every use of a sample. `training_s` is what throughput is measured against.
     """
 
     study: str
     started: str
     wall_s: float
     training_s: float
-    batches: int
-    updates: int
+    learned: Learned
+    batches: int = 0
+    batches_per_rank: Sequence[int] = ()
+    updates: int = 0
+    draws: int = 0
     lonely_steps: int = 0
     restarts: int = 0
     simulations: Mapping[int, SimulationEnd] = field(default_factory=dict)
@@ -88,9 +84,8 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
     known = [rank for rank in ranks if rank is not None]
     complete = outcome.reason == "finished" and outcome.exit_code == 0
     accounts = [None if rank is None else rank.account for rank in ranks]
-    account = close_account(accounts, study.simulations, complete=complete)
+    account = close_account(accounts, study.simulations, study.learned, complete=complete)
     outcome = _judge(outcome, account)
-    draws = sum(rank.draws for rank in known)
     return {
         "format": FORMAT,
         "study": study.study,
@@ -108,14 +103,14 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "failures": [dict(failure) for failure in study.failures],
         "samples": account.to_report(),
         "lonely_steps": study.lonely_steps,
-        "draws": draws,
+        "draws": study.draws,
         "batches": study.batches,
-        "batches_per_rank": [0 if rank is None else rank.batches for rank in ranks],
+        "batches_per_rank": list(study.batches_per_rank),
         "updates": study.updates,
         "validation": [dict(entry) for entry in study.validation],
         "best": dict(study.best),
         "throughput": {
-            "samples_per_s": _per_second(draws, study.training_s),
+            "samples_per_s": _per_second(study.draws, study.training_s),
             "batches_per_s": _per_second(study.batches, study.training_s),
         },
         "phases_s": {name: round(s, 3) for name, s in mean_over_ranks([rank.phases_s for rank in known]).items()},

@@ -137,6 +137,15 @@ class Roster:
             counts[entry.state] += 1
         return counts
 
+    @property
+    def num_settled(self) -> int:
+        """How many samples all ranks have accepted or rejected."""
+        return sum(s.accepted + s.rejected for entry in self.entries.values() for s in entry.shares.values())
+
+    def num_steps(self, simulation: int) -> int | None:
+        """How many steps a simulation said it has, None while it has not said."""
+        return next((s.total for s in self.entries[simulation].shares.values() if s.total is not None), None)
+
     def hello(self, peer: bytes, hello: Hello) -> list[Action]:
         """A client rank says who it is; the answer may have to wait until every server rank knows the attempt."""
         if hello.study != self.facts.study:
@@ -256,12 +265,12 @@ class Roster:
         """The launcher says that the simulations cannot be made to run."""
         return [StudyFailed(text=text)]
 
-    def stop(self, reason: str) -> list[Action]:
-        """The study ends now: nothing more is wanted from any simulation."""
+    def stop(self, reason: str, grace_s: float) -> list[Action]:
+        """The study ends now: nothing more is wanted from any simulation, whose job has `grace_s` to end by itself."""
         if self._stopped:
             return []
         self._stopped = True
-        actions: list[Action] = [ToLauncher(message=link.StopAll(reason=reason))]
+        actions: list[Action] = [ToLauncher(message=link.StopAll(reason=reason, grace_s=grace_s))]
         for entry in self.entries.values():
             actions += [Reply(peer=peer, message=Stop(text=reason)) for peer in entry.waiting]
             entry.waiting.clear()
@@ -271,6 +280,8 @@ class Roster:
 
     def _request(self, peer: bytes, hello: Hello) -> list[Action]:
         if any(peer == other for other, _ in self._requests.values()):
+            return []
+        if any(peer in entry.waiting for entry in self.entries.values()):
             return []
         token, self._next_token = self._next_token, self._next_token + 1
         self._requests[token] = (peer, hello)

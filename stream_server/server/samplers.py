@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.random import SeedSequence, default_rng
+from numpy.random import Generator, SeedSequence, default_rng
 
 from stream_server.config.parameters import Bounds
 from stream_server.errors import ConfigError, UserCodeError
@@ -36,8 +36,7 @@ class Uniform:
 
     def values(self, index: int) -> Values:
         """Drawn from the generator of (seed, stream, index)."""
-        own = SeedSequence(self._seed.entropy, spawn_key=(*self._seed.spawn_key, index))
-        return scaled(default_rng(own).random(len(self._bounds)), self._bounds)
+        return scaled(_generator(self._seed, index).random(len(self._bounds)), self._bounds)
 
 
 class LatinHypercube:
@@ -53,7 +52,7 @@ class LatinHypercube:
     def _points(self) -> np.ndarray:
         from scipy.stats import qmc  # type: ignore[import-untyped]
 
-        return np.asarray(qmc.LatinHypercube(len(self._bounds), rng=default_rng(self._seed)).random(self._num))
+        return np.asarray(qmc.LatinHypercube(len(self._bounds), rng=_generator(self._seed)).random(self._num))
 
     def values(self, index: int) -> Values:
         """A point of the design, or beyond it an independent one."""
@@ -81,7 +80,7 @@ class LowDiscrepancy:
         from scipy.stats import qmc
 
         engine = {"halton": qmc.Halton, "sobol": qmc.Sobol}[self._kind]
-        return np.asarray(engine(len(self._bounds), rng=default_rng(self._seed)).random(num))
+        return np.asarray(engine(len(self._bounds), rng=_generator(self._seed)).random(num))
 
 
 class Suggested:
@@ -138,6 +137,11 @@ class Suggested:
     def _complaint(self, row: object) -> str:
         wanted = ", ".join(f"{name} in [{limit.low:g}, {limit.high:g}]" for name, limit in self._bounds.items())
         return f"{self._reference}: suggest must return dicts with {wanted}, but returned {row!r}"
+
+
+def _generator(seed: SeedSequence, *key: int) -> Generator:
+    """A new generator. Never of `seed` itself, which counts what is spawned from it, as scipy.stats.qmc does."""
+    return default_rng(SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, *key)))
 
 
 def scaled(point: np.ndarray, bounds: Sequence[Bounds]) -> Values:

@@ -36,7 +36,8 @@ class StreamDataset:
     """The batches of this rank, in the order in which the buffer's policy draws them.
 
     Iterating gives a `Batch`, or None when there was none for a second, and ends when the buffer is closed and
-    drained. Training thread only.
+    drained. `num_drawn` counts the samples that were drawn at least once, for the closing account. Training thread
+    only.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class StreamDataset:
         batch_size: int,
         phases: Phases,
     ) -> None:
+        self.num_drawn = 0
         self._buffer = buffer
         self._server = server
         self._parameters_of = parameters_of
@@ -74,6 +76,7 @@ class StreamDataset:
             draw = self._buffer.draw(self._batch_size, timeout_s)
         if draw is None:
             return None
+        self.num_drawn += draw.num_first
         slots = self._buffer.slots
         try:
             keys = np.stack([slots.simulation_ids[draw.slots], slots.time_steps[draw.slots]], axis=1)

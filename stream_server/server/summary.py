@@ -44,7 +44,7 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("time", f"{report['wall_s']:,.1f} s: {shares(report['phases_s'], len(report['phases_s']))}"))
     if report["failures"]:
         rows.append(("given up", _some([_failure(it) for it in report["failures"]])))
-    rows.append(("account", "balanced" if report["balanced"] else "NOT BALANCED: " + "; ".join(report["unbalanced"])))
+    rows.append(("account", "balanced" if report["balanced"] else "NOT BALANCED: " + _some(list(report["unbalanced"]))))
     rows.append(("exit code", f"{report['exit_code']} {report['message']}".rstrip()))
     return rows
 

@@ -36,7 +36,8 @@ class Tracker:
     A simulation may have `credit` steps under way: in a slot, but not yet in the stream. `room` is how many steps
     of all simulations together have a place beside a full buffer, so that a step inside its window always finds a
     slot, and half-assembled steps never keep out those parts that would complete them. `claim(num)` gives free
-    slots; those that are needed no more gather in `freed`.
+    slots; those that are needed no more gather in `freed`. `has_settled_share`: the next `changes` have news that
+    others wait for.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Tracker:
         self._tracks: dict[int, Track] = {}
         self._committed: dict[int, Step] = {}
         self._changed: dict[int, Track] = {}
+        self.has_settled_share = False
         self._stride = stride(routing, num_ranks)
         self._limit = MAX_UNKNOWN_STEPS if time_steps.num is None else time_steps.num
 
@@ -275,6 +277,7 @@ class Tracker:
             if not track.terminal
         ]
         self._changed.clear()
+        self.has_settled_share = False
         return shares
 
     def _misfit(self, connection: Connection, data: Data) -> Refusal | None:
@@ -295,7 +298,10 @@ class Tracker:
         elif connection.ended:
             reason, text = Reason.WRONG_STEP, f"simulation {track.simulation} said that it had sent all"
         elif data.num_steps > self.credit:
-            reason, text = Reason.OUTSIDE_WINDOW, f"{data.num_steps} steps in one message, but the window is {self.credit}"
+            reason, text = (
+                Reason.OUTSIDE_WINDOW,
+                f"{data.num_steps} steps in one message, but the window is {self.credit}",
+            )
         elif last >= self._limit:
             end = self.label(self._limit - 1)
             reason, text = Reason.WRONG_STEP, f"time step {self.label(last)} is behind the last, {end}"
@@ -395,6 +401,7 @@ class Tracker:
     def _conclude(self, track: Track) -> None:
         if track.owed is not None and not track.complete and len(track.marks.settled) >= track.owed:
             track.complete = True
+            self.has_settled_share = True
             self._release(track)
 
     def _release(self, track: Track) -> None:

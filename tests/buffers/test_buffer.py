@@ -1,10 +1,12 @@
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Semaphore
 
 import numpy as np
 import pytest
 
-from stream_server.buffers import Buffer, Fifo, Firo, Policy, Reservoir, Slots
+from stream_server.buffers import Buffer, Draw, Fifo, Firo, Policy, Reservoir, Slots
 from stream_server.errors import Closed, ProducerFailed
 from tests.buffers.policies import POLICIES
 
@@ -33,15 +35,33 @@ def test_a_draw_finds_nothing_within_its_time_in_an_empty_buffer(new_policy: Cal
     assert buffer_of(new_policy(4, 0)).draw(2, timeout_s=0.0) is None
 
 
+@contextmanager
+def waiting_draw(buffer: Buffer, num: int) -> Iterator[Future[Draw | None]]:
+    """A draw in another thread that has found the gate shut twice, so that it waits or is about to."""
+    asked = Semaphore(0)
+    ready = buffer.policy.ready
+
+    def ready_and_tell(num: int) -> int:
+        size = ready(num)
+        asked.release()
+        return size
+
+    buffer.policy.ready = ready_and_tell  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as trainer:
+        future = trainer.submit(buffer.draw, num, 10.0)
+        assert asked.acquire(timeout=10)
+        assert asked.acquire(timeout=10)
+        yield future
+
+
 @for_all_policies
 def test_a_waiting_draw_gets_its_batch_when_enough_is_admitted(new_policy: Callable[[int, int], Policy]) -> None:
     buffer = buffer_of(new_policy(4, 0))
-    with ThreadPoolExecutor(1) as trainer:
-        waiting = trainer.submit(buffer.draw, 3, 10.0)
+    with waiting_draw(buffer, 3) as future:
         for _ in range(3):
             fill(buffer, 1)
             buffer.admit()
-        draw = waiting.result(timeout=10)
+        draw = future.result(timeout=5)
     assert draw is not None
     assert sorted(draw.slots.tolist()) == [0, 1, 2]
     assert draw.num_first == 3
@@ -50,11 +70,10 @@ def test_a_waiting_draw_gets_its_batch_when_enough_is_admitted(new_policy: Calla
 @for_all_policies
 def test_a_waiting_draw_ends_when_the_empty_buffer_is_closed(new_policy: Callable[[int, int], Policy]) -> None:
     buffer = buffer_of(new_policy(4, 0))
-    with ThreadPoolExecutor(1) as trainer:
-        waiting = trainer.submit(buffer.draw, 3, 10.0)
+    with waiting_draw(buffer, 3) as future:
         buffer.close()
         with pytest.raises(Closed):
-            waiting.result(timeout=10)
+            future.result(timeout=5)
 
 
 @for_all_policies
@@ -63,12 +82,23 @@ def test_an_error_of_the_receiver_reaches_a_waiting_draw_as_its_cause(
 ) -> None:
     buffer = buffer_of(new_policy(4, 0))
     error = OSError("no descriptors left")
-    with ThreadPoolExecutor(1) as trainer:
-        waiting = trainer.submit(buffer.draw, 3, 10.0)
+    with waiting_draw(buffer, 3) as future:
         buffer.close(error)
         with pytest.raises(ProducerFailed) as raised:
-            waiting.result(timeout=10)
+            future.result(timeout=5)
     assert raised.value.__cause__ is error
+
+
+def test_a_waiting_draw_goes_on_when_a_withdrawal_opens_the_gate() -> None:
+    buffer = buffer_of(Reservoir(capacity=4, watermark=1, draws_per_sample=1, seed=0))
+    fill(buffer, 4)
+    buffer.admit()
+    first = buffer.draw(1, 0.0)
+    assert first is not None
+    buffer.slots.simulation_ids[first.slots] = 7
+    with waiting_draw(buffer, 1) as future:
+        assert buffer.withdraw(7) == 0
+        assert future.result(timeout=5) is not None
 
 
 def test_an_error_ends_the_stream_even_when_samples_are_left_and_the_first_error_counts() -> None:

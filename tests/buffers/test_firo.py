@@ -17,7 +17,7 @@ class FiroMachine(PolicyMachine):
     pairs = st.builds(
         lambda size, epochs, seed: (
             lambda: Firo(capacity=size[0], watermark=size[1], pseudo_epochs=epochs, seed=seed),
-            lambda: FiroModel(*size, epochs),
+            lambda: FiroModel(size[0], size[1], epochs),
         ),
         sizes,
         st.integers(1, 3),

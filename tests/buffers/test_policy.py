@@ -124,6 +124,8 @@ def test_a_fifo_above_its_capacity_after_a_restart_accepts_nothing_until_it_is_b
     assert small.room == 0
     small.draw(7)
     assert small.room == 1
+    small.put([10])
+    assert small.draw(4).slots.tolist() == [7, 8, 9, 10]
 
 
 @given(num_left=st.integers(0, 500), num=st.integers(1, 50))

@@ -19,7 +19,7 @@ class ReservoirMachine(PolicyMachine):
     pairs = st.builds(
         lambda size, ratio, seed: (
             lambda: Reservoir(capacity=size[0], watermark=size[1], draws_per_sample=ratio, seed=seed),
-            lambda: ReservoirModel(*size, ratio),
+            lambda: ReservoirModel(size[0], size[1], ratio),
         ),
         sizes,
         st.none() | ratios,

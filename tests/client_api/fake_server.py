@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 
 from stream_server.client_api import routing, wire
-from stream_server.client_api.connection import ConnectionFile
+from stream_server.client_api.connection import ConnectionFile, Security
 from stream_server.client_api.messages import (
     ALL_FIELDS,
     Ack,
@@ -64,7 +64,7 @@ class FakeServer:
         self.answers_to_data: list[Message | None] = []
         self.hellos: list[Hello] = []
         self.invalidated: list[Invalidate] = []
-        self.messages: dict[int, list[Message]] = defaultdict(list)
+        self.messages: dict[int, list[Message]] = {rank: [] for rank in range(num_ranks)}
         self.steps: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
         self.failure: BaseException | None = None
         self._transport = transport
@@ -75,6 +75,7 @@ class FakeServer:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def __enter__(self) -> "FakeServer":
+        self._keys = zmq.curve_keypair() if self._transport == "curve" else None
         self._folder = tempfile.TemporaryDirectory(prefix="fake-")
         self._context = zmq.Context()
         self._control, control = self._bind("control")
@@ -84,7 +85,9 @@ class FakeServer:
         self._bell, self._ear = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._ear.bind("inproc://bell")
         self._bell.connect("inproc://bell")
-        self.connection = ConnectionFile(study="heat/1", epoch=3, host=socket.gethostname(), control=(control,))
+        self.connection = ConnectionFile(
+            study="heat/1", epoch=3, host=socket.gethostname(), control=(control,), security=self._security()
+        )
         self._thread = threading.Thread(target=self._run, name="fake-server")
         self._thread.start()
         return self
@@ -121,8 +124,20 @@ class FakeServer:
         for rank, peer in self._blocks:
             self._reply(self._data[rank], peer, Ack(received=self._received[rank, peer], durable=0, stop=True))
 
+    def _security(self) -> Security | None:
+        if self._keys is None:
+            return None
+        client_public_key, client_secret_key = zmq.curve_keypair()
+        return Security(
+            server_public_key=self._keys[0].decode(),
+            client_public_key=client_public_key.decode(),
+            client_secret_key=client_secret_key.decode(),
+        )
+
     def _bind(self, name: str) -> tuple["zmq.Socket[bytes]", str]:
         router = self._context.socket(zmq.ROUTER)
+        if self._keys is not None:
+            router.curve_server, router.curve_secretkey = True, self._keys[1]
         if self._transport == "ipc":
             router.bind(f"ipc://{Path(self._folder.name) / name}")
         else:

@@ -41,7 +41,7 @@ def num_pings(server: FakeServer) -> int:
     return sum(isinstance(it, Ping) for messages in server.messages.values() for it in messages)
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+@pytest.mark.parametrize("transport", ["ipc", "tcp", "curve"])
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("routing", Routing)
 def test_every_step_arrives_at_its_rank_as_it_was_sent(transport: str, num_ranks: int, routing: Routing) -> None:
@@ -438,12 +438,20 @@ def test_alone_every_call_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_checksums_are_sent_over_tcp_in_the_clear_only() -> None:
-    for transport, expected in (("tcp", True), ("ipc", False)):
+    for transport, expected in (("tcp", True), ("ipc", False), ("curve", False)):
         with FakeServer(SMALL, num_ranks=1, transport=transport) as server, connect(server.connection) as simulation:
             simulation.send(0, u=TINY)
             simulation.finish()
         assert [it.checksum is not None for it in data(server)] == [expected]
         assert data(server)[0].field == ALL_FIELDS
+
+
+def test_a_key_of_another_run_does_not_get_in() -> None:
+    with FakeServer(SMALL, transport="curve") as server, FakeServer(SMALL, transport="curve") as other:
+        stale = dataclasses.replace(server.connection, security=other.connection.security)
+        with pytest.raises(Unreachable, match="is the connection file its newest"):
+            connect(stale, timeout_s=0.2)
+    assert server.hellos == []
 
 
 def test_ipc_is_used_only_on_the_servers_own_node() -> None:

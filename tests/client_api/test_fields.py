@@ -81,6 +81,13 @@ def test_a_wider_type_than_the_study_keeps_is_narrowed_before_it_travels() -> No
     assert block.dtype == "<f4"
 
 
+def test_a_value_too_large_for_what_is_kept_becomes_infinite() -> None:
+    fields = settled(KEPT, temperature=np.zeros((6, 4)))
+    _, (array,) = fields.arrays({"temperature": np.full((6, 4), 1e300)})
+    assert array.dtype == np.float32
+    assert np.isinf(array).all()
+
+
 def test_a_narrower_type_than_the_study_keeps_travels_as_it_is() -> None:
     (block,) = settled(KEPT, temperature=np.zeros((6, 4), np.int8)).blocks or ()
     assert block.dtype == "|i1"

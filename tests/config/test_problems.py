@@ -98,11 +98,16 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
         ({"parameters.bounds.left": [0, 1, "log"]}, "low (0) must be positive on a logarithmic scale."),
         ({"parameters.bounds.left": [1, 2, "lin"]}, '"lin" in [1, 2, "lin"] is no scale.'),
         ({"parameters.bounds.left": [1, "2"]}, '"2" in [1, "2"] is no finite number.'),
-        ({"parameters.bounds.left": 3}, 'parameters.bounds.left: 3 is no range. Write [low, high] or [low, high, "log"].'),
+        ({"parameters.bounds.left": 3}, 'left: 3 is no range. Write [low, high] or [low, high, "log"].'),
         ({"parameters.sampler": "sobel"}, '"sobel" is no sampler. Write "sobol".'),
         ({"server.class": "server.py"}, '"server.py" names no class. Write "FILE.py:Class"'),
         ({"server.class": ""}, '"" names no class.'),
         ({"study.output_dir": ""}, '"" is no path.'),
+        ({"study.fields.temperature": 100}, "study.fields.temperature: 100 is no shape. Write a list"),
+        ({"study.seed": 2**64}, "study.seed: the number does not fit 64 bits."),
+        ({"study.name": "\ud800"}, "study.name: '\\ud800' is no text."),
+        ({"user.a": json.loads("[" * 40 + "]" * 40)}, "levels deep. Write something flatter."),
+        ({"study_dir": 3}, "study_dir: 3 is no path."),
         ({"network.ports": [0, 70000]}, "network.ports[0]: 0 is less than 1."),
     ],
     ids=str,
@@ -116,7 +121,9 @@ def test_a_mistake_says_what_was_found_and_what_to_write(
 @given(data=st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_wrong_the_error_is_a_config_error(folder: StudyFolder, data: st.DataObject) -> None:
-    study: Any = copy.deepcopy(SMALLEST | {"training": {"batch_size": 10, "early_stop": {"patience": 1, "mode": "min"}}})
+    study: Any = copy.deepcopy(
+        SMALLEST | {"training": {"batch_size": 10, "early_stop": {"patience": 1, "mode": "min"}}}
+    )
     for _ in range(data.draw(st.integers(1, 3))):
         *parents, last = data.draw(st.sampled_from([path for path in paths(study) if path]))
         node = study

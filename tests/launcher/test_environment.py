@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,3 +50,17 @@ def test_an_activated_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     path = f"/first{os.pathsep}{Path(sys.executable).parent}"
     monkeypatch.setattr(environment.sys, "prefix", "/venv")
     assert with_virtual_environment({"PATH": path}) == {"PATH": path}
+
+
+def test_the_launcher_gets_back_the_cores_that_mpirun_took_from_rank_0() -> None:
+    cores = os.sched_getaffinity(0)
+    launcher = (
+        "import os; from stream_server.launcher.environment import release_cores; "
+        "release_cores(); print(*os.sched_getaffinity(0))"
+    )
+    rank_0 = (
+        f"import os, subprocess, sys; os.sched_setaffinity(0, {{{min(cores)}}}); "
+        f"subprocess.run([sys.executable, '-c', {launcher!r}], check=True)"
+    )
+    shown = subprocess.run([sys.executable, "-c", rank_0], check=True, capture_output=True, text=True)
+    assert set(map(int, shown.stdout.split())) == cores

@@ -25,7 +25,7 @@ TO_LAUNCHER = [
     link.Finished(simulation=7),
     link.Invalid(simulation=7, reason="diverged"),
     link.AttachRequest(token=1, simulation=None),
-    link.StopAll(reason="done"),
+    link.StopAll(reason="done", grace_s=1.0),
 ]
 TO_SERVER = [
     link.Ready(),

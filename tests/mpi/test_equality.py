@@ -22,11 +22,12 @@ JOBS: dict[int, list[dict[str, Any]]] = {
 
 
 def results(num_ranks: int, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    ran = run("equality", num_ranks, [json.dumps(job) for job in jobs])
+    ran = run("equality", num_ranks, [json.dumps(job) for job in jobs], deadline_s=90)
     assert (ran.returncode, ran.stderr) == (0, "")
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_partial_and_missing_batches_give_the_weights_of_one_rank(num_ranks: int) -> None:
     expected = results(1, JOBS[num_ranks])

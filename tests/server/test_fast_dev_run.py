@@ -111,7 +111,11 @@ def test_every_event_of_a_study_reaches_the_server(tmp_path: Path) -> None:
     assert heard == ["train", "finished 1", "finished 2", "reception", "validation", "end"]
 
 
-def test_a_torch_server_is_tried_without_a_process_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_torch_server_is_tried_without_a_process_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch makes this folder when the first optimizer is made.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     import torch
 
     from stream_server.server.torch_server import TorchServer

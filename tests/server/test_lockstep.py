@@ -118,7 +118,8 @@ def test_a_signal_counts_before_other_reasons() -> None:
     def ask(ranks: ThreadRanks) -> StopReason | None:
         stops = StopRequests()
         stops.request([StopReason.MAX_S, StopReason.SIGNAL, StopReason.EARLY_STOP][ranks.rank], "")
-        return Walk(ranks, [], stops=stops).stops.agreed
+        Walk(ranks, [], stops=stops)
+        return stops.agreed
 
     assert on_ranks(3, ask) == [StopReason.SIGNAL] * 3
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stream_server.server.account import Intake, RankAccount, SimulationEnd
+from stream_server.server.account import Intake, Learned, RankAccount, SimulationEnd
 from stream_server.server.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
 from stream_server.server.summary import summary
 
@@ -43,9 +43,8 @@ KEYS = [
 FINISHED = Outcome(exit_code=0, reason="finished")
 
 
-def rank_report(*, accepted: int = 10, trained: int = 10, **values: Any) -> RankReport:
-    account = RankAccount(intake={0: Intake(accepted=accepted)}, trained=trained)
-    return RankReport(account=account, batches=4, draws=20, **values)
+def rank_report(*, drawn: int = 10, **values: Any) -> RankReport:
+    return RankReport(account=RankAccount(intake={0: Intake(accepted=10)}, drawn=drawn), **values)
 
 
 def study_report(**values: Any) -> StudyReport:
@@ -54,8 +53,11 @@ def study_report(**values: Any) -> StudyReport:
         "started": "2025-01-01T00:00:00+00:00",
         "wall_s": 12.34567,
         "training_s": 10.0,
+        "learned": Learned(trained=20),
         "batches": 5,
+        "batches_per_rank": [5, 4],
         "updates": 5,
+        "draws": 40,
         "simulations": {0: SimulationEnd(state="finished", num_steps=20)},
     }
     return StudyReport(**{**facts, **values})
@@ -77,7 +79,7 @@ def test_a_finished_study_that_balances_ends_with_exit_code_0() -> None:
 
 
 def test_a_study_that_does_not_balance_never_ends_with_exit_code_0() -> None:
-    found = build_report(FINISHED, study_report(), [rank_report(), rank_report(trained=9)])
+    found = build_report(FINISHED, study_report(), [rank_report(), rank_report(drawn=9)])
     assert (found["exit_code"], found["exit_reason"], found["balanced"]) == (5, "failed", False)
     assert "rank 1 accepted 10 samples, but 9 are accounted for" in found["message"]
 
@@ -87,7 +89,7 @@ def test_the_cause_of_a_failed_study_is_not_hidden_by_its_account() -> None:
     found = build_report(failed, study_report(), [rank_report(), None])
     assert (found["exit_code"], found["message"]) == (3, failed.message)
     assert (found["balanced"], found["unbalanced"][0]) == (False, "rank 1 was lost, and its account with it")
-    assert found["batches_per_rank"] == [4, 0]
+    assert (found["ranks"], found["batches_per_rank"]) == (2, [5, 4])
 
 
 def test_simulations_are_counted_by_how_they_ended() -> None:
@@ -167,7 +169,7 @@ def test_the_summary_shows_what_a_person_asks_first() -> None:
 
 def test_the_summary_names_what_failed_and_what_does_not_balance() -> None:
     failure = {"id": 3, "attempts": 3, "reason": "exit code 1 [core dumped]", "log": "simulations/3/output.log"}
-    found = build_report(FINISHED, study_report(failures=[failure]), [rank_report(), rank_report(trained=9)])
+    found = build_report(FINISHED, study_report(failures=[failure]), [rank_report(), rank_report(drawn=9)])
     text = shown(found)
     assert "3 after 3 attempts: exit code 1 [core dumped] (simulations/3/output.log)" in text
     assert "NOT BALANCED: rank 1 accepted 10 samples" in text

@@ -170,6 +170,7 @@ def test_a_client_that_attaches_gets_what_the_launcher_gives_it(roster: Roster) 
     assert request == link.AttachRequest(token=0, simulation=None)
     assert roster.hello(b"p", hello(None, attempt=ATTACHING)) == []
     (notice,) = told(roster.attached(0, 2, 0))
+    assert roster.hello(b"p", hello(None, attempt=ATTACHING)) == []
     assert notice == notices.Attempt(simulation=2, attempt=0, parameters={"x": 9.0}, key=None)
     (welcome,) = replies(roster.ready(2, 0))
     assert isinstance(welcome, Welcome)
@@ -201,12 +202,12 @@ def test_a_simulation_that_invalidates_itself_is_not_tried_again(roster: Roster)
 
 def test_after_a_stop_waiting_and_new_clients_are_told_that_the_study_has_ended(roster: Roster) -> None:
     roster.hello(b"p", hello(1))
-    actions = roster.stop("max_batches")
+    actions = roster.stop("max_batches", grace_s=1.0)
     assert [type(message) for message in replies(actions)] == [Stop]
     assert told(actions) == [notices.Stop(reason="max_batches")]
     assert [type(message) for message in replies(roster.hello(b"q", hello(2)))] == [Stop]
     assert roster.counts()["stopped"] == 3
-    assert roster.stop("again") == []
+    assert roster.stop("again", grace_s=1.0) == []
 
 
 def test_too_many_failures_fail_the_study(roster: Roster) -> None:

@@ -1,11 +1,15 @@
 """What a training logs: numbers, histograms and figures, reduced over the ranks where they are written."""
 
 import io
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stream_server.server.training.histogram import Histogram
+
+_log = logging.getLogger(__name__)
 
 
 class Gathers(Protocol):
@@ -56,7 +60,7 @@ class Metrics:
         self.latest: dict[str, float] = {}
         self.gauges: list[Gauge] = []
         self._ranks = ranks
-        self._writers = writers
+        self._writers = list(writers)
         self._values: dict[str, list[Any]] = {}
         self._histograms: dict[str, Histogram] = {}
         self._figures: dict[str, bytes] = {}
@@ -121,8 +125,10 @@ class Metrics:
 
     def close(self) -> None:
         """Close the writers; what was logged and never written is dropped."""
-        for writer in self._writers:
-            writer.close()
+        writers, self._writers = self._writers, []
+        with ExitStack() as stack:
+            for writer in writers:
+                stack.callback(writer.close)
 
     def _take(self) -> dict[str, dict[str, Any]]:
         sums = {name: _sum(values) for name, values in self._values.items()}
@@ -133,8 +139,19 @@ class Metrics:
     def _record(self, record: Record) -> None:
         self.latest.update(record.values)
         if record.values or record.histograms or record.figures:
-            for writer in self._writers:
-                writer.write(record)
+            self._writers = [writer for writer in self._writers if _wrote(writer, record)]
+
+
+def _wrote(writer: Writer, record: Record) -> bool:
+    # A full disk must not end a training that has gone on for days; without the file it goes on.
+    try:
+        writer.write(record)
+    except OSError as error:
+        _log.warning("%s writes no more metrics: %s", type(writer).__name__, error)
+        with suppress(OSError):
+            writer.close()
+        return False
+    return True
 
 
 def _one_number(name: str, value: Any) -> Any:

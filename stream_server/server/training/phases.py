@@ -13,7 +13,7 @@ class Phases:
     count as step. One object belongs to one thread; the receiver thread has its own. Other threads may read
     `seconds` and `current`.
 
-    The names in use are receive, wait_for_data, gather, transform, step, all_reduce, validation and log.
+    The names in use are receive, wait_for_data, gather, transform, round, step, all_reduce, validation and log.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

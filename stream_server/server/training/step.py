@@ -1,5 +1,6 @@
 """One training step on all ranks."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from stream_server.server.training.callbacks import call_user
 if TYPE_CHECKING:
     from stream_server.server.stream_server import StreamServer
     from stream_server.server.training.lockstep import Turn
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,9 +130,11 @@ class LearnerStep:
         own = type(server).__name__
         is_newest = self._ranks.rank == self._newest
         state = call_user(f"{own}.state_dict", lambda: to_bytes(server.state_dict())) if is_newest else b""
-        received = self._ranks.broadcast_bytes(state, self._newest)
+        received = from_bytes(self._ranks.broadcast_bytes(state, self._newest))
         if self._ranks.rank in self._behind:
-            call_user(f"{own}.load_state_dict", server.load_state_dict, from_bytes(received))
+            if not received:
+                _log.warning("this rank missed steps, and %s.state_dict gives nothing by which it could catch up", own)
+            call_user(f"{own}.load_state_dict", server.load_state_dict, received)
         self._behind.clear()
 
     def _as_number(self, name: str, loss: Any) -> float | None:

@@ -58,6 +58,10 @@ class TorchStep:
         backend = "nccl" if device.type == "cuda" and not shared else "gloo"
         with ExitStack() as stack:
             group = stack.enter_context(TorchGroup(self._ranks, backend=backend, interface=self._interface))
+            if self._settings.precision == "64-true":
+                # Fabric gives a model's output back in the default dtype: the loss would be taken in 32 bits.
+                stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(torch.float64)
             self._set_up(self._fabric(group, device))
             self._stack = stack.pop_all()
         return self

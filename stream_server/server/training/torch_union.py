@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 # Newer versions of torch warn of the old name.
 _KNOWN = signature(DistributedDataParallel).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
+_NO_SYNC: dict[str, Any] = {_SYNC_BUFFERS: False}
 
 
 class UnionStrategy(DDPStrategy):
@@ -25,7 +26,7 @@ class UnionStrategy(DDPStrategy):
             parallel_devices=devices,
             cluster_environment=environment,
             gradient_as_bucket_view=True,
-            **{_SYNC_BUFFERS: False},
+            **_NO_SYNC,
         )
         self._wrapped: DistributedDataParallel | None = None
 

@@ -188,6 +188,20 @@ def test_leaving_the_block_closes_the_writers() -> None:
     assert writer.closed
 
 
+def test_a_writer_that_cannot_write_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Kept):
+        def write(self, record: Record) -> None:
+            raise OSError(28, "No space left on device")
+
+    full, writer = Full(), Kept()
+    metrics = Metrics(OneOf(0, []), [full, writer])
+    for batch in (10, 20):
+        metrics.write_reduced(batch, 0.5, {"val/loss": 2.0})
+    assert [it.batch for it in writer.records] == [10, 20]
+    assert full.closed
+    assert [it.message for it in caplog.records] == ["Full writes no more metrics: [Errno 28] No space left on device"]
+
+
 def record(batch: int, **values: float) -> Record:
     return Record(batch=batch, wall_s=batch / 10, values=values, histograms={}, figures={})
 

@@ -1,0 +1,240 @@
+"""The server's only door to ZeroMQ: the sockets of one rank's receiver, as frames in and frames out."""
+
+import os
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import zmq
+
+from stream_server.client_api.messages import MAX_PART_BYTES
+from stream_server.errors import ConfigError
+from stream_server.server.access import Access
+from stream_server.server.endpoints import Endpoints, ReceiverSettings
+
+LINGER_MS = 1000
+MAX_WORDS = 64
+MAX_WORD_BYTES = 1024 * 1024
+MAX_NOTICE_BYTES = 256 * 1024 * 1024
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+RANK = b"rank-"
+
+Socket = zmq.Socket[bytes]
+Frame = bytes | memoryview | npt.NDArray[Any]
+
+
+class Inlet:
+    """What is left of the message that is being read; see `filling.Inlet`."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._get = socket.getsockopt
+        self.into: Callable[[Any], int] = socket.recv_into
+        self._recv = socket.recv
+
+    def more(self) -> int:
+        return int(self._get(zmq.RCVMORE))
+
+    def frame(self) -> memoryview:
+        return self._recv(copy=False).buffer
+
+    def drain(self) -> None:
+        while self._get(zmq.RCVMORE):
+            self._recv(copy=False)
+
+
+class Sockets:
+    """The sockets of one rank. Opened and closed in the main thread, used in the receiver thread in between.
+
+    `max_unread` bounds how many messages of one client ZeroMQ keeps for us. `inlet` is the rest of the message that
+    `data` has just given.
+    """
+
+    def __init__(self, *, rank: int, max_unread: int, access: Access | None, settings: ReceiverSettings) -> None:
+        self.rank = rank
+        self.max_unread = max_unread
+        self.access = access
+        self.settings = settings
+        self._opened: list[Socket] = []
+        self._is_awake = False
+        self._ready: dict[Any, int] = {}
+
+    def open(self) -> Endpoints:
+        """Bind everything; returns where this rank can be reached."""
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_reader, zmq.POLLIN)
+        try:
+            return self._bind_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def meet(self, zero: Endpoints) -> None:
+        """Connect to rank 0, or, as rank 0, to the launcher."""
+        if self.rank > 0:
+            self._peers.connect(self._way_to(zero))
+        elif self.settings.link is not None:
+            self._link.connect(self.settings.link)
+
+    def close(self) -> None:
+        """Close everything; what is on its way out may take a second more."""
+        self._is_awake = True
+        for socket in self._opened:
+            socket.close(linger=LINGER_MS)
+        self._opened.clear()
+        self._context.term()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def wake(self) -> None:
+        """Make `wait` return. Any thread; nothing happens after `close`."""
+        if not self._is_awake:
+            self._is_awake = True
+            os.write(self._wake_writer, b".")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until something has come or `wake` is called; whether anything has."""
+        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        if self._wake_reader in ready:
+            # In this order: a `wake` in between writes a byte too many, never one too few.
+            self._is_awake = False
+            os.read(self._wake_reader, 4096)
+        self._ready = ready
+        return bool(ready)
+
+    def answer_newcomers(self) -> None:
+        """Answer libzmq's questions about who may connect."""
+        if self.access is not None and self._zap in self._ready:
+            while self._zap.poll(0):
+                self._zap.send_multipart(self.access.answer(self._zap.recv_multipart()))
+
+    def data(self, known: Container[bytes], limit: int) -> Iterator[tuple[bytes, bytes, str | None]]:
+        """At most `limit` messages of clients: peer, header, and of peers that are not `known` the key, if any."""
+        if self._data not in self._ready:
+            return
+        receive, drain = self._data.recv, self.inlet.drain
+        for _ in range(limit):
+            try:
+                peer = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if peer in known:
+                yield peer, receive(), None
+            else:
+                header = self._data.recv(copy=False)
+                yield peer, header.bytes, _user(header)
+            drain()
+
+    def control(self) -> Iterator[tuple[bytes, bytes, str | None]]:
+        """What clients say to rank 0: peer, message, and the key, if any."""
+        for frames in self._words(self._control):
+            yield frames[0].bytes, frames[1].bytes, _user(frames[1])
+
+    def letters(self) -> Iterator[tuple[int, bytes]]:
+        """What other ranks say: rank and frame."""
+        for frames in self._words(self._peers):
+            sender = frames[0].bytes
+            if self.rank > 0:
+                yield 0, sender
+            elif sender.startswith(RANK) and self._is_ours(frames[-1]):
+                yield int(sender.removeprefix(RANK)), frames[-1].bytes
+
+    def link(self) -> Iterator[bytes]:
+        """What the launcher says."""
+        for frames in self._words(self._link):
+            yield frames[0].bytes
+
+    def send_data(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        """To a client; dropped if it is gone or does not read."""
+        self._data.send_multipart((peer, *frames), zmq.NOBLOCK)  # type: ignore[arg-type]
+
+    def send_control(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        """To a client on the control socket; dropped if it is gone or does not read."""
+        self._control.send_multipart((peer, *frames), zmq.NOBLOCK)  # type: ignore[arg-type]
+
+    def send_letter(self, rank: int, frame: bytes) -> None:
+        """To another rank; dropped if it has not appeared yet."""
+        self._peers.send_multipart([frame] if self.rank > 0 else [RANK + str(rank).encode(), frame])
+
+    def send_link(self, frame: bytes) -> None:
+        """To the launcher."""
+        if self.settings.link is not None:
+            self._link.send(frame)
+
+    def _bind_all(self) -> Endpoints:
+        if self.access is not None:
+            self._zap = self._socket(zmq.REP)
+            self._zap.bind(ZAP_ADDRESS)
+        self._data = self._socket(zmq.ROUTER, unread=self.max_unread, unsent=MAX_WORDS, num_bytes=MAX_PART_BYTES)
+        self.inlet = Inlet(self._data)
+        endpoints = {"data": self._bind(self._data, f"d{self.rank}")}
+        if self.rank == 0:
+            self._control = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
+            endpoints["control"] = self._bind(self._control, "c")
+            self._peers = self._socket(zmq.ROUTER, num_bytes=MAX_NOTICE_BYTES)
+            endpoints["peers"] = self._bind(self._peers, "p")
+            self._link = self._socket(zmq.DEALER)
+        else:
+            self._peers = self._socket(zmq.DEALER)
+            self._peers.routing_id = RANK + str(self.rank).encode()
+        return Endpoints(host=self.settings.host, **endpoints)
+
+    def _socket(self, kind: int, *, unread: int = 0, unsent: int = 0, num_bytes: int = -1) -> Socket:
+        socket = self._context.socket(kind)
+        self._opened.append(socket)
+        socket.rcvhwm, socket.sndhwm, socket.maxmsgsize = unread, unsent, num_bytes
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
+
+    def _bind(self, socket: Socket, name: str) -> tuple[str, str]:
+        path = f"ipc://{self.settings.ipc_folder / name}"
+        # A bind keeps the options of its moment: ipc, in its private folder, stays free of keys.
+        socket.bind(path)
+        if self.access is not None:
+            self.access.guard(socket)
+        return path, self._bind_tcp(socket)
+
+    def _bind_tcp(self, socket: Socket) -> str:
+        interface, ports = self.settings.interface, self.settings.ports
+        for port in ["*"] if ports is None else range(ports[0], ports[1] + 1):
+            try:
+                socket.bind(f"tcp://{interface}:{port}")
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EADDRINUSE:
+                    continue
+                raise ConfigError(f"network.interface {interface}: cannot listen there, {error}") from error
+            bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            return bound if interface != "*" else f"tcp://{self.settings.host}:{bound.rpartition(':')[2]}"
+        raise ConfigError(f"network.ports {ports}: none of them is free; a server rank takes 1, the first one 3")
+
+    def _way_to(self, zero: Endpoints) -> str:
+        ipc, tcp = zero.peers
+        if zero.host == self.settings.host and os.path.exists(ipc.removeprefix("ipc://")):
+            return ipc
+        if self.access is not None:
+            self.access.introduce(self._peers)
+        return tcp
+
+    def _words(self, socket: Socket) -> Iterator[list[zmq.Frame]]:
+        if socket not in self._ready:
+            return
+        for _ in range(MAX_WORDS):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            yield frames
+
+    def _is_ours(self, frame: zmq.Frame) -> bool:
+        return self.access is None or _user(frame) in (None, self.access.server.public)
+
+
+def _user(frame: zmq.Frame) -> str | None:
+    """The key of the client that sent a frame; None where no keys are used."""
+    try:
+        return str(frame.get("User-Id")) or None
+    except zmq.ZMQError:
+        return None

@@ -1,0 +1,280 @@
+"""What must hold between the keys of a study, and between a study and its files."""
+
+from typing import Any
+
+import pytest
+
+from stream_server.config import check_ranks
+from stream_server.config.placeholders import BUILT_IN
+from stream_server.errors import ConfigError
+from stream_server.launcher import command
+from tests.config.studies import StudyFolder
+
+
+def test_the_capacity_covers_the_watermark_and_the_simulations_at_once(folder: StudyFolder) -> None:
+    changes = {"buffer.capacity": 512, "buffer.watermark": 500, "launcher.max_running": 8}
+    assert folder.load(changes).buffer.capacity == 512
+    assert folder.problem({**changes, "buffer.capacity": 511}) == (
+        "buffer.capacity: must be at least buffer.watermark + launcher.max_running + client.max_attached (500 + 8 + 4)"
+        ", but is 511: ranks could wait for each other for ever. Write 512 or more, or make one of the others smaller."
+    )
+
+
+def test_without_a_command_only_attached_simulations_count(folder: StudyFolder) -> None:
+    changes = {"simulation.command": ..., "buffer.capacity": 24, "buffer.watermark": 20}
+    assert folder.load(changes).max_simulations_at_once == 4
+    assert "buffer.watermark + client.max_attached (20 + 4)" in folder.problem({**changes, "buffer.capacity": 23})
+
+
+def test_the_capacity_covers_a_batch(folder: StudyFolder) -> None:
+    changes = {"buffer.policy": "fifo", "buffer.capacity": 14}
+    assert "training.batch_size + launcher.max_running" in folder.problem(changes)
+    assert folder.load({**changes, "buffer.capacity": 15})
+
+
+def test_the_watermark_can_be_reached(folder: StudyFolder) -> None:
+    changes = {"study.simulations": 4, "study.time_steps": 100, "buffer.watermark": 401}
+    assert "the study sends 400 to a rank in all (4 simulations of 100 time steps)" in folder.problem(changes)
+    assert folder.load({**changes, "buffer.watermark": 400})
+    assert folder.load({**changes, "study.time_steps": None})
+
+
+def test_the_watermark_can_be_reached_on_every_rank(folder: StudyFolder) -> None:
+    config = folder.load({"study.simulations": 4, "buffer.watermark": 200})
+    check_ranks(config, 2)
+    with pytest.raises(ConfigError, match=r"sends 133 to a rank in all .* on 3 ranks"):
+        check_ranks(config, 3)
+
+
+def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFolder) -> None:
+    config = folder.load({"buffer.routing": "simulations", "launcher.max_running": 2, "client.max_attached": 1})
+    check_ranks(config, 3)
+    with pytest.raises(ConfigError, match="needs 4 simulations at once, one for each rank, but at most 3 run"):
+        check_ranks(config, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"buffer.pseudo_epochs": 2}, "buffer.pseudo_epochs: 2 would be ignored by reservoir."),
+        ({"buffer.policy": "fifo", "buffer.watermark": 5}, "buffer.watermark: 5 would be ignored"),
+        ({"buffer.policy": "firo", "training.draws_per_sample": 2}, "2 would be ignored by firo."),
+        (
+            {"buffer.policy": "firo", "buffer.routing": "simulations"},
+            'buffer.routing: "simulations" is for the reservoir',
+        ),
+        ({"simulation.on_failure": "stop", "simulation.max_failed": 0.5}, "simulation.max_failed: it would be ignored"),
+        ({"simulation.command": None, "simulation.retries": 5}, "simulation.retries: it would be ignored"),
+        ({"simulation.command": None, "launcher.max_running": 5}, "launcher.max_running: it would be ignored"),
+        ({"simulation.command": None, "client.max_attached": 0}, "nobody could send anything"),
+        ({"parameters.bounds": ...}, "parameters: neither bounds nor file is given."),
+        ({"parameters.file": "design.csv"}, "parameters: both bounds and file are given."),
+        ({"study.output_dir": ".."}, "study.output_dir:"),
+        ({"network.ports": [6000, 5000]}, "network.ports: low (6000) is above high (5000). Write [5000, 6000]."),
+    ],
+    ids=str,
+)
+def test_settings_that_exclude_each_other_or_would_be_ignored_are_refused(
+    folder: StudyFolder, changes: dict[str, Any], problem: str
+) -> None:
+    folder.write("design.csv", "initial,left\n" + "1,2\n" * 100)
+    assert problem in folder.problem(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"buffer.policy": "firo", "buffer.pseudo_epochs": 3},
+        {"training.draws_per_sample": 1},
+        {"buffer.routing": "simulations"},
+        {"training.precision": "bf16-mixed", "training.accumulate": 2, "training.clip_norm": 1.0},
+        {"training.uneven": "stop", "training.nonfinite": "keep", "training.max_batches": 1, "training.max_s": 0.5},
+        {"parameters.bounds": {}, "simulation.command": ["heat", "{seed}"]},
+        {"simulation.job.environment": {"A": "b"}, "server.job.environment": {"A": "b"}},
+    ],
+    ids=str,
+)
+def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[str, Any]) -> None:
+    folder.load(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"checkpoint.every_batches": 5},
+        {"checkpoint.keep": 3},
+        {"checkpoint.dir": "saved"},
+        {"client.if_server_away": "stop"},
+        {"client.wait_s": 5},
+        {"launcher.restarts": 0},
+        {"launcher.scheduler": "slurm"},
+        {"simulation.ranks": 2},
+        {"simulation.per_job": 2},
+        {"simulation.job.setup": ["module load heat"]},
+        {"server.job.memory": "4GB"},
+        {"training.early_stop": {}},
+        {"training.precision": "16-mixed"},
+        {"training.strategy": "fsdp"},
+        {"training.compile": True},
+    ],
+    ids=str,
+)
+def test_what_this_version_does_not_have_is_refused(folder: StudyFolder, changes: dict[str, Any]) -> None:
+    [path] = changes
+    problem = folder.problem(changes)
+    assert problem.startswith(f"{path}: ")
+    assert "is not available in this version" in problem
+
+
+def test_the_default_of_what_this_version_does_not_have_is_accepted(folder: StudyFolder) -> None:
+    folder.load(
+        {"checkpoint.keep": 2, "launcher.scheduler": "local", "training.strategy": "ddp", "simulation.job.setup": []}
+    )
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        "{initial}",
+        "--x={initial:.3e}",
+        "{simulation:06d}/{attempt}",
+        "{seed}",
+        "{study_dir}/mesh",
+        "{}",
+        '{"a": 1}',
+        "${HOME}",
+    ],
+)
+def test_an_element_of_the_command_may_hold(folder: StudyFolder, element: str) -> None:
+    folder.load({"simulation.command": ["heat", element]})
+
+
+@pytest.mark.parametrize(
+    ("element", "problem"),
+    [
+        ("{intial}", "{intial} is neither a parameter nor built in. Write {initial}"),
+        ("{zzz:.3f}", "Write one of {initial}, {left}, {simulation}, {attempt}, {seed}, {study_dir}."),
+        ("{initial:d}", "{initial:d} has a format that does not fit"),
+        ("{simulation:q}", "Write {simulation}, or {simulation:06d}."),
+        ("{study_dir:d}", "{study_dir:d} has a format that does not fit"),
+        ("{initial:99999}", "it asks for thousands of characters"),
+        ("{ initial }", '"{ initial }" would not be filled in. Write {initial} or {initial:FORMAT}.'),
+        ("{initial!r}", '"{initial!r}" would not be filled in.'),
+    ],
+)
+def test_an_element_of_the_command_may_not_hold(folder: StudyFolder, element: str, problem: str) -> None:
+    found = folder.problem({"simulation.command": ["heat", f"--x={element}"]})
+    assert found.startswith("simulation.command[1]: ")
+    assert problem in found
+
+
+def test_the_placeholders_are_those_that_the_launcher_fills_in(folder: StudyFolder) -> None:
+    filled_in = command.placeholders({}, simulation=1, attempt=0, seed=0, study_dir=folder.path)
+    assert {name: type(value) for name, value in filled_in.items()} == {
+        name: type(value) for name, value in BUILT_IN.items()
+    }
+
+
+def test_a_parameter_cannot_have_the_name_of_a_placeholder(folder: StudyFolder) -> None:
+    assert "{seed} already stands for something else" in folder.problem({"parameters.bounds.seed": [0, 1]})
+
+
+def test_the_placeholders_of_templates_are_checked(folder: StudyFolder) -> None:
+    folder.write("input.nml", "&heat initial={initial:.3f}, right={right} / { c-block; } ${HOME}")
+    assert folder.problem({"simulation.templates": ["input.nml"]}) == (
+        "simulation.templates[0]: in input.nml, {right} is neither a parameter nor built in. "
+        "Write one of {initial}, {left}, {simulation}, {attempt}, {seed}, {study_dir}."
+    )
+
+
+def test_a_template_that_is_not_there_is_told(folder: StudyFolder) -> None:
+    assert "there is no file" in folder.problem({"simulation.templates": ["input.nml"]})
+
+
+def test_the_server_class_is_looked_for_without_running_its_file(folder: StudyFolder) -> None:
+    folder.write("server.py", "raise SystemExit\nif True:\n    from elsewhere import X as HeatServer\n")
+    folder.load()
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        ("sever.py:HeatServer", 'sever.py. Write "server.py".'),
+        ("server.py:HeatSever", "server.py has no class HeatSever. Write HeatServer."),
+        ("broken.py:HeatServer", "broken.py, line 2: "),
+        ("no_such_package.models:HeatServer", 'there is no module "no_such_package.models".'),
+        ("package.missing:HeatServer", 'there is no module "package.missing".'),
+        ("package.models:Other", "models.py has no class Other. Write PackagedServer."),
+    ],
+)
+def test_a_server_class_that_is_not_there_is_told(folder: StudyFolder, reference: str, problem: str) -> None:
+    folder.write("broken.py", "\nclass HeatServer(\n")
+    folder.write("package/__init__.py", "raise SystemExit")
+    folder.write("package/models.py", "class PackagedServer: ...\n")
+    found = folder.problem({"server.class": reference})
+    assert found.startswith("server.class: ")
+    assert problem in found
+
+
+def test_a_server_class_may_be_in_a_package(folder: StudyFolder) -> None:
+    folder.write("package/__init__.py", "raise SystemExit")
+    folder.write("package/models.py", "class PackagedServer: ...\n")
+    assert folder.load({"server.class": "package.models:PackagedServer"})
+
+
+def test_a_sampler_class_that_is_not_there_is_told(folder: StudyFolder) -> None:
+    assert "server.py has no class Sampler" in folder.problem({"parameters.sampler": "server.py:Sampler"})
+
+
+FROM_FILE = {"parameters": {"file": "design.csv"}, "study.simulations": 2, "buffer.watermark": 1}
+
+
+def test_the_names_of_a_design_file_fill_placeholders(folder: StudyFolder) -> None:
+    folder.write("design.csv", "initial, left\n1, 2\n3, 4e-3\n")
+    folder.load(FROM_FILE)
+    assert "{left} is neither" in folder.problem(
+        {**FROM_FILE, "simulation.command": ["heat", "{left}"]} | _csv(folder, "a\n1\n2\n")
+    )
+
+
+def _csv(folder: StudyFolder, text: str) -> dict[str, Any]:
+    folder.write("design.csv", text)
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("initial,left\n1,2\n", "it has 1 rows for 2 + 0 simulations."),
+        ("initial,left\n1,2\n3\n", "line 3 has 1 values for 2 columns."),
+        ("initial,left\n1,2\n3,x\n", "line 3: could not convert string to float: 'x'."),
+        ("initial,left\n1,2\n3,nan\n", "line 3 holds a value that is not finite."),
+        ("initial,le ft\n1,2\n3,4\n", '"le ft" is no name'),
+        ("initial,initial\n1,2\n3,4\n", 'the column "initial" is there twice.'),
+        ("simulation,initial,left\n1,1,2\n0,3,4\n", "must count 0, 1, 2, …."),
+        ("initial,left,seed\n1,2,3\n3,4,5\n", "{seed} already stands for something else."),
+        ("", "is empty."),
+    ],
+)
+def test_a_design_file_is_checked(folder: StudyFolder, text: str, problem: str) -> None:
+    folder.write("design.csv", text)
+    found = folder.problem(FROM_FILE)
+    assert found.startswith("parameters.file: ")
+    assert problem in found
+
+
+def test_a_design_file_that_is_not_there_is_the_only_problem(folder: StudyFolder) -> None:
+    assert "there is no file" in folder.problem(FROM_FILE)
+
+
+def test_redrawing_from_a_design_file_needs_rows_to_spare(folder: StudyFolder) -> None:
+    changes = {**FROM_FILE, "simulation.on_failure": "redraw"}
+    folder.write("design.csv", "initial,left\n1,2\n3,4\n")
+    assert '"redraw" would have no row to take' in folder.problem(changes)
+    folder.write("design.csv", "initial,left\n1,2\n3,4\n5,6\n")
+    folder.load(changes)
+
+
+def test_a_sampler_beside_a_file_would_be_ignored(folder: StudyFolder) -> None:
+    folder.write("design.csv", "initial,left\n1,2\n3,4\n")
+    assert "would be ignored" in folder.problem({**FROM_FILE, "parameters": {"file": "design.csv", "sampler": "lhs"}})

@@ -1,0 +1,125 @@
+"""Rank 0 of the server, as the launcher sees it: a DEALER, and the other end of the launcher's stdin."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import zmq
+
+from stream_server.launcher import link, processes
+
+DEADLINE_S = 30.0
+
+STUDY = {
+    "study": {"simulations": 3, "time_steps": 3, "fields": {"u": [2]}},
+    "parameters": {"bounds": {"left": [100, 500]}},
+    "server": {"class": "server.py:Server"},
+    "buffer": {"capacity": 10},
+    "training": {"batch_size": 2},
+}
+SERVER = "from stream_server import StreamServer\n\n\nclass Server(StreamServer):\n    pass\n"
+
+Message = TypeVar("Message", bound=link.ToServer)
+
+
+class Rank0:
+    """Starts the launcher on a study whose simulations run `script`, and speaks to it."""
+
+    def __init__(self, folder: Path, script: str | None, *overrides: str) -> None:
+        self.folder = folder
+        self.output_dir = folder / "runs" / folder.name
+        self.log = self.output_dir / "logs" / "launcher.log"
+        self.seen: list[link.ToServer] = []
+        self._overrides = overrides
+        study: dict[str, Any] = dict(STUDY)
+        if script is not None:
+            (folder / "simulation.py").write_text(script)
+            command = [sys.executable, "simulation.py", "{left}"]
+            study["simulation"] = {"command": command, "retries": 1, "max_failed": 1.0}
+        (folder / "server.py").write_text(SERVER)
+        (folder / "study.json").write_text(json.dumps(study))
+
+    def __enter__(self) -> Self:
+        self._private = tempfile.TemporaryDirectory()
+        address = f"ipc://{self._private.name}/link"
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.connect(address)
+        self.launcher = subprocess.Popen(
+            [
+                *(sys.executable, "-W", "error", "-m", "stream_server.launcher.supervise"),
+                *("--simulations-only", "--config", str(self.folder / "study.json"), "--link", address),
+                *(f"--set={override}" for override in self._overrides),
+            ],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.go()
+        self.launcher.kill()
+        self.launcher.wait()
+        self._socket.close()
+        self._context.term()
+        self._private.cleanup()
+
+    def plan(self, num: int, security: dict[str, str] | None = None) -> None:
+        """The study begins, with `num` simulations."""
+        connection = {"study": "heat-1", "epoch": 0, "host": "node", "control": ["ipc:///tmp/x"], "security": security}
+        planned = tuple(link.Planned(simulation=i, parameters={"left": 100.0 + i}) for i in range(num))
+        self.send(
+            link.Plan(
+                study="heat-1", epoch=0, output_dir=str(self.output_dir), connection=connection, simulations=planned
+            )
+        )
+
+    def send(self, message: link.ToLauncher) -> None:
+        """Say something to the launcher."""
+        self._socket.send(link.encode(message))
+
+    def wait_for(self, kind: type[Message]) -> Message:
+        """The next message of this kind; what comes before it is in `seen`."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            while not self._socket.poll(100):
+                assert self.launcher.poll() is None
+                assert time.monotonic() < deadline, f"no {kind.__name__} came, but {self.seen}"
+            message = link.to_server(self._socket.recv())
+            self.seen.append(message)
+            if isinstance(message, kind):
+                return message
+
+    def wait_for_output(self, simulation: int, attempt: int = 0) -> str:
+        """What an attempt has printed, once that is a whole line."""
+        log = self.folder_of(simulation, attempt) / "output.log"
+        deadline = time.monotonic() + DEADLINE_S
+        while not (log.exists() and "\n" in log.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return log.read_text()
+
+    def folder_of(self, simulation: int, attempt: int = 0) -> Path:
+        """The folder of an attempt."""
+        return self.output_dir / "simulations" / str(simulation) / f"attempt-{attempt}"
+
+    def go(self) -> None:
+        """Rank 0 is gone: its end of the pipe closes."""
+        assert self.launcher.stdin is not None
+        self.launcher.stdin.close()
+
+    def wait_for_end(self) -> int:
+        """The exit status of the launcher."""
+        return self.launcher.wait(DEADLINE_S)
+
+    def processes(self) -> list[processes.Process]:
+        """What still runs of any simulation of this study."""
+        return [it for it in processes.running("STREAM_CONNECTION") if it.mark.startswith(str(self.output_dir))]

@@ -1,0 +1,156 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stream_server.config import StudyConfig, load
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.design import ParameterDesign
+
+BOUNDS = {"a": [0, 1], "b": [-10, 10], "c": [1e-6, 1, "log"]}
+SAMPLERS = ["uniform", "lhs", "halton", "sobol", "sampler.py:Grid"]
+GRID = """
+import numpy as np
+
+class Grid:
+    def __init__(self, bounds, seed):
+        self.bounds, self.random = bounds, np.random.default_rng(seed)
+
+    def suggest(self, num):
+        return [{name: self.random.uniform(*limits) for name, limits in self.bounds.items()} for _ in range(num)]
+"""
+
+
+def study(folder: Path, *, num: int = 64, validation: int = 8, seed: int = 7, **parameters: Any) -> StudyConfig:
+    (folder / "server.py").write_text("class Server: ...")
+    (folder / "sampler.py").write_text(GRID)
+    file = folder / "study.json"
+    file.write_text(
+        json.dumps(
+            {
+                "study": {"simulations": num, "fields": {"u": [1]}, "seed": seed},
+                "parameters": parameters or {"bounds": BOUNDS},
+                "server": {"class": "server.py:Server"},
+                "buffer": {"capacity": 100},
+                "training": {"batch_size": 1},
+                "validation": {"simulations": validation},
+            }
+        )
+    )
+    return load(file)
+
+
+def table(config: StudyConfig, first: int, last: int) -> np.ndarray:
+    design = ParameterDesign(config)
+    return np.array([list(design.parameters(simulation).values()) for simulation in range(first, last)])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_parameters_lie_within_their_bounds_in_the_order_of_the_study(tmp_path: Path, sampler: str) -> None:
+    design = ParameterDesign(study(tmp_path, bounds=BOUNDS, sampler=sampler))
+    assert design.names == ("a", "b", "c")
+    for simulation in range(90):
+        parameters = design.parameters(simulation)
+        assert list(parameters) == ["a", "b", "c"]
+        assert all(type(value) is float for value in parameters.values())
+        assert 0 <= parameters["a"] <= 1
+        assert -10 <= parameters["b"] <= 10
+        assert 1e-6 <= parameters["c"] <= 1
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_parameters_are_a_function_of_seed_and_id_in_any_order_of_asking(tmp_path: Path, sampler: str) -> None:
+    config = study(tmp_path, bounds=BOUNDS, sampler=sampler)
+    forward, backward = ParameterDesign(config), ParameterDesign(config)
+    ids = range(90)
+    expected = {simulation: forward.parameters(simulation) for simulation in ids}
+    assert {simulation: backward.parameters(simulation) for simulation in reversed(ids)} == expected
+    assert len({tuple(parameters.values()) for parameters in expected.values()}) == len(ids)
+    other_seed = ParameterDesign(study(tmp_path, bounds=BOUNDS, sampler=sampler, seed=8))
+    assert other_seed.parameters(20) != expected[20]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_number_of_validation_simulations_does_not_change_the_training_parameters(
+    tmp_path: Path, sampler: str
+) -> None:
+    few = table(study(tmp_path, bounds=BOUNDS, sampler=sampler, validation=0), 0, 64)
+    many = table(study(tmp_path, bounds=BOUNDS, sampler=sampler, validation=8), 8, 72)
+    np.testing.assert_array_equal(few, many)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "halton", "sobol"])
+def test_the_number_of_simulations_does_not_change_the_first_ones(tmp_path: Path, sampler: str) -> None:
+    few = table(study(tmp_path, bounds=BOUNDS, sampler=sampler, num=20), 0, 28)
+    many = table(study(tmp_path, bounds=BOUNDS, sampler=sampler, num=50), 0, 28)
+    np.testing.assert_array_equal(few, many)
+
+
+def test_a_latin_hypercube_has_one_point_in_each_of_its_strata(tmp_path: Path) -> None:
+    training = table(study(tmp_path, bounds=BOUNDS, sampler="lhs"), 8, 72)
+    assert sorted(np.floor(training[:, 0] * 64)) == list(range(64))
+    assert sorted(np.floor((training[:, 1] + 10) / 20 * 64)) == list(range(64))
+
+
+@pytest.mark.parametrize("sampler", ["halton", "sobol"])
+def test_a_low_discrepancy_sequence_is_more_even_than_chance(tmp_path: Path, sampler: str) -> None:
+    training = table(study(tmp_path, bounds=BOUNDS, sampler=sampler), 8, 72)
+    counts, _ = np.histogram(training[:, 0], bins=8, range=(0, 1))
+    assert np.abs(counts - 8).max() <= 2
+
+
+def test_a_logarithmic_parameter_is_even_in_its_logarithm(tmp_path: Path) -> None:
+    training = table(study(tmp_path, bounds=BOUNDS, sampler="sobol"), 8, 72)
+    counts, _ = np.histogram(np.log10(training[:, 2]), bins=6, range=(-6, 0))
+    assert np.abs(counts - 64 / 6).max() < 3
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_study_may_have_no_parameters(tmp_path: Path, sampler: str) -> None:
+    assert ParameterDesign(study(tmp_path, bounds={}, sampler=sampler)).parameters(3) == {}
+
+
+def test_a_file_gives_row_i_to_simulation_i(tmp_path: Path) -> None:
+    (tmp_path / "design.csv").write_text("x,y\n0,0.5\n1,1.5\n2,2.5\n3,3.5\n")
+    design = ParameterDesign(study(tmp_path, num=2, validation=1, file="design.csv"))
+    assert design.names == ("x", "y")
+    assert design.parameters(2) == {"x": 2.0, "y": 2.5}
+    assert design.has(3)
+    assert not design.has(4)
+    with pytest.raises(ConfigError, match="has 4 rows, but simulation 4 needs one"):
+        design.parameters(4)
+
+
+def test_a_sampler_never_ends(tmp_path: Path) -> None:
+    assert ParameterDesign(study(tmp_path)).has(10**9)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_what_is_written_as_csv_reads_back_exactly(tmp_path: Path, sampler: str) -> None:
+    design = ParameterDesign(study(tmp_path, bounds=BOUNDS, sampler=sampler))
+    design.write_csv(tmp_path / "parameters.csv", range(72))
+    again = ParameterDesign(study(tmp_path, file="parameters.csv"))
+    assert [again.parameters(simulation) for simulation in range(72)] == [
+        design.parameters(simulation) for simulation in range(72)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def suggest(self, num): return []", r"suggest\(64\) must return 64 dicts, but returned 0"),
+        ("def suggest(self, num): return [{'a': 2}] * num", r"a in \[0, 1\], but returned {'a': 2}"),
+        ("def suggest(self, num): return [{'b': 1}] * num", "but returned {'b': 1}"),
+        ("def suggest(self, num): return [{'a': 1, 'b': 1}] * num", "but returned"),
+        ("def suggest(self, num): return [{'a': None}] * num", "but returned"),
+        ("def suggest(self, num): return 1 / 0", r"suggest\(64\) raised ZeroDivisionError"),
+        ("def __init__(self, bounds): ...", "raised TypeError"),
+    ],
+)
+def test_a_sampler_class_that_goes_wrong_is_told(tmp_path: Path, body: str, message: str) -> None:
+    config = study(tmp_path, bounds={"a": [0, 1]}, sampler="sampler.py:Grid")
+    (tmp_path / "sampler.py").write_text(f"class Grid:\n    def __init__(self, bounds, seed): ...\n    {body}\n")
+    with pytest.raises(UserCodeError, match=message):
+        ParameterDesign(config).parameters(20)

@@ -1,0 +1,458 @@
+"""Receivers, real clients and real sockets in one process."""
+
+import numpy as np
+import pytest
+
+from stream_server.client_api import connect
+from stream_server.client_api.messages import (
+    Ack,
+    Block,
+    Data,
+    End,
+    FieldSpec,
+    Hello,
+    Open,
+    Opened,
+    Ping,
+    Reason,
+    Refusal,
+    Routing,
+    TimeSteps,
+)
+from stream_server.errors import NonFiniteData, ProducerFailed, Refused, Unreachable
+from stream_server.launcher import link
+from stream_server.server import events
+from stream_server.server.access import KeyPair
+from stream_server.server.receiver import StopStudy
+from tests.server.reception import EPOCH, STUDY, Crew, RawClient, Reception, StudyShape, reception
+
+
+def value(simulation: int, step: int) -> np.ndarray:
+    return np.arange(4.0) + 10 * step + 1000 * simulation
+
+
+def simulate(study: Reception, simulation: int, steps: range, attempt: int = 0) -> None:
+    with study.run(simulation, attempt) as run:
+        for step in steps:
+            assert run.send(step, u=value(simulation, step))
+
+
+def test_every_step_of_every_simulation_reaches_the_stream_once() -> None:
+    with reception(StudyShape(num_simulations=3)) as study:
+        crew = Crew()
+        crew.start(study.first.drain)
+        for simulation in range(3):
+            study.launch(simulation)
+            crew.start(simulate, study, simulation, range(6))
+        study.first.wait_for(events.ReceptionEnded)
+        crew.join()
+        assert sorted(study.first.drawn) == [(s, i) for s in range(3) for i in range(6)]
+        for (simulation, step), row in study.first.rows.items():
+            np.testing.assert_array_equal(row["u"], value(simulation, step))
+
+
+@pytest.mark.parametrize("routing", Routing)
+@pytest.mark.parametrize("num", [None, 7])
+def test_steps_are_shared_by_all_ranks_and_reception_ends_on_each(routing: Routing, num: int | None) -> None:
+    shape = StudyShape(num_ranks=3, num_simulations=4, routing=routing, time_steps=TimeSteps(num=num))
+    with reception(shape) as study:
+        crew = Crew()
+        for rank in study.ranks:
+            crew.start(rank.drain)
+        for simulation in range(4):
+            study.launch(simulation)
+            crew.start(simulate, study, simulation, range(7))
+        for rank in study.ranks:
+            rank.wait_for(events.ReceptionEnded)
+        crew.join()
+        assert sorted(key for rank in study.ranks for key in rank.drawn) == [(s, i) for s in range(4) for i in range(7)]
+        accounts = [rank.receiver.account() for rank in study.ranks]
+        assert sum(account.intake[s].accepted for account in accounts for s in account.intake) == 28
+        assert {event.simulation for event in study.ranks[2].seen if isinstance(event, events.SimulationFinished)} == {
+            0,
+            1,
+            2,
+            3,
+        }
+
+
+@pytest.mark.parametrize("num_clients", [2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_parallel_simulations_never_hang_with_the_smallest_buffers(num_clients: int, num_ranks: int) -> None:
+    shape = StudyShape(
+        fields=(FieldSpec(name="u", shape=(6, 2)), FieldSpec(name="v", shape=())),
+        time_steps=TimeSteps(num=40),
+        num_ranks=num_ranks,
+        num_simulations=3,
+        capacity=1,
+        credit=2,
+        at_once=3,
+        held=1,
+    )
+
+    def simulate_rank(study: Reception, simulation: int, rank: int) -> None:
+        with study.run(simulation, rank=rank, num_ranks=num_clients) as run:
+            run.declare_field("u", shape=(6, 2))
+            for step in range(40):
+                u = np.full((6, 2), 100.0 * simulation + step)
+                share = np.array_split(u, num_clients)[rank]
+                assert run.send(step, u=share, **({"v": np.float64(step)} if rank == num_clients - 1 else {}))
+
+    with reception(shape) as study:
+        crew = Crew()
+        for rank in study.ranks:
+            crew.start(rank.drain)
+        for simulation in range(3):
+            study.launch(simulation)
+            for rank in range(num_clients):
+                crew.start(simulate_rank, study, simulation, rank)
+        for server_rank in study.ranks:
+            server_rank.wait_for(events.ReceptionEnded)
+        crew.join()
+        rows = {key: row for rank in study.ranks for key, row in rank.rows.items()}
+        assert sorted(rows) == [(s, i) for s in range(3) for i in range(40)]
+        for (simulation, step), row in rows.items():
+            np.testing.assert_array_equal(row["u"], np.full((6, 2), 100.0 * simulation + step))
+            assert row["v"] == step
+
+
+def test_fields_of_many_megabytes_come_in_parts() -> None:
+    shape = StudyShape(
+        fields=(FieldSpec(name="u", shape=(3, 400_000)), FieldSpec(name="w", shape=(2,), dtype="<f4")),
+        time_steps=TimeSteps(num=3),
+        capacity=4,
+    )
+
+    def parallel(study: Reception, rank: int) -> None:
+        with study.run(0, rank=rank, num_ranks=2) as run:
+            offset = 150_000 * rank
+            run.declare_field("u", shape=(3, 400_000), offset=(0, offset))
+            for step in range(3):
+                u = np.arange(1_200_000.0).reshape(3, 400_000) + step
+                block = u[:, :150_000] if rank == 0 else u[:, 150_000:]
+                assert run.send(step, u=block, **({"w": np.ones(2)} if rank == 0 else {}))
+
+    with reception(shape) as study:
+        crew = Crew()
+        crew.start(study.first.drain)
+        study.launch(0)
+        for rank in range(2):
+            crew.start(parallel, study, rank)
+        study.first.wait_for(events.ReceptionEnded)
+        crew.join()
+        for step in range(3):
+            np.testing.assert_array_equal(
+                study.first.rows[0, step]["u"], np.arange(1_200_000.0).reshape(3, 400_000) + step
+            )
+        assert study.first.rows[0, 0]["w"].dtype == np.float32
+
+
+def test_a_new_attempt_repeats_only_what_is_not_known_and_the_rest_counts_as_duplicates() -> None:
+    with reception(StudyShape()) as study:
+        crew = Crew()
+        crew.start(study.first.drain)
+        study.launch(0)
+        lost = study.run(0)
+        for step in range(4):
+            lost.send(step, u=value(0, step))
+        with pytest.raises(RuntimeError), lost:
+            # The window is 4, so that the first steps have arrived once the next one may be sent.
+            lost.send(4, u=value(0, 4))
+            raise RuntimeError("the simulation dies")
+        study.launcher.send(link.Failed(simulation=0, attempt=0, reason="exit code 1", log=""))
+        study.launch(0, 1)
+        simulate(study, 0, range(6), attempt=1)
+        study.first.wait_for(events.ReceptionEnded)
+        crew.join()
+        assert sorted(study.first.drawn) == [(0, i) for i in range(6)]
+        assert study.first.receiver.account().duplicates >= 1
+
+
+def test_a_sample_with_nan_is_rejected_settled_and_never_drawn() -> None:
+    with reception(StudyShape()) as study:
+        crew = Crew()
+        crew.start(study.first.drain)
+        study.launch(0)
+        with study.run(0) as run:
+            for step in range(6):
+                run.send(step, u=value(0, step) * (np.nan if step == 2 else 1))
+        study.first.wait_for(events.ReceptionEnded)
+        crew.join()
+        assert sorted(study.first.drawn) == [(0, i) for i in (0, 1, 3, 4, 5)]
+        taken = study.first.receiver.account().intake[0]
+        assert (taken.accepted, taken.rejected) == (5, {"nonfinite": 1})
+
+
+def test_with_nonfinite_stop_a_nan_ends_the_stream_with_an_error_that_names_it() -> None:
+    with reception(StudyShape(nonfinite="stop")) as study:
+        study.launch(0)
+        run = study.run(0)
+        run.send(0, u=np.full(4, np.inf))
+        with pytest.raises(ProducerFailed) as failure:
+            study.first.buffer.draw(1, 20)
+        assert isinstance(failure.value.__cause__, NonFiniteData)
+        assert "simulation 0" in str(study.first.receiver.error)
+        with pytest.raises(RuntimeError), run:
+            raise RuntimeError("leave")
+
+
+def test_held_out_simulations_go_to_the_validation_store_and_not_to_the_buffer() -> None:
+    with reception(StudyShape(num_simulations=2, num_validation=1)) as study:
+        crew = Crew()
+        crew.start(study.first.drain)
+        for simulation in range(2):
+            study.launch(simulation)
+            crew.start(simulate, study, simulation, range(6))
+        study.first.wait_for(events.ReceptionEnded)
+        crew.join()
+        assert {simulation for simulation, _ in study.first.drawn} == {1}
+        held_out = study.first.validation.stacked()
+        assert held_out is not None
+        np.testing.assert_array_equal(held_out.time_steps, range(6))
+        np.testing.assert_array_equal(held_out.fields["u"][3], value(0, 3))
+
+
+def test_an_invalidated_simulation_is_withdrawn_from_the_buffer() -> None:
+    with reception(StudyShape(num_simulations=2)) as study:
+        study.launch(0)
+        run = study.run(0)
+        for step in range(5):
+            run.send(step, u=value(0, step))
+        run.invalidate("it blew up")
+        assert study.from_server(link.Invalid) == link.Invalid(simulation=0, reason="it blew up")
+        study.launch(1)
+        simulate(study, 1, range(6))
+        study.first.wait_for(events.ReceptionEnded)
+        study.first.drain()
+        assert {simulation for simulation, _ in study.first.drawn} == {1}
+        account = study.first.receiver.account()
+        assert account.intake[0].accepted == account.withdrawn
+
+
+def test_once_the_study_is_stopped_clients_hear_it_and_do_not_fail() -> None:
+    with reception(StudyShape(capacity=1, num_simulations=2, num_ranks=2)) as study:
+        study.launch(0)
+        run = study.run(0)
+        assert run.send(0, u=value(0, 0))
+        study.first.receiver.post(StopStudy(reason="time limit", grace_s=0.0))
+        assert study.from_server(link.StopAll) == link.StopAll(reason="time limit", grace_s=0.0)
+        step = 1
+        while run.send(step % 6, u=value(0, step)):
+            step += 1
+        run.finish()
+        assert not study.run(1).send(0, u=value(1, 0))
+
+
+def opening(**changes: object) -> Open:
+    block = Block(field="u", dtype="<f8", shape=(4,), offset=(0,), count=(4,))
+    values = {"study": STUDY, "simulation": 0, "attempt": 0, "epoch": EPOCH, "rank": 0, "num_ranks": 1}
+    return Open(**{**values, "blocks": (block,), **changes})  # type: ignore[arg-type]
+
+
+def data(sequence: int, index: int, **changes: object) -> Data:
+    values = {"simulation": 0, "attempt": 0, "epoch": EPOCH, "num_steps": 1, "present": 1}
+    return Data(**{**values, "sequence": sequence, "index": index, **changes})  # type: ignore[arg-type]
+
+
+def welcome(study: Reception, simulation: int = 0) -> None:
+    """Wait until an attempt has begun on all ranks."""
+    study.launch(simulation)
+    with RawClient(study.endpoints[0].control[0]) as client:
+        hello = Hello(study=STUDY, simulation=simulation, attempt=0, rank=0, num_ranks=1)
+        while isinstance(answer := client.ask(hello), Refusal) and answer.reason in (
+            Reason.BUSY,
+            Reason.STALE_ATTEMPT,
+            Reason.UNKNOWN_SIMULATION,
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "words"),
+    [
+        (opening(study="other"), Reason.WRONG_STUDY, "study-1"),
+        (opening(epoch=EPOCH - 1), Reason.STALE_EPOCH, "epoch 3"),
+        (opening(simulation=77), Reason.UNKNOWN_SIMULATION, "77"),
+        (opening(attempt=5), Reason.STALE_ATTEMPT, "attempt 5"),
+        (
+            opening(blocks=(Block(field="w", dtype="<f8", shape=(4,), offset=(0,), count=(4,)),)),
+            Reason.WRONG_FIELDS,
+            "no field w",
+        ),
+        (
+            opening(blocks=(Block(field="u", dtype="<c16", shape=(4,), offset=(0,), count=(4,)),)),
+            Reason.WRONG_FIELDS,
+            "complex128",
+        ),
+        (
+            opening(blocks=(Block(field="u", dtype="<f8", shape=(5,), offset=(0,), count=(5,)),)),
+            Reason.WRONG_BLOCKS,
+            "(4,)",
+        ),
+        (
+            opening(blocks=(Block(field="u", dtype="<f8", shape=(4,), offset=(1,), count=(3,)),)),
+            Reason.WRONG_BLOCKS,
+            "3 of the 4",
+        ),
+        (data(0, 0), Reason.NOT_OPEN, "opened"),
+        (Ping(), Reason.NOT_OPEN, "opened"),
+        (Ack(received=0, durable=0), Reason.MALFORMED, "Ack"),
+    ],
+)
+def test_what_does_not_belong_is_refused_with_a_clear_text(message: Open, reason: Reason, words: str) -> None:
+    with reception(StudyShape()) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            answer = client.ask(message, [b"12345678"] if isinstance(message, Data) else ())
+        assert isinstance(answer, Refusal)
+        assert answer.reason is reason
+        assert words in answer.text
+        assert study.first.receiver.account().refused == {reason.name.lower(): 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "payload", "reason"),
+    [
+        (data(0, 0), [bytes(24)], Reason.MALFORMED),
+        (data(0, 0), [], Reason.MALFORMED),
+        (data(0, 0), [bytes(32), b"more"], Reason.MALFORMED),
+        (data(0, 0, checksum=1), [bytes(32)], Reason.CHECKSUM),
+        (data(3, 0), [bytes(32)], Reason.MALFORMED),
+        (data(0, 6), [bytes(32)], Reason.WRONG_STEP),
+        (data(0, 0, present=3), [bytes(32), bytes(32)], Reason.WRONG_BLOCKS),
+        (data(0, 0, epoch=1), [bytes(32)], Reason.STALE_EPOCH),
+        (data(0, 0, attempt=1), [bytes(32)], Reason.STALE_ATTEMPT),
+        (data(0, 0, num_steps=5), [bytes(160)], Reason.OUTSIDE_WINDOW),
+        (data(0, 0, num_steps=2**32 - 1), [bytes(32)], Reason.OUTSIDE_WINDOW),
+        (data(0, 0, field=0, offset=4 * 2**20), [bytes(32)], Reason.WRONG_STEP),
+    ],
+)
+def test_data_that_is_not_as_announced_is_refused_and_the_connection_lives_on(
+    message: Data, payload: list[bytes], reason: Reason
+) -> None:
+    with reception(StudyShape()) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            assert isinstance(client.ask(opening()), Opened)
+            refusal = client.ask(message, payload)
+            assert isinstance(refusal, Refusal)
+            assert (refusal.reason, refusal.sequence) == (reason, message.sequence)
+            sequence = 0 if message.sequence else 1
+            client.say(data(sequence, 2), [value(0, 2).tobytes()])
+            while not isinstance(answer := client.hear(), Ack) or answer.received <= sequence:
+                client.say(Ping())
+        assert study.first.receiver.account().intake[0].accepted == 1
+        draw = study.first.buffer.draw(1, 5)
+        assert draw is not None
+        np.testing.assert_array_equal(study.first.buffer.gather(draw)["u"][0], value(0, 2))
+
+
+def test_a_step_outside_the_window_is_refused_and_the_window_still_works() -> None:
+    with reception(StudyShape(capacity=1, credit=2)) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            assert isinstance(client.ask(opening()), Opened)
+            for step in range(4):
+                client.say(data(step, step), [value(0, step).tobytes()])
+            answers = [client.hear()]
+            while not isinstance(answers[-1], Refusal):
+                answers.append(client.hear())
+            refusal = answers[-1]
+            assert isinstance(refusal, Refusal)
+            assert (refusal.reason, refusal.sequence) == (Reason.OUTSIDE_WINDOW, 3)
+            assert "window is 2" in refusal.text
+            crew = Crew()
+            for _ in range(3):
+                draw = study.first.buffer.draw(1, 5)
+                assert draw is not None
+                study.first.buffer.release(draw)
+            while not isinstance(answer := client.ask(Ping()), Ack) or answer.received < 4:
+                pass
+            crew.join()
+
+
+def test_junk_from_strangers_is_counted_and_the_study_goes_on() -> None:
+    generator = np.random.default_rng(5)
+    with reception(StudyShape()) as study:
+        crew = Crew()
+        crew.start(study.first.drain)
+        with RawClient(study.endpoints[0].data[0]) as a, RawClient(study.endpoints[0].control[1]) as b:
+            for size in generator.integers(0, 300, 500):
+                for stranger in (a, b):
+                    frames = [generator.bytes(size)] * int(generator.integers(1, 5))
+                    stranger.socket.send_multipart(frames)
+            study.launch(0)
+            simulate(study, 0, range(6))
+            a.say(Ping())
+            while not (isinstance(answer := a.hear(), Refusal) and answer.reason is Reason.NOT_OPEN):
+                pass
+        study.first.wait_for(events.ReceptionEnded)
+        crew.join()
+        assert len(study.first.drawn) == 6
+        assert study.first.receiver.account().refused["malformed"] >= 500
+
+
+def test_simulations_beyond_the_room_wait_until_others_are_done() -> None:
+    with reception(StudyShape(num_simulations=6, at_once=1, credit=2, capacity=1)) as study:
+        crew = Crew()
+        for simulation in range(6):
+            study.launch(simulation)
+            crew.start(simulate, study, simulation, range(6))
+        crew.start(study.first.drain)
+        study.first.wait_for(events.ReceptionEnded)
+        crew.join()
+        assert len(study.first.drawn) == 36
+
+
+def test_a_study_with_keys_lets_in_the_holder_of_the_attempts_key_over_tcp() -> None:
+    with reception(StudyShape(secure=True, num_ranks=2)) as study:
+        key = KeyPair.make()
+        crew = Crew()
+        for rank in study.ranks:
+            crew.start(rank.drain)
+        file = study.launch(0, key=key)
+        tcp_only = [it.data for it in study.endpoints]
+        assert all(addresses[1].startswith("tcp://") for addresses in tcp_only)
+        with connect(over_tcp(file), timeout_s=20) as run:
+            for step in range(6):
+                assert run.send(step, u=value(0, step))
+        study.first.wait_for(events.ReceptionEnded)
+        study.ranks[1].wait_for(events.ReceptionEnded)
+        crew.join()
+        assert sum(len(rank.drawn) for rank in study.ranks) == 6
+
+
+def test_a_stranger_with_a_key_of_its_own_is_not_let_in() -> None:
+    with reception(StudyShape(secure=True)) as study:
+        study.launch(0, key=KeyPair.make())
+        with pytest.raises(Unreachable):
+            connect(over_tcp(study.connection(0, key=KeyPair.make())), timeout_s=0.5)
+
+
+def test_a_key_speaks_for_its_own_attempt_only() -> None:
+    with reception(StudyShape(secure=True, num_simulations=2)) as study:
+        key = KeyPair.make()
+        study.launch(0, key=key)
+        study.launch(1, key=KeyPair.make())
+        with pytest.raises(Refused, match="does not speak for simulation 1"):
+            connect(over_tcp(study.connection(1, key=key)), timeout_s=20)
+
+
+def over_tcp(file):  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    return replace(file, control=(file.control[1],), host="elsewhere")
+
+
+def test_two_ends_that_disagree_are_refused() -> None:
+    with reception(StudyShape(time_steps=TimeSteps(num=None))) as study:
+        welcome(study)
+        halves = [Block(field="u", dtype="<f8", shape=(4,), offset=(2 * i,), count=(2,)) for i in range(2)]
+        with RawClient(study.endpoints[0].data[0]) as one, RawClient(study.endpoints[0].data[0]) as other:
+            for i, client in enumerate((one, other)):
+                assert isinstance(client.ask(opening(rank=i, num_ranks=2, blocks=(halves[i],))), Opened)
+            one.say(End(simulation=0, attempt=0, epoch=EPOCH, share=3, total=3))
+            assert isinstance(one.hear(), Ack)
+            answer = other.ask(End(simulation=0, attempt=0, epoch=EPOCH, share=4, total=4))
+            assert isinstance(answer, Refusal)
+            assert answer.reason is Reason.WRONG_STEP

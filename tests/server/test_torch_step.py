@@ -1,0 +1,268 @@
+"""The torch step on one rank; tests/mpi compares several with one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.torch_collate import TorchCollate
+from stream_server.server.torch_server import TorchServer
+from stream_server.server.training.lockstep import Turn
+from stream_server.server.training.step import Outcome
+from stream_server.server.training.torch_group import torch_threads
+from stream_server.server.training.torch_step import TorchStep
+from tests.server.settings import settings
+from tests.server.streams import batch_of
+from tests.server.thread_ranks import Job, ThreadRanks
+
+
+@pytest.fixture(autouse=True)
+def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+class Scale(TorchServer):
+    """One weight, which is 1 at first; the loss is weight × mean of the batch, so its gradient is that mean."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(batch).mean()
+
+
+def turn_of(values: Sequence[float]) -> tuple[Turn, Any]:
+    data = torch.tensor(values, dtype=torch.float64)[:, None]
+    batch = batch_of(data, len(values))
+    return Turn(batch=batch, sizes=(len(values),), num_first=len(values), lonely=False), data
+
+
+def train(server: TorchServer, batches: Sequence[Sequence[float]]) -> list[Outcome | None]:
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        outcomes: list[Outcome | None] = [
+            step.run(turn, step.place(data), index) for index, (turn, data) in enumerate(map(turn_of, batches))
+        ]
+        return [*outcomes, step.finish()]
+
+
+def weight(server: TorchServer) -> float:
+    value: float = server.model.weight.item()
+    return value
+
+
+def test_a_step_updates_the_model_and_tells_the_loss() -> None:
+    server = Scale(settings())
+    assert train(server, [[0.25, 0.75], [0.5]]) == [Outcome(loss=0.5), Outcome(loss=0.25), None]
+    assert weight(server) == 0.0
+
+
+def test_accumulated_batches_count_by_their_samples() -> None:
+    server = Scale(settings(accumulate=2))
+    outcomes = train(server, [[0.25, 0.75], [0.8]])
+    assert outcomes == [Outcome(loss=0.5, updated=False), Outcome(loss=0.8), None]
+    assert weight(server) == pytest.approx(1 - (0.25 + 0.75 + 0.8) / 3, rel=1e-15)
+
+
+def test_an_accumulation_that_is_cut_short_is_ended_with_what_it_has() -> None:
+    server = Scale(settings(accumulate=3))
+    assert train(server, [[0.25, 0.75], [0.8]])[-1] == Outcome()
+    assert weight(server) == pytest.approx(1 - (0.25 + 0.75 + 0.8) / 3, rel=1e-15)
+
+
+def test_the_gradient_is_clipped_after_it_is_that_of_the_union() -> None:
+    server = Scale(settings(accumulate=2, clip_norm=0.1))
+    train(server, [[0.25, 0.75], [0.8]])
+    assert weight(server) == pytest.approx(0.9, rel=1e-5)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_an_update_that_is_not_finite_is_skipped_and_said(
+    clip_norm: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Scale(settings(clip_norm=clip_norm))
+    outcomes = train(server, [[float("nan")], [0.5]])
+    assert [outcome.skipped for outcome in outcomes if outcome] == [True, False]
+    assert weight(server) == pytest.approx(0.5)
+    assert "the update is skipped" in caplog.text
+
+
+def test_an_update_that_is_not_finite_ends_the_study_when_told_to() -> None:
+    with pytest.raises(UserCodeError, match=r"is not finite, and training\.nonfinite is stop"):
+        train(Scale(settings(nonfinite="stop")), [[float("inf")]])
+
+
+class Scheduled(Scale):
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer = super().prepare_training_attributes()
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+
+def test_the_scheduler_is_stepped_at_every_update() -> None:
+    server = Scheduled(settings(accumulate=2))
+    train(server, [[0.1]] * 4)
+    assert server.lr_scheduler.get_last_lr() == [0.25]
+
+
+class Plateau(Scale):
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer = super().prepare_training_attributes()
+        return model, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+
+
+def test_a_plateau_scheduler_is_stepped_at_every_validation() -> None:
+    server = Plateau(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        for loss in (1.0, 1.0):
+            step.validated({"loss": loss})
+    assert server.lr_scheduler.get_last_lr() == [0.5]
+
+
+class Manual(Scale):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizer.step()
+
+
+def test_manual_optimisation_steps_by_itself_and_needs_no_loss() -> None:
+    server = Manual(settings())
+    assert train(server, [[0.25], [0.5]]) == [Outcome(loss=None), Outcome(loss=None), None]
+    assert weight(server) == 0.25
+
+
+def test_manual_optimisation_on_several_ranks_needs_uneven_stop() -> None:
+    server = Manual(settings())
+    with pytest.raises(ConfigError, match=r"training\.uneven must be stop"):
+        TorchStep(server, ThreadRanks(Job(2), 0), server.config)
+    stopping = Manual(settings(uneven="stop"))
+    assert TorchStep(stopping, ThreadRanks(Job(2), 0), stopping.config).needs_every_rank
+
+
+@pytest.mark.parametrize("ignored", [{"accumulate": 2}, {"clip_norm": 1.0}])
+def test_manual_optimisation_refuses_what_it_would_ignore(ignored: dict[str, Any]) -> None:
+    server = Manual(settings(**ignored))
+    with pytest.raises(ConfigError, match=r"accumulate and training\.clip_norm must be left out"):
+        TorchStep(server, SoloRanks(), server.config)
+
+
+class NoLoss(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        return None
+
+
+class LossPerSample(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(batch)
+
+
+class Raising(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise KeyError("u")
+
+
+class Detached(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx).detach()
+
+
+class NoOptimizer(Scale):
+    def prepare_training_attributes(self) -> Any:
+        return nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (NoLoss, r"NoLoss\.training_step must return the mean loss of its batch, .* not None"),
+        (LossPerSample, r"not a tensor of shape \(2, 1\)"),
+        (Raising, r"Raising\.training_step raised KeyError: 'u'"),
+        (Detached, r"the backward pass of Detached\.training_step raised RuntimeError"),
+        (NoOptimizer, r"NoOptimizer\.prepare_training_attributes must return model, optimizer"),
+    ],
+)
+def test_mistakes_name_the_method(server: type[TorchServer], said: str) -> None:
+    with pytest.raises(UserCodeError, match=said):
+        train(server(settings()), [[0.5, 0.5]])
+
+
+class Frozen(Scale):
+    """Keeps one part of its model in evaluation mode."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Sequential(nn.Dropout(), nn.Linear(1, 1), nn.BatchNorm1d(1).eval())
+        return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def test_evaluating_leaves_every_module_in_its_mode() -> None:
+    server = Frozen(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        with step.evaluating():
+            assert not any(module.training for module in server.model.modules())
+            assert not torch.is_grad_enabled()
+        inner = server.model.module
+        assert [part.training for part in inner] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "data"),
+    [
+        ("32-true", torch.float32, torch.float32),
+        ("64-true", torch.float64, torch.float64),
+        ("bf16-mixed", torch.float32, torch.float32),
+        ("bf16-true", torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_each_precision_sets_the_dtype_of_weights_and_data(
+    precision: str, weights: torch.dtype, data: torch.dtype
+) -> None:
+    server = Scale(settings(precision=precision))
+    stacked = server.collate([(np.ones(1), 3), (np.ones(1), 4)])
+    assert (stacked[0].dtype, stacked[1].dtype) == (data, torch.int64)
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        turn = Turn(batch=batch_of(stacked[0], 2), sizes=(2,), num_first=2, lonely=False)
+        assert step.run(turn, stacked[0], 0) == Outcome(loss=1.0)
+        assert server.model.weight.dtype == weights
+
+
+def test_collate_makes_tensors_of_arrays_numbers_and_tensors() -> None:
+    samples = [
+        {"x": np.float64(1), "y": torch.ones(2), "z": [True]},
+        {"x": np.float64(2), "y": torch.ones(2), "z": [False]},
+    ]
+    stacked = TorchCollate()(samples)
+    assert stacked["x"].tolist() == [1, 2]
+    assert stacked["x"].dtype == torch.float32
+    assert stacked["y"].shape == (2, 2)
+    assert stacked["z"][0].tolist() == [True, False]
+
+
+def test_read_only_results_of_process_batch_are_copied() -> None:
+    array = np.ones(3, np.float32)
+    array.flags.writeable = False
+    assert TorchCollate().convert((array, "kept"))[0].tolist() == [1, 1, 1]
+
+
+def test_torch_gets_its_share_of_the_cores() -> None:
+    ranks = ThreadRanks(Job(4), 0)
+    ranks.num_cores = 10
+    assert torch_threads(ranks) == 2
+    ranks.num_cores = 2
+    assert torch_threads(ranks) == 1
+
+
+def test_a_torch_server_is_plain_to_construct_and_to_call() -> None:
+    server = Scale()
+    server.model, server.optimizer = server.prepare_training_attributes()
+    loss = server.training_step(torch.tensor([[2.0]]), 0)
+    server.manual_backward(loss)
+    assert server.model.weight.grad.item() == 2.0
+    assert server.device == torch.device("cpu")
