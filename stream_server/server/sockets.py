@@ -80,7 +80,9 @@ class Sockets:
             self._link.connect(self.settings.link)
 
     def close(self) -> None:
-        """Close everything; what is on its way out may take a second more."""
+        """Close everything, once; what is on its way out may take a second more."""
+        if self._context.closed:
+            return
         self._is_awake = True
         for socket in self._opened:
             socket.close(linger=LINGER_MS)
