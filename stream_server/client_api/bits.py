@@ -11,9 +11,6 @@ class Bits:
     def __len__(self) -> int:
         return self._num
 
-    def __bytes__(self) -> bytes:
-        return bytes(self._content)
-
     def __contains__(self, number: int) -> bool:
         byte = number >> 3
         return byte < len(self._content) and bool(self._content[byte] >> (number & 7) & 1)

@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     except StreamServerError as error:
         from stream_server.server.ranks import environment_rank
 
-        if environment_rank() == 0:
+        if not environment_rank():
             print(f"stream-server: {error}", file=sys.stderr)
         return error.exit_code
 

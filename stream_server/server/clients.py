@@ -124,7 +124,8 @@ class Clients:
         self.connections[peer] = answer
         self.intake.allocate()
         self.reply(peer, self.tracker.opened(answer))
-        self.intake.settle(self.tracker.whole(answer))
+        for run in self.tracker.whole(answer):
+            self.intake.settle(run)
 
     def _end(self, connection: Connection, message: End) -> None:
         refusal = self.tracker.finished_sending(connection, message)

@@ -57,21 +57,19 @@ class Failure:
             return None
 
 
-def leave_together(error: BaseException, ranks: Ranks, output_dir: Path, *, phase: str) -> int:
+def leave_together(error: BaseException, ranks: Ranks, output_dir: Path, *, phase: str) -> int | None:
     """Make all ranks end because of `error`; main thread only.
 
-    The failure goes into exit.json and then into the control round. When the others do not come to a round in time,
-    since they wait for this rank in a collective call of the step, all are aborted.
+    The failure goes into exit.json and then into the control round. Call this before anything is taken down: a peer
+    that waits for this rank in a step must find no closed connection, which it would take for the first failure.
 
     Returns:
-        The exit code that all ranks agreed on.
+        The exit code that all ranks agreed on. None when the others did not come to a round in time, since they wait
+        for this rank in a collective call of the step: then there is nothing left to do but `ranks.abort`.
     """
     if isinstance(error, PeerFailed):
         return error.exit_code
     failure = Failure.of(error, rank=ranks.rank, phase=phase)
     _log.error("rank %d failed in %s:\n%s", failure.rank, failure.phase, failure.traceback)
     failure.record(output_dir)
-    agreed = offer_failure(ranks, failure.exit_code)
-    if agreed is None:
-        ranks.abort(failure.exit_code)
-    return agreed
+    return offer_failure(ranks, failure.exit_code)

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from stream_server.client_api.messages import Data, Reason
 from stream_server.errors import StreamServerError
 from stream_server.server.layout import Place
-from stream_server.server.tracks import Connection, Step
+from stream_server.server.tracks import Connection
 
 Array = npt.NDArray[Any]
-Index = tuple[int | slice | EllipsisType, ...]
+Index = tuple[int | slice | list[int] | EllipsisType, ...]
 
 
 class Inlet(Protocol):
@@ -38,56 +38,53 @@ class Unfit(StreamServerError):
         self.reason = reason
 
 
-def run_of(steps: Sequence[Step | None]) -> slice | None:
-    """The slots of all these steps as one slice, if they lie side by side in this order."""
-    first = steps[0]
-    if first is None:
-        return None
-    start, num = first.slot, len(steps)
-    if num == 1 or all(step is not None and step.slot == start + i for i, step in enumerate(steps)):
-        return slice(start, start + num)
+def side_by_side(slots: Sequence[int]) -> slice | None:
+    """The slots as one slice, if they lie side by side in this order."""
+    first, num = slots[0], len(slots)
+    if num == 1 or (slots[-1] - first == num - 1 and all(slot == first + i for i, slot in enumerate(slots))):
+        return slice(first, first + num)
     return None
 
 
 def fill_whole(
-    arrays: Mapping[str, Array], connection: Connection, data: Data, steps: Sequence[Step | None], inlet: Inlet
+    arrays: Mapping[str, Array], connection: Connection, data: Data, slots: Sequence[int | None], inlet: Inlet
 ) -> None:
-    """Receive whole steps into their slots: one frame per block, straight into the rows where that is possible.
+    """Receive whole steps, one frame per block; steps whose slot is None are dropped.
+
+    Where a block is as it is kept and the slots lie side by side, the bytes go straight into the rows.
 
     Raises:
         Unfit: a frame too few or too many, of a wrong size, or with a wrong checksum.
     """
-    run, num, crc = run_of(steps), data.num_steps, 0
+    positions = [i for i, slot in enumerate(slots) if slot is not None]
+    wanted = [slot for slot in slots if slot is not None]
+    rows: slice | list[int] = side_by_side(wanted) or wanted
+    is_direct = isinstance(rows, slice) and len(wanted) == len(slots)
+    num, crc = data.num_steps, 0
     for i, place in enumerate(connection.places):
         if not data.present >> i & 1:
             continue
         if not inlet.more():
             raise Unfit(Reason.MALFORMED, f"no payload came for field {place.field}")
         array, num_bytes = arrays[place.field], num * place.num_bytes
-        if run is not None and place.direct:
-            rows = array[run]
-            _check_size(place, inlet.into(rows), num_bytes)
+        if is_direct and place.direct:
+            target = array[rows]
+            _check_size(place, inlet.into(target), num_bytes)
             if data.checksum is not None:
-                crc = zlib.crc32(rows.data, crc)
+                crc = zlib.crc32(target.data, crc)
             continue
         frame = inlet.frame()
         _check_size(place, frame.nbytes, num_bytes)
         if data.checksum is not None:
             crc = zlib.crc32(frame, crc)
         values = np.frombuffer(frame, place.wire).reshape(num, *place.count)
-        if run is not None:
-            index: Index = (run, *place.slices)
-            array[index] = values
-            continue
-        for step, value in zip(steps, values, strict=True):
-            if step is not None:
-                index = (step.slot, *place.slices)
-                array[index] = value
+        index: Index = (rows, *place.slices)
+        array[index] = values if len(wanted) == num else values[positions]
     _check_end(data, crc, inlet)
 
 
 def fill_part(
-    arrays: Mapping[str, Array], connection: Connection, data: Data, step: Step, num_bytes: int, inlet: Inlet
+    arrays: Mapping[str, Array], connection: Connection, data: Data, slot: int, num_bytes: int, inlet: Inlet
 ) -> None:
     """Receive one part, which must have `num_bytes`, of one block of one step.
 
@@ -98,7 +95,7 @@ def fill_part(
     if not inlet.more():
         raise Unfit(Reason.MALFORMED, f"no payload came for field {place.field}")
     if place.direct:
-        row = arrays[place.field][step.slot : step.slot + 1].reshape(-1)
+        row = arrays[place.field][slot : slot + 1].reshape(-1)
         part = row.view(np.uint8)[data.offset : data.offset + num_bytes]
         _check_size(place, inlet.into(part), num_bytes)
         crc = 0 if data.checksum is None else zlib.crc32(part.data)
@@ -107,7 +104,7 @@ def fill_part(
         _check_size(place, frame.nbytes, num_bytes)
         crc = 0 if data.checksum is None else zlib.crc32(frame)
         values = np.frombuffer(frame, place.wire)
-        index: Index = (step.slot, *place.slices, ...)
+        index: Index = (slot, *place.slices, ...)
         assign(arrays[place.field][index], data.offset // place.wire.itemsize, values)
     _check_end(data, crc, inlet)
 

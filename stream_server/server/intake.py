@@ -8,12 +8,13 @@ import numpy.typing as npt
 
 from stream_server.client_api.messages import ALL_FIELDS, MAX_PART_BYTES, Data, Refusal
 from stream_server.errors import NonFiniteData
-from stream_server.server.filling import Inlet, Unfit, all_finite, fill_part, fill_whole, run_of
+from stream_server.server.filling import Inlet, Unfit, all_finite, fill_part, fill_whole, side_by_side
 from stream_server.server.tracker import Tracker
-from stream_server.server.tracks import Connection, Step
+from stream_server.server.tracks import Connection, Run
 from stream_server.server.validation_store import ValidationStore
 
 REJECTED = "nonfinite"
+STOCK = 64
 
 
 class SlotStore(Protocol):
@@ -63,6 +64,8 @@ class Intake:
         self.num_withdrawn = 0
         self._ready: list[int] = []
         self._checked: list[str] = []
+        self._stock: list[int] = []
+        tracker.claim = self.claim
 
     def allocate(self) -> None:
         """Make the arrays once the types of all fields are known."""
@@ -71,6 +74,15 @@ class Intake:
             slots.allocate({name: dtypes[name] for name in self.tracker.fields})
             self._checked = [name for name in self.tracker.fields if dtypes[name].kind in "fc"]
 
+    def claim(self, num: int) -> list[int]:
+        """Slots for `num` steps. They are taken from the buffer many at a time, and in order as far as possible."""
+        if len(self._stock) < num:
+            self._stock += self.buffer.claim(max(num, STOCK)) or self.buffer.claim(num - len(self._stock))
+        slots = self._stock[:num]
+        del self._stock[:num]
+        assert len(slots) == num, "a step inside its window has no slot"
+        return slots
+
     def take(self, connection: Connection, data: Data, inlet: Inlet) -> Refusal | None:
         """Receive the payload of one message into the slots of its steps.
 
@@ -78,53 +90,54 @@ class Intake:
             NonFiniteData: a sample has NaN or infinity, and the study is to stop then.
         """
         self.touched[connection.peer] = connection
-        steps = self.tracker.place(connection, data)
-        if isinstance(steps, Refusal):
-            return steps
-        if not any(steps):
-            return None
+        placed = self.tracker.place(connection, data)
+        if isinstance(placed, Refusal):
+            return placed
         arrays = self.buffer.slots.arrays
+        if isinstance(placed, Run):
+            try:
+                fill_whole(arrays, connection, data, placed.slots, inlet)
+            except Unfit as problem:
+                self.tracker.drop(placed)
+                return self.tracker.refuse(problem.reason, str(problem), data.sequence)
+            self.settle(placed)
+            return None
+        if not any(placed):
+            return None
         try:
             if data.field == ALL_FIELDS:
-                fill_whole(arrays, connection, data, steps, inlet)
+                fill_whole(arrays, connection, data, [None if step is None else step.slot for step in placed], inlet)
             else:
-                step = steps[0]
-                assert step is not None
+                assert placed[0] is not None
                 num_bytes = min(connection.places[data.field].num_bytes - data.offset, MAX_PART_BYTES)
-                fill_part(arrays, connection, data, step, num_bytes, inlet)
+                fill_part(arrays, connection, data, placed[0].slot, num_bytes, inlet)
         except Unfit as problem:
-            self.tracker.abandon(connection, steps)
+            self.tracker.abandon(connection, placed)
             return self.tracker.refuse(problem.reason, str(problem), data.sequence)
-        whole = self.tracker.arrived(connection, data, steps)
+        whole = self.tracker.arrived(connection, data, placed)
         if isinstance(whole, Refusal):
             return whole
-        self.settle(whole)
+        for run in whole:
+            self.settle(run)
         return None
 
-    def settle(self, steps: Sequence[Step]) -> None:
-        """Accept or reject steps of one simulation that are all there."""
-        if not steps:
+    def settle(self, run: Run) -> None:
+        """Accept or reject steps that are all there."""
+        slots = self.buffer.slots
+        rows: slice | list[int] = side_by_side(run.slots) or run.slots
+        first, every = self.tracker.label(run.indices.start), self.tracker.time_steps.every * run.indices.step
+        slots.simulation_ids[rows] = run.track.simulation
+        slots.time_steps[rows] = first if len(run.slots) == 1 else range(first, first + every * len(run.slots), every)
+        for name in run.absent:
+            slots.leave_out(name, run.slots)
+        if self._is_fit(rows):
+            self._accept(run)
             return
-        slots, simulation = self.buffer.slots, steps[0].track.simulation
-        for step in steps:
-            slots.simulation_ids[step.slot] = simulation
-            slots.time_steps[step.slot] = self.tracker.label(step.index)
-            if step.present:
-                for name in self.tracker.fields.keys() - step.present.keys():
-                    slots.leave_out(name, [step.slot])
-        run = run_of(steps)
-        if run is not None and self._is_fit(run):
-            fit = list(steps)
-        else:
-            fit = [step for step in steps if self._is_fit(slice(step.slot, step.slot + 1))]
-            for step in set(steps).difference(fit):
-                self._reject(step)
-        for step in fit:
-            self.tracker.accept(step)
-        if simulation in self.validation:
-            self._hold_out(fit)
-        else:
-            self._ready += [step.slot for step in fit]
+        for single in map(run.single, range(len(run.slots))):
+            if self._is_fit(slice(single.slots[0], single.slots[0] + 1)):
+                self._accept(single)
+            else:
+                self._reject(single)
 
     def flush(self) -> None:
         """End a turn: give the buffer what is ready, and note what has found room in it."""
@@ -132,7 +145,7 @@ class Intake:
             self.buffer.commit(self._ready)
             self._ready = []
         if self.tracker.has_committed:
-            self._touch(self.tracker.in_stream(self.buffer.admit()))
+            self._touch(self.tracker.in_stream(len(self.buffer.admit())))
         if self.tracker.freed:
             self.buffer.discard(self.tracker.freed)
             self.tracker.freed = []
@@ -144,33 +157,35 @@ class Intake:
         self.tracker.withdraw(simulation)
         self.validation.withdraw(simulation)
 
-    def _is_fit(self, rows: slice) -> bool:
+    def _is_fit(self, rows: slice | list[int]) -> bool:
         if self.nonfinite == "keep":
             return True
         arrays = self.buffer.slots.arrays
         return all(all_finite(arrays[name][rows]) for name in self._checked)
 
-    def _reject(self, step: Step) -> None:
+    def _accept(self, run: Run) -> None:
+        if run.track.simulation in self.validation:
+            self._hold_out(run)
+        else:
+            self._ready += run.slots
+            self.tracker.accept(run)
+
+    def _reject(self, run: Run) -> None:
         if self.nonfinite == "stop":
-            simulation, time_step = step.track.simulation, self.tracker.label(step.index)
+            simulation, time_step = run.track.simulation, self.tracker.label(run.indices.start)
             raise NonFiniteData(
                 f"simulation {simulation} sent NaN or infinity in time step {time_step}, and training.nonfinite is "
                 '"stop"; "reject" would leave such samples out'
             )
-        self._touch(self.tracker.reject(step, REJECTED))
+        self._touch(self.tracker.reject(run, REJECTED))
 
-    def _hold_out(self, steps: Sequence[Step]) -> None:
+    def _hold_out(self, run: Run) -> None:
         arrays = self.buffer.slots.arrays
-        for step in steps:
-            self.validation.add(
-                step.track.simulation,
-                self.tracker.label(step.index),
-                {name: array[step.slot] for name, array in arrays.items()},
-                {name: not step.present or name in step.present for name in arrays},
-            )
-        slots = [step.slot for step in steps]
-        self._touch(self.tracker.in_stream(slots))
-        self.tracker.freed += slots
+        present = {name: name not in run.absent for name in arrays}
+        for index, slot in zip(run.indices, run.slots, strict=True):
+            fields = {name: array[slot] for name, array in arrays.items()}
+            self.validation.add(run.track.simulation, self.tracker.label(index), fields, present)
+        self._touch(self.tracker.set_apart(run))
 
     def _touch(self, connections: Sequence[Connection]) -> None:
         for connection in connections:

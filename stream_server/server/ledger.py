@@ -6,7 +6,38 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.client_api.bits import Bits
+
+class Steps:
+    """A growing set of step indices, made for asking and adding whole strided ranges at once: one byte for each."""
+
+    __slots__ = ("_flags", "_num")
+
+    def __init__(self, packed: bytes = b"") -> None:
+        self._flags = bytearray(np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little"))
+        self._num = self._flags.count(1)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __contains__(self, index: int) -> bool:
+        return index < len(self._flags) and bool(self._flags[index])
+
+    def has_any(self, indices: range) -> bool:
+        """Whether any of these is in the set."""
+        return 1 in self._flags[indices.start : indices.stop : indices.step]
+
+    def add(self, indices: range) -> None:
+        """Add indices none of which is in the set."""
+        assert not self.has_any(indices)
+        missing = indices.stop - len(self._flags)
+        if missing > 0:
+            self._flags.extend(bytes(missing))
+        self._flags[indices.start : indices.stop : indices.step] = b"\1" * len(indices)
+        self._num += len(indices)
+
+    def packed(self) -> bytes:
+        """One bit for each, in little-endian bit order."""
+        return np.packbits(np.frombuffer(self._flags, np.uint8), bitorder="little").tobytes()
 
 
 class Marks:
@@ -15,8 +46,8 @@ class Marks:
     __slots__ = ("reasons", "rejected", "settled")
 
     def __init__(self) -> None:
-        self.settled = Bits()
-        self.rejected = Bits()
+        self.settled = Steps()
+        self.rejected = Steps()
         self.reasons: Counter[str] = Counter()
 
     @property
@@ -27,13 +58,13 @@ class Marks:
     def num_rejected(self) -> int:
         return len(self.rejected)
 
-    def accept(self, index: int) -> None:
-        self.settled.add(index)
+    def accept(self, indices: range) -> None:
+        self.settled.add(indices)
 
-    def reject(self, index: int, reason: str) -> None:
-        self.settled.add(index)
-        self.rejected.add(index)
-        self.reasons[reason] += 1
+    def reject(self, indices: range, reason: str) -> None:
+        self.settled.add(indices)
+        self.rejected.add(indices)
+        self.reasons[reason] += len(indices)
 
 
 class Ledger:
@@ -60,8 +91,8 @@ class Ledger:
             "duplicates": self.duplicates,
             "marks": {
                 simulation: {
-                    "settled": np.frombuffer(bytes(marks.settled), np.uint8),
-                    "rejected": np.frombuffer(bytes(marks.rejected), np.uint8),
+                    "settled": np.frombuffer(marks.settled.packed(), np.uint8),
+                    "rejected": np.frombuffer(marks.rejected.packed(), np.uint8),
                     "reasons": dict(marks.reasons),
                 }
                 for simulation, marks in self._marks.items()
@@ -73,6 +104,6 @@ class Ledger:
         self._marks = {}
         for simulation, saved in state["marks"].items():
             marks = self[int(simulation)]
-            marks.settled = Bits(np.asarray(saved["settled"], np.uint8).tobytes())
-            marks.rejected = Bits(np.asarray(saved["rejected"], np.uint8).tobytes())
+            marks.settled = Steps(np.asarray(saved["settled"], np.uint8).tobytes())
+            marks.rejected = Steps(np.asarray(saved["rejected"], np.uint8).tobytes())
             marks.reasons = Counter({str(reason): int(num) for reason, num in saved["reasons"].items()})

@@ -109,7 +109,7 @@ class Openings:
             places=places,
             required=everything & ~optional,
             everything=everything,
-            owns_all=message.num_ranks == 1 and len(places) == len(self.fields),
+            alone=message.num_ranks == 1,
         )
         track.connections[message.rank] = connection
         return connection

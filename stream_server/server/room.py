@@ -1,6 +1,6 @@
 """Places beside a full buffer for steps that are under way. Pure."""
 
-from stream_server.server.tracks import Step, Track
+from stream_server.server.tracks import Run, Track
 
 
 class Room:
@@ -8,6 +8,8 @@ class Room:
 
     A simulation keeps its reservation until its share is settled or its attempt has ended. Committed steps that
     still wait for room in the buffer then become orphans, which hold one place each until they are in the stream.
+    `size` must cover the most simulations at once: two that wait for each other's place on different ranks would
+    wait for ever, where a simulation that waits for orphans waits for the training alone.
     """
 
     def __init__(self, *, size: int, credit: int) -> None:
@@ -34,9 +36,9 @@ class Room:
         track.num_waiting = 0
         track.generation += 1
 
-    def leave(self, step: Step) -> None:
-        """A committed step waits no longer."""
-        if step.generation == step.track.generation:
-            step.track.num_waiting -= 1
+    def leave(self, run: Run, num: int) -> None:
+        """Some committed steps wait no longer."""
+        if run.generation == run.track.generation:
+            run.track.num_waiting -= num
         else:
-            self._num_orphans -= 1
+            self._num_orphans -= num

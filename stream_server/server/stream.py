@@ -9,7 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.buffers.buffer import Buffer
+from stream_server.buffers.policy import SlotArray
 from stream_server.errors import Closed
+from stream_server.server.batch_memory import BatchMemory
+from stream_server.server.parameter_table import ParameterTable
 from stream_server.server.simulation_data import SimulationBatch, SimulationData, read_only
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import call_user
@@ -17,13 +20,15 @@ from stream_server.server.training.phases import Phases
 
 WAIT_S = 1.0
 
+Present = dict[str, NDArray[np.bool_]]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """What one training step of one rank is given.
 
-    `keys` are the (simulation id, time step) of the samples, shape (size, 2); `num_first` of them are drawn for
-    the first time.
+    `keys` are the simulation ids and the time steps of the samples, shape (2, size); `num_first` of them are drawn
+    for the first time.
     """
 
     data: Any
@@ -52,7 +57,8 @@ class StreamDataset:
         self.num_drawn = 0
         self._buffer = buffer
         self._server = server
-        self._parameters_of = parameters_of
+        self._parameters = ParameterTable(parameters_of)
+        self._memory = BatchMemory(buffer.slots, batch_size)
         self._batch_size = batch_size
         self._phases = phases
         self._vectorised = type(server).process_batch is not StreamServer.process_batch
@@ -79,32 +85,59 @@ class StreamDataset:
         self.num_drawn += draw.num_first
         slots = self._buffer.slots
         try:
-            keys = np.stack([slots.simulation_ids[draw.slots], slots.time_steps[draw.slots]], axis=1)
-            data = self._form_at_once(draw.slots, keys) if self._vectorised else self._form_singly(draw.slots, keys)
+            with self._phases.measure("gather"):
+                keys = np.empty((2, len(draw.slots)), np.int64)
+                slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
+                slots.time_steps.take(draw.slots, 0, keys[1], "clip")
+                parameters = self._parameters.take(keys[0])
+                present = {name: sent.take(draw.slots) for name, sent in slots.present.items()}
+            form = self._form_at_once if self._vectorised else self._form_singly
+            data = form(draw.slots, keys, parameters, present)
         finally:
             self._buffer.release(draw)
-        return Batch(data=data, size=len(keys), keys=keys, num_first=draw.num_first)
+        return Batch(data=data, size=keys.shape[1], keys=keys, num_first=draw.num_first)
 
-    def _form_at_once(self, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Any:
-        slots = self._buffer.slots
+    def _form_at_once(
+        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
+    ) -> Any:
         with self._phases.measure("gather"):
-            batch = SimulationBatch(
-                simulation_ids=keys[:, 0].copy(),
-                time_steps=keys[:, 1].copy(),
-                parameters=np.stack([self._parameters_of(simulation) for simulation in keys[:, 0].tolist()]),
-                fields=slots.gather(rows),
-                present={name: present[rows] for name, present in slots.present.items()},
-            )
+            fields = self._buffer.slots.gather(rows, self._memory.take())
         with self._phases.measure("transform"):
             server = self._server
+            batch = SimulationBatch(
+                simulation_ids=keys[0].copy(),
+                time_steps=keys[1].copy(),
+                parameters=parameters,
+                fields=fields,
+                present=present,
+            )
             name = f"{type(server).__name__}.process_batch"
             return server.collate.convert(call_user(name, server.process_batch, batch, server.config))
 
-    def _form_singly(self, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Any:
+    def _form_singly(
+        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
+    ) -> Any:
         with self._phases.measure("transform"):
             server = self._server
             name = f"{type(server).__name__}.process_simulation_data"
-            return server.collate([self._process(name, sample) for sample in self._samples(rows, keys)])
+            samples = self._samples(rows, keys, read_only(parameters), present)
+            return server.collate([self._process(name, sample) for sample in samples])
+
+    def _samples(
+        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
+    ) -> Iterator[SimulationData]:
+        fields = {name: read_only(array) for name, array in self._buffer.slots.arrays.items()}
+        partial = [(name, sent) for name, sent in present.items() if not sent.all()]
+        for number, (row, simulation, time_step) in enumerate(
+            zip(rows.tolist(), keys[0].tolist(), keys[1].tolist(), strict=True)
+        ):
+            sent = {name: array[row, ...] for name, array in fields.items()}
+            for name, in_row in partial:
+                if not in_row[number]:
+                    del sent[name]
+            yield SimulationData(
+                simulation_id=simulation, time_step=time_step, parameters=parameters[number], fields=sent
+            )
 
     def _process(self, name: str, sample: SimulationData) -> Any:
         try:
@@ -112,17 +145,6 @@ class StreamDataset:
         except Exception:
             save_sample(self._server.output_dir / "failed-sample.npz", sample)
             raise
-
-    def _samples(self, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Iterator[SimulationData]:
-        slots = self._buffer.slots
-        fields = {name: read_only(array) for name, array in slots.arrays.items()}
-        for row, (simulation, time_step) in zip(rows.tolist(), keys.tolist(), strict=True):
-            yield SimulationData(
-                simulation_id=simulation,
-                time_step=time_step,
-                parameters=self._parameters_of(simulation),
-                fields={name: array[row, ...] for name, array in fields.items() if slots.present[name][row]},
-            )
 
 
 def save_sample(path: Path, sample: SimulationData) -> None:

@@ -3,7 +3,7 @@
 Pure: notices and messages in, slots and refusals out; no sockets, no arrays, no clock. Receiver thread.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from stream_server.client_api.messages import (
@@ -21,13 +21,13 @@ from stream_server.client_api.messages import (
     Routing,
     TimeSteps,
 )
-from stream_server.client_api.routing import server_rank, share, stride
+from stream_server.client_api.routing import share, stride
 from stream_server.server import notices
 from stream_server.server.layout import Layout
 from stream_server.server.ledger import Ledger
 from stream_server.server.openings import Openings
 from stream_server.server.room import Room
-from stream_server.server.tracks import Connection, Step, Track
+from stream_server.server.tracks import Connection, Run, Step, Track
 
 
 class Tracker:
@@ -52,7 +52,7 @@ class Tracker:
         epoch: int,
         credit: int,
         room: int,
-        claim: Callable[[int], Sequence[int]],
+        claim: Callable[[int], list[int]],
     ) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
@@ -70,7 +70,7 @@ class Tracker:
             study=study, epoch=epoch, fields=self.fields.values(), room=self.room, refuse=self.refuse
         )
         self._tracks: dict[int, Track] = {}
-        self._committed: dict[int, Step] = {}
+        self._committed: deque[Run] = deque()
         self._changed: dict[int, Track] = {}
         self.has_settled_share = False
         self._stride = stride(routing, num_ranks)
@@ -79,7 +79,8 @@ class Tracker:
     @property
     def num_under_way(self) -> int:
         """Slots that steps hold before they are in the stream; never above the room."""
-        return len(self._committed) + sum(len(track.filling) for track in self._tracks.values())
+        waiting = sum(len(run.slots) for run in self._committed)
+        return waiting + sum(len(track.filling) for track in self._tracks.values())
 
     @property
     def has_committed(self) -> bool:
@@ -102,15 +103,14 @@ class Tracker:
                 return
             self._release(old)
         num = self.time_steps.num
-        owed = None if num is None else len(share(self.routing, simulation, self.rank, self.num_ranks, num))
-        if self.routing is Routing.SIMULATIONS and simulation % self.num_ranks != self.rank:
-            owed = 0
+        ours = share(self.routing, simulation, self.rank, self.num_ranks, self._limit)
         track = self._tracks[simulation] = Track(
             simulation=simulation,
             attempt=attempt,
             marks=self.ledger[simulation],
             layout=Layout(fields=self.fields, num_ranks=1),
-            owed=owed,
+            first=ours.start if ours else self._limit,
+            owed=None if num is None and ours else len(ours),
             total=num,
         )
         self._conclude(track)
@@ -134,7 +134,9 @@ class Tracker:
 
     def withdraw(self, simulation: int) -> None:
         """The committed steps of a simulation do not wait any longer: they were taken out of the buffer."""
-        self._leave(slot for slot, step in self._committed.items() if step.track.simulation == simulation)
+        for run in [run for run in self._committed if run.track.simulation == simulation]:
+            self._committed.remove(run)
+            self._leave(run, len(run.slots))
 
     def open(self, peer: bytes, message: Open) -> Connection | Refusal | None:
         """A client rank says what it will send; None: it has to wait, and `come_in` will look at it again."""
@@ -154,7 +156,7 @@ class Tracker:
 
     def opened(self, connection: Connection) -> Opened:
         """The answer to an `Open` that was let in."""
-        return Opened(epoch=self.epoch, credit=self.credit, known=bytes(connection.track.marks.settled))
+        return Opened(epoch=self.epoch, credit=self.credit, known=connection.track.marks.settled.packed())
 
     def ack(self, connection: Connection, *, stop: bool = False) -> Ack:
         """How far this connection has come."""
@@ -166,48 +168,40 @@ class Tracker:
         self.refused[reason.name.lower()] += 1
         return Refusal(reason=reason, text=text, sequence=sequence)
 
-    def place(self, connection: Connection, data: Data) -> list[Step | None] | Refusal:
-        """Where the steps of a message belong; None stands for one that is known already.
+    def place(self, connection: Connection, data: Data) -> Run | list[Step | None] | Refusal:
+        """Where the steps of a message belong: a run that it completes, or steps, with None for those known already.
 
-        Once the payload is in the slots call `arrived`, or `abandon` if the payload is not what it should be.
+        Once the payload is in the slots, `accept` or `reject` the run; of steps, `arrived` tells which are whole. If
+        the payload is not what it should be, `drop` the run or `abandon` the steps.
         """
         refusal = self._misfit(connection, data)
         if refusal is not None:
             return refusal
-        track, sender = connection.track, 1 << connection.rank
-        indices = range(data.index, data.index + data.num_steps * self._stride, self._stride)
-        missing = [i for i in indices if i not in track.marks.settled and i not in track.filling]
-        if track.num_under_way + len(missing) > self.credit:
-            connection.take()
-            text = (
-                f"simulation {track.simulation} would have {track.num_under_way + len(missing)} steps under way, but "
-                f"its window is {self.credit}; all its ranks must send the same steps in the same order"
-            )
-            return self.refuse(Reason.OUTSIDE_WINDOW, text, data.sequence)
-        if missing:
-            for index, slot in zip(missing, self.claim(len(missing)), strict=True):
-                track.filling[index] = Step(track, track.generation, index, slot)
-        if len(missing) == data.num_steps:
-            steps: list[Step | None] = [track.filling[i] for i in missing]
-        else:
-            here = (track.filling.get(i) for i in indices)
-            steps = [None if step is None or step.senders & sender else step for step in here]
-            self._count_again(connection, data, steps)
-        self._expect(connection, data, steps)
-        return steps
+        track, num = connection.track, data.num_steps
+        indices = range(data.index, data.index + num * self._stride, self._stride)
+        in_one_go = connection.alone and data.field == ALL_FIELDS and not track.filling
+        if in_one_go and not track.marks.settled.has_any(indices):
+            if track.num_waiting + num > self.credit:
+                return self._outside(connection, data, track.num_waiting + num)
+            message = connection.take(num)
+            assert message is not None
+            claims = [(connection, message)]
+            return Run(track, track.generation, indices, self.claim(num), self._absent(connection, data), claims)
+        return self._place_steps(connection, data, indices)
 
-    def arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Step] | Refusal:
+    def arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Run] | Refusal:
         """The payload of these steps is in their slots; returns those that are whole now, to `accept` or `reject`."""
         if data.field != ALL_FIELDS:
             return self._part_arrived(connection, data, steps)
         return self._whole_arrived(connection, data, steps)
 
-    def whole(self, connection: Connection) -> list[Step]:
+    def whole(self, connection: Connection) -> list[Run]:
         """The steps of this simulation that waited only to know that no other client rank sends a part of them."""
         track, layout = connection.track, connection.track.layout
         if not track.filling or not layout.closed:
             return []
-        return [step for step in track.filling.values() if step.senders == layout.senders and not _torn_field(step)]
+        steps = list(track.filling.values())
+        return [self._complete(step) for step in steps if step.senders == layout.senders and not _torn_field(step)]
 
     def abandon(self, connection: Connection, steps: Iterable[Step | None]) -> None:
         """What this client rank sent of these steps is no good: forget it."""
@@ -217,32 +211,47 @@ class Tracker:
             step.senders &= ~(1 << connection.rank)
             for claim in [claim for claim in step.claims if claim[0] is connection]:
                 step.claims.remove(claim)
-                connection.settle(claim[1])
+                connection.settle(claim[1], 1)
             if not step.senders and not step.claims:
                 del step.track.filling[step.index]
                 self.freed.append(step.slot)
 
-    def accept(self, step: Step) -> None:
-        """A whole step is committed, and waits for room in the buffer until `in_stream`."""
-        track = step.track
-        del track.filling[step.index]
-        track.marks.accept(step.index)
-        track.num_waiting += 1
-        self._committed[step.slot] = step
-        self._arrive(track)
+    def drop(self, run: Run) -> list[Connection]:
+        """A run is no good: forget it."""
+        self.freed += run.slots
+        return self._settle(run, len(run.slots))
 
-    def reject(self, step: Step, reason: str) -> list[Connection]:
-        """A whole step is not fit to be trained on: settled, but not in the stream. Returns as `in_stream` does."""
-        track = step.track
-        del track.filling[step.index]
-        track.marks.reject(step.index, reason)
-        self.freed.append(step.slot)
-        self._arrive(track)
-        return self._settle(step)
+    def accept(self, run: Run) -> None:
+        """Steps are committed, and wait for room in the buffer until `in_stream`."""
+        run.track.marks.accept(run.indices)
+        run.track.num_waiting += len(run.slots)
+        self._committed.append(run)
+        self._arrive(run)
 
-    def in_stream(self, slots: Iterable[int]) -> list[Connection]:
-        """These committed steps have found room; returns the connections whose marks may have moved."""
-        return self._leave(slots)
+    def reject(self, run: Run, reason: str) -> list[Connection]:
+        """Steps are not fit to be trained on: settled, but not in the stream. Returns as `in_stream` does."""
+        run.track.marks.reject(run.indices, reason)
+        self._arrive(run)
+        return self.drop(run)
+
+    def in_stream(self, num: int) -> list[Connection]:
+        """The next `num` committed steps have found room; returns the connections whose marks may have moved."""
+        moved: dict[bytes, Connection] = {}
+        while num:
+            run = self._committed[0]
+            part = min(num, len(run.slots))
+            num -= part
+            if part == len(run.slots):
+                self._committed.popleft()
+            moved |= {connection.peer: connection for connection in self._leave(run, part)}
+            del run.slots[:part]
+        return list(moved.values())
+
+    def set_apart(self, run: Run) -> list[Connection]:
+        """Steps were accepted, but never go into the buffer: they wait no longer. Returns as `in_stream` does."""
+        run.track.marks.accept(run.indices)
+        self._arrive(run)
+        return self.drop(run)
 
     def finished_sending(self, connection: Connection, end: End) -> Refusal | None:
         """A client rank has sent all."""
@@ -305,7 +314,7 @@ class Tracker:
         elif last >= self._limit:
             end = self.label(self._limit - 1)
             reason, text = Reason.WRONG_STEP, f"time step {self.label(last)} is behind the last, {end}"
-        elif server_rank(self.routing, track.simulation, data.index, self.num_ranks) != self.rank:
+        elif data.index < track.first or (data.index - track.first) % self._stride:
             reason, text = Reason.WRONG_STEP, f"time step {self.label(data.index)} belongs to another server rank"
         elif data.present & ~connection.everything:
             reason, text = Reason.WRONG_BLOCKS, f"only {len(connection.places)} blocks were opened"
@@ -328,8 +337,39 @@ class Tracker:
             return ""
         return f"a part of time step {self.label(data.index)} begins at byte {data.offset}, but {num_bytes} have come"
 
+    def _place_steps(self, connection: Connection, data: Data, indices: range) -> list[Step | None] | Refusal:
+        track, sender = connection.track, 1 << connection.rank
+        missing = [i for i in indices if i not in track.marks.settled and i not in track.filling]
+        if track.num_under_way + len(missing) > self.credit:
+            return self._outside(connection, data, track.num_under_way + len(missing))
+        if missing:
+            for index, slot in zip(missing, self.claim(len(missing)), strict=True):
+                track.filling[index] = Step(track, track.generation, index, slot)
+        here = (track.filling.get(i) for i in indices)
+        steps = [None if step is None or step.senders & sender else step for step in here]
+        self._count_again(connection, data, steps)
+        self._expect(connection, data, steps)
+        return steps
+
+    def _outside(self, connection: Connection, data: Data, num: int) -> Refusal:
+        connection.take()
+        text = (
+            f"simulation {connection.track.simulation} would have {num} steps under way, but its window is "
+            f"{self.credit}; all its ranks must send the same steps in the same order"
+        )
+        return self.refuse(Reason.OUTSIDE_WINDOW, text, data.sequence)
+
+    def _absent(self, connection: Connection, data: Data) -> tuple[str, ...]:
+        places = connection.places
+        if data.present == connection.everything and len(places) == len(self.fields):
+            return ()
+        present = {place.field for i, place in enumerate(places) if data.present >> i & 1}
+        return tuple(name for name in self.fields if name not in present)
+
     def _count_again(self, connection: Connection, data: Data, steps: Sequence[Step | None]) -> None:
         num = steps.count(None)
+        if not num:
+            return
         connection.track.received += num
         # One sample may come in parts and from many ranks; it is one duplicate.
         if connection.rank == 0 and data.last:
@@ -347,26 +387,25 @@ class Tracker:
             for step in wanted:
                 step.claims.append((connection, message))
 
-    def _whole_arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Step] | Refusal:
+    def _whole_arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Run] | Refusal:
         places, layout, sender = connection.places, connection.track.layout, 1 << connection.rank
-        whole = []
+        whole: list[Run] = []
         for step in steps:
             if step is None:
                 continue
             step.senders |= sender
-            if not connection.owns_all or data.present != connection.everything:
-                for i, place in enumerate(places):
-                    if data.present >> i & 1:
-                        step.present[place.field] = step.present.get(place.field, 0) | sender
+            for i, place in enumerate(places):
+                if data.present >> i & 1:
+                    step.present[place.field] = step.present.get(place.field, 0) | sender
             if step.senders == layout.senders and layout.closed:
                 if torn := _torn_field(step):
                     self.abandon(connection, [step])
                     text = f"only some client ranks sent field {torn} in time step {self.label(step.index)}"
                     return self.refuse(Reason.WRONG_FIELDS, text, data.sequence)
-                whole.append(step)
+                whole.append(self._complete(step))
         return whole
 
-    def _part_arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Step] | Refusal:
+    def _part_arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Run] | Refusal:
         for step in steps:
             if step is None:
                 continue
@@ -393,10 +432,16 @@ class Tracker:
                 return f"client rank {connection.rank} sent {end.total} steps, but rank {rank} sent {other.total}"
         return None
 
-    def _arrive(self, track: Track) -> None:
-        track.received += 1
-        self._changed[track.simulation] = track
-        self._conclude(track)
+    def _complete(self, step: Step) -> Run:
+        del step.track.filling[step.index]
+        absent = tuple(name for name in self.fields if name not in step.present)
+        indices = range(step.index, step.index + 1)
+        return Run(step.track, step.generation, indices, [step.slot], absent, step.claims)
+
+    def _arrive(self, run: Run) -> None:
+        run.track.received += len(run.indices)
+        self._changed[run.track.simulation] = run.track
+        self._conclude(run.track)
 
     def _conclude(self, track: Track) -> None:
         if track.owed is not None and not track.complete and len(track.marks.settled) >= track.owed:
@@ -410,20 +455,15 @@ class Tracker:
             self.freed.append(step.slot)
         track.filling.clear()
 
-    def _leave(self, slots: Iterable[int]) -> list[Connection]:
-        moved: dict[bytes, Connection] = {}
-        for slot in list(slots):
-            step = self._committed.pop(slot)
-            self.room.leave(step)
-            self._changed[step.track.simulation] = step.track
-            for connection in self._settle(step):
-                moved[connection.peer] = connection
-        return list(moved.values())
+    def _leave(self, run: Run, num: int) -> list[Connection]:
+        self.room.leave(run, num)
+        self._changed[run.track.simulation] = run.track
+        return self._settle(run, num)
 
-    def _settle(self, step: Step) -> list[Connection]:
-        for connection, message in step.claims:
-            connection.settle(message)
-        return [connection for connection, _ in step.claims]
+    def _settle(self, run: Run, num: int) -> list[Connection]:
+        for connection, message in run.claims:
+            connection.settle(message, num)
+        return [connection for connection, _ in run.claims]
 
 
 def _torn_field(step: Step) -> str | None:

@@ -16,9 +16,32 @@ class Unsettled:
     num_steps: int
 
 
+Claim = tuple["Connection", Unsettled]
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """Steps of one simulation that are all there and go into the stream together, `absent` fields left out.
+
+    `claims` are the messages that are settled with them.
+    """
+
+    track: "Track"
+    generation: int
+    indices: range
+    slots: list[int]
+    absent: tuple[str, ...]
+    claims: list[Claim]
+
+    def single(self, position: int) -> "Run":
+        """One of the steps alone."""
+        indices, slots = self.indices[position : position + 1], self.slots[position : position + 1]
+        return Run(self.track, self.generation, indices, slots, self.absent, self.claims)
+
+
 @dataclass(eq=False, slots=True)
 class Step:
-    """A step on its way into the stream: filling, or committed and waiting for room.
+    """A step that comes in pieces and is not yet all there.
 
     `senders` has a bit for each client rank whose part is there, `present[field]` for each that sent a part of the
     field; `parts` holds the bytes that came of blocks in several parts, by client rank and block. `claims` are the
@@ -32,12 +55,12 @@ class Step:
     senders: int = 0
     present: dict[str, int] = field(default_factory=dict)
     parts: dict[tuple[int, int], int] = field(default_factory=dict)
-    claims: list[tuple["Connection", Unsettled]] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Track:
-    """One attempt of a simulation as this rank sees it.
+    """One attempt of a simulation as this rank sees it: the steps from `first` on are this rank's.
 
     `owed` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not known.
     `num_known` is how many steps were settled before client rank 0 opened, and will come again or be left out.
@@ -48,6 +71,7 @@ class Track:
     attempt: int
     marks: Marks
     layout: Layout
+    first: int
     owed: int | None
     total: int | None
     terminal: str = ""
@@ -80,7 +104,7 @@ class Connection:
 
     `next_sequence` is what its next Data message must carry; all messages below `received` are settled and in the
     stream, and the client was told of those below `acknowledged`. `required` has a bit for each block that no step
-    may lack, `everything` one for each block; `owns_all`: this client rank alone sends every field of the study.
+    may lack, `everything` one for each block. `alone`: the simulation has no other client rank.
     """
 
     peer: bytes
@@ -90,7 +114,7 @@ class Connection:
     places: tuple[Place, ...]
     required: int
     everything: int
-    owns_all: bool
+    alone: bool
     next_sequence: int = 0
     received: int = 0
     acknowledged: int = 0
@@ -111,8 +135,8 @@ class Connection:
             self.received = self.next_sequence
         return None
 
-    def settle(self, message: Unsettled) -> None:
-        """A step of a message is in the stream or refused; the mark moves over all that is settled."""
-        message.num_steps -= 1
+    def settle(self, message: Unsettled, num_steps: int) -> None:
+        """Steps of a message are in the stream or refused; the mark moves over all that is settled."""
+        message.num_steps -= num_steps
         while self.unsettled and not self.unsettled[0].num_steps:
             self.received = self.unsettled.popleft().end

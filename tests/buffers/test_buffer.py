@@ -186,6 +186,19 @@ def test_a_slot_removed_by_its_own_draw_is_not_claimed_before_the_release() -> N
     assert len(buffer.claim(2)) == 2
 
 
+def test_a_withdrawn_slot_is_not_claimed_before_the_draw_that_holds_it_is_released() -> None:
+    buffer = buffer_of(Reservoir(capacity=4, watermark=1, seed=0), num_slots=4)
+    fill(buffer, 4, simulation_id=3)
+    buffer.admit()
+    draw = buffer.draw(2, 0.0)
+    assert draw is not None
+    assert buffer.withdraw(3) == 2
+    assert set(buffer.claim(2)).isdisjoint(draw.slots.tolist())
+    assert buffer.claim(1) == []
+    buffer.release(draw)
+    assert len(buffer.claim(2)) == 2
+
+
 def test_discarded_slots_are_free_again() -> None:
     buffer = buffer_of(Fifo(capacity=2), num_slots=2)
     slots = buffer.claim(2)

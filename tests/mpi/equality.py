@@ -1,11 +1,11 @@
-"""Run under MPI: trains torch models on uneven batches and prints their weights, one JSON line per job.
+"""Run under MPI: trains torch models on uneven batches and prints what each rank has then, one JSON line per job.
 
 Each argument is a job, a JSON object: the batch sizes of each rank, step by step, and the keys of `training`.
 """
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Net(TorchServer):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
         loss = nn.functional.mse_loss(self.model(x), y)
-        self.mean_loss = self.all_reduce(loss).item()
+        self.mean_loss = self.all_reduce(loss)
         return loss
 
 
@@ -43,6 +43,17 @@ class ManualNet(Net):
         self.manual_backward(super().training_step(batch, batch_idx))
         self.optimizer.step()
         self.lr_scheduler.step()
+
+
+class NormNet(Net):
+    """Has running statistics, which differ between ranks until they are shared."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+SERVERS = {"automatic": Net, "manual": ManualNet, "norm": NormNet}
 
 
 def turns(steps: list[list[int]]) -> Iterator[tuple[Turn, Any]]:
@@ -59,18 +70,23 @@ def turns(steps: list[list[int]]) -> Iterator[tuple[Turn, Any]]:
         yield Turn(batch=batch, sizes=tuple(parts), num_first=0, lonely=False), batch and batch.data
 
 
+def state(tensors: Iterable[torch.Tensor]) -> list[float]:
+    return [value for tensor in tensors for value in tensor.detach().double().flatten().tolist()]
+
+
 def train(job: dict[str, Any]) -> None:
-    server = (ManualNet if job.get("manual") else Net)(settings(**job.get("training", {})))
+    server = SERVERS[job.get("server", "automatic")](settings(**job.get("training", {})))
     server.union_mean = UnionMean(RANKS)
     with TorchStep(server, RANKS, server.config) as step:
         for index, (turn, data) in enumerate(turns(job["steps"])):
             step.run(turn, data, index)
+        own = state(server.model.buffers())
         step.finish()
-        weights = torch.cat([parameter.detach().flatten() for parameter in server.model.parameters()]).tolist()
-    everyone = RANKS.gather(weights)
+        shared = state(server.model.buffers())
+        weights = state(server.model.parameters())
+    everyone = RANKS.gather({"weights": weights, "own": own, "shared": shared})
     if everyone is not None:
-        same = all(other == weights for other in everyone)
-        print(json.dumps({"weights": weights, "same": same, "mean_loss": getattr(server, "mean_loss", None)}))
+        print(json.dumps(everyone))
 
 
 for argument in sys.argv[1:]:

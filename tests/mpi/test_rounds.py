@@ -8,10 +8,10 @@ import pytest
 from tests.mpi.running import run
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[(2, "mpich"), (4, "openmpi")], ids=str)
 def seen(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
-    num_ranks: int = request.param
-    ran = run("rounds", num_ranks)
+    num_ranks, implementation = request.param
+    ran = run("rounds", num_ranks, implementation=implementation)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines: dict[str, Any] = {}
     for line in ran.stdout.splitlines():

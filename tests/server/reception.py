@@ -48,7 +48,7 @@ class StudyShape:
     capacity: int = 100
     policy: Callable[[int], Policy] = lambda capacity: Fifo(capacity=capacity)
     credit: int = 4
-    at_once: int = 2
+    at_once: int = 3
     held: int = 2
     nonfinite: str = "reject"
     secure: bool = False

@@ -11,7 +11,7 @@ from stream_server.server.stream import Batch
 
 def batch_of(data: Any, size: int, num_first: int | None = None) -> Batch:
     """A batch without keys of note; every sample is drawn for the first time unless told otherwise."""
-    keys = np.zeros((size, 2), np.int64)
+    keys = np.zeros((2, size), np.int64)
     return Batch(data=data, size=size, keys=keys, num_first=size if num_first is None else num_first)
 
 

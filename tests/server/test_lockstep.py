@@ -124,10 +124,10 @@ def test_a_signal_counts_before_other_reasons() -> None:
     assert on_ranks(3, ask) == [StopReason.SIGNAL] * 3
 
 
-def failing(error: BaseException, output_dir: Path) -> Callable[[ThreadRanks], int]:
+def failing(error: BaseException, output_dir: Path) -> Callable[[ThreadRanks], int | None]:
     """Rank 1 of a job fails with `error` when it forms its second batch."""
 
-    def run(ranks: ThreadRanks) -> int:
+    def run(ranks: ThreadRanks) -> int | None:
         script: Script = [batch_of("a", 1), error if ranks.rank == 1 else batch_of("b", 1), batch_of("c", 1)]
         try:
             Walk(ranks, script)
@@ -164,7 +164,7 @@ def test_the_first_cause_is_kept(tmp_path: Path) -> None:
     assert (failure.rank, failure.message, failure.exit_code) == (1, "first", 7)
 
 
-def test_an_error_inside_a_step_aborts_the_ranks_that_wait_in_it(
+def test_ranks_that_wait_inside_a_step_do_not_hear_of_an_error_and_are_aborted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream_server.server.failure.offer_failure", partial(offer_failure, timeout_s=0.05))
@@ -172,7 +172,8 @@ def test_an_error_inside_a_step_aborts_the_ranks_that_wait_in_it(
     def run(ranks: ThreadRanks) -> str:
         try:
             if ranks.rank == 0:
-                leave_together(UserCodeError("training_step raised"), ranks, tmp_path, phase="step")
+                assert leave_together(UserCodeError("training_step raised"), ranks, tmp_path, phase="step") is None
+                ranks.abort(3)
             ranks.all_reduce(np.ones(1))
         except Aborted as aborted:
             return str(aborted)

@@ -54,7 +54,9 @@ def test_every_step_of_every_simulation_reaches_the_stream_once() -> None:
 @pytest.mark.parametrize("routing", Routing)
 @pytest.mark.parametrize("num", [None, 7])
 def test_steps_are_shared_by_all_ranks_and_reception_ends_on_each(routing: Routing, num: int | None) -> None:
-    shape = StudyShape(num_ranks=3, num_simulations=4, routing=routing, time_steps=TimeSteps(num=num))
+    shape = StudyShape(
+        num_ranks=3, num_simulations=4, at_once=4, routing=routing, time_steps=TimeSteps(num=num)
+    )
     with reception(shape) as study:
         crew = Crew()
         for rank in study.ranks:
@@ -352,7 +354,11 @@ def test_a_step_outside_the_window_is_refused_and_the_window_still_works() -> No
         welcome(study)
         with RawClient(study.endpoints[0].data[0]) as client:
             assert isinstance(client.ask(opening()), Opened)
-            for step in range(4):
+            for step in range(2):
+                client.say(data(step, step), [value(0, step).tobytes()])
+            while not isinstance(answer := client.ask(Ping()), Ack) or answer.received < 1:
+                pass
+            for step in (2, 3):
                 client.say(data(step, step), [value(0, step).tobytes()])
             answers = [client.hear()]
             while not isinstance(answers[-1], Refusal):
@@ -361,14 +367,12 @@ def test_a_step_outside_the_window_is_refused_and_the_window_still_works() -> No
             assert isinstance(refusal, Refusal)
             assert (refusal.reason, refusal.sequence) == (Reason.OUTSIDE_WINDOW, 3)
             assert "window is 2" in refusal.text
-            crew = Crew()
             for _ in range(3):
                 draw = study.first.buffer.draw(1, 5)
                 assert draw is not None
                 study.first.buffer.release(draw)
             while not isinstance(answer := client.ask(Ping()), Ack) or answer.received < 4:
                 pass
-            crew.join()
 
 
 def test_junk_from_strangers_is_counted_and_the_study_goes_on() -> None:

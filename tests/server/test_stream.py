@@ -74,7 +74,7 @@ def test_samples_are_processed_one_by_one_and_stacked() -> None:
     assert x.tolist() == [[7, 0.5, 0], [7, 0.5, 1]]
     assert y.tolist() == [[1, 1, 1, 1], [2, 2, 2, 2]]
     assert x.dtype == y.dtype == np.float32
-    assert batch.keys.tolist() == [[7, 0], [7, 1]]
+    assert batch.keys.tolist() == [[7, 7], [0, 1]]
     assert (batch.size, batch.num_first) == (2, 2)
 
 
@@ -100,6 +100,27 @@ def test_a_whole_batch_is_a_copy_that_may_be_written_into() -> None:
     assert batch.data["there"].tolist() == [True, False]
     assert batch.data["v"].tolist() == [0, 0]
     assert buffer.slots.arrays["u"][:2, 0, 0].tolist() == [1, 2]
+
+
+class Keeping(Vectorised):
+    """Hands on what it was given, in the precision it has."""
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        return batch.fields["v"][:, None]
+
+
+def test_the_memory_of_a_batch_is_used_again_only_when_nobody_has_it() -> None:
+    stream = stream_of(buffer_of(6), Keeping())
+    first, second = stream.draw(0), stream.draw(0)
+    assert first is not None
+    assert second is not None
+    assert first.data.ravel().tolist() == [0, 0]
+    address = first.data.ctypes.data
+    del first
+    third = stream.draw(0)
+    assert third is not None
+    assert third.data.ctypes.data == address
+    assert (second.data.ravel().tolist(), third.data.ravel().tolist()) == ([2, 0], [4, 0])
 
 
 def test_iterating_gives_none_while_there_is_nothing_and_ends_when_drained(monkeypatch: pytest.MonkeyPatch) -> None:

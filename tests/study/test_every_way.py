@@ -26,12 +26,13 @@ PRODUCT = [
 
 
 def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None:
+    """All training simulations, and the one for validation, were received and trained to the last sample."""
     assert run.exit_code == 0, run.output
     report, account = run.report, run.account
     assert report["exit_code"] == 0
     assert report["exit_reason"] == "finished"
     assert report["balanced"] is True
-    assert report["simulations"]["finished"] == num_simulations
+    assert report["simulations"]["finished"] == report["simulations"]["requested"] == num_simulations + 1
     assert account["expected"] == account["accepted"] == num_simulations * num_steps
     assert account["untrained"] == 0
     assert account["trained"] + account["skipped"] + account["withdrawn"] == account["accepted"]

@@ -37,7 +37,7 @@ def test_three_mistakes_in_study_json_are_reported_together(run: Callable[..., R
         "buffer": {"capacity": 10, "watermark": 20},
         "training": {"batchsize": 2, "batch_size": 2}
     }""")
-    (tmp_path / "server.py").touch()
+    (tmp_path / "server.py").write_text("class Server: ...")
     done = run(study, mpi=None)
     assert done.exit_code == 2
     assert "3 problems" in done.output

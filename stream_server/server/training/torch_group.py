@@ -81,10 +81,11 @@ class TorchGroup:
         return self
 
     def __exit__(self, kind: Any, *exc_info: object) -> None:
-        if self._ranks.size > 1:
-            if kind is None:
-                # Rank 0 keeps the store in which the others may still look.
-                self._ranks.barrier()
+        # After an error the group is left to the end of the process: a peer that waits in a reduction would take the
+        # closed connection for a failure of its own.
+        if self._ranks.size > 1 and kind is None:
+            # Rank 0 keeps the store in which the others may still look.
+            self._ranks.barrier()
             dist.destroy_process_group()
 
     def _choose_interface(self) -> None:
