@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 class Ensemble:
     """Runs the simulations of one study until rank 0 says stop or is gone. Main thread only.
 
-    `lifeline` is the read end of a pipe that rank 0 holds open: its end means that rank 0 is gone.
+    `lifeline` is the read end of a pipe that rank 0 holds open: its end means that rank 0 is gone, and makes us
+    `orphaned`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Ensemble:
         self._parameters: dict[int, dict[str, float]] = {}
         self._running: dict[Path, tuple[int, int]] = {}
         self._leave_at = math.inf
+        self.orphaned = False
         self._poll_at = 0.0
         self._status_at = 0.0
         self._status: link.Status | None = None
@@ -81,6 +83,7 @@ class Ensemble:
         ready = self.server.wait(wake_at - time.monotonic())
         if self.lifeline in ready and not os.read(self.lifeline, 4096):
             self.server.ignore(self.lifeline)
+            self.orphaned = True
             self._leave("rank 0 of the server is gone")
         if self.signals.readable in ready:
             came = self.signals.take()

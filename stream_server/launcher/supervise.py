@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -84,7 +85,7 @@ def run_simulations(config: StudyConfig, address: str) -> int:
             Link(address, others=(lifeline, signals.readable)) as server,
             LocalJobs() as jobs,
         ):
-            Ensemble(
+            ensemble = Ensemble(
                 schedule=Schedule(limits(config)),
                 attempts=attempts(config),
                 jobs=jobs,
@@ -92,10 +93,14 @@ def run_simulations(config: StudyConfig, address: str) -> int:
                 signals=signals,
                 lifeline=lifeline,
                 keep_finished=config.simulation.keep_folders == "all",
-            ).run()
+            )
+            ensemble.run()
     except Exception:
         log.exception("the launcher failed")
         raise
+    if ensemble.orphaned:
+        # A rank 0 that was killed could not remove the folder of its sockets.
+        shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
     return 0
 
 

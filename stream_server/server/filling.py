@@ -20,7 +20,7 @@ Index = tuple[int | slice | list[int] | EllipsisType, ...]
 class Inlet(Protocol):
     """The rest of one message, frame by frame."""
 
-    def more(self) -> int:
+    def more(self) -> bool:
         """Whether a frame is left."""
 
     def into(self, buffer: Array, /) -> int:
@@ -48,10 +48,11 @@ def side_by_side(slots: Sequence[int]) -> slice | None:
 
 def fill_whole(
     arrays: Mapping[str, Array], connection: Connection, data: Data, slots: Sequence[int | None], inlet: Inlet
-) -> None:
+) -> bool:
     """Receive whole steps, one frame per block; steps whose slot is None are dropped.
 
-    Where a block is as it is kept and the slots lie side by side, the bytes go straight into the rows.
+    Where a block is as it is kept and the slots lie side by side, the bytes go straight into the rows. Returns
+    whether all values are known to be finite: they are looked at here, while they are in the processor's cache.
 
     Raises:
         Unfit: a frame too few or too many, of a wrong size, or with a wrong checksum.
@@ -60,7 +61,7 @@ def fill_whole(
     wanted = [slot for slot in slots if slot is not None]
     rows: slice | list[int] = side_by_side(wanted) or wanted
     is_direct = isinstance(rows, slice) and len(wanted) == len(slots)
-    num, crc = data.num_steps, 0
+    num, crc, finite = data.num_steps, 0, True
     for i, place in enumerate(connection.places):
         if not data.present >> i & 1:
             continue
@@ -72,6 +73,7 @@ def fill_whole(
             _check_size(place, inlet.into(target), num_bytes)
             if data.checksum is not None:
                 crc = zlib.crc32(target.data, crc)
+            finite = finite and all_finite(target)
             continue
         frame = inlet.frame()
         _check_size(place, frame.nbytes, num_bytes)
@@ -80,7 +82,9 @@ def fill_whole(
         values = np.frombuffer(frame, place.wire).reshape(num, *place.count)
         index: Index = (rows, *place.slices)
         array[index] = values if len(wanted) == num else values[positions]
+        finite = finite and np.can_cast(place.wire, array.dtype, "safe") and all_finite(values)
     _check_end(data, crc, inlet)
+    return finite
 
 
 def fill_part(

@@ -78,6 +78,7 @@ class Intake:
         """Slots for `num` steps. They are taken from the buffer many at a time, and in order as far as possible."""
         if len(self._stock) < num:
             self._stock += self.buffer.claim(max(num, STOCK)) or self.buffer.claim(num - len(self._stock))
+            self._stock.sort()
         slots = self._stock[:num]
         del self._stock[:num]
         assert len(slots) == num, "a step inside its window has no slot"
@@ -96,11 +97,11 @@ class Intake:
         arrays = self.buffer.slots.arrays
         if isinstance(placed, Run):
             try:
-                fill_whole(arrays, connection, data, placed.slots, inlet)
+                is_fit = fill_whole(arrays, connection, data, placed.slots, inlet)
             except Unfit as problem:
                 self.tracker.drop(placed)
                 return self.tracker.refuse(problem.reason, str(problem), data.sequence)
-            self.settle(placed)
+            self.settle(placed, is_fit=is_fit)
             return None
         if not any(placed):
             return None
@@ -121,8 +122,8 @@ class Intake:
             self.settle(run)
         return None
 
-    def settle(self, run: Run) -> None:
-        """Accept or reject steps that are all there."""
+    def settle(self, run: Run, *, is_fit: bool = False) -> None:
+        """Accept or reject steps that are all there; those that are not known to be fit are looked at."""
         slots = self.buffer.slots
         rows: slice | list[int] = side_by_side(run.slots) or run.slots
         first, every = self.tracker.label(run.indices.start), self.tracker.time_steps.every * run.indices.step
@@ -130,11 +131,11 @@ class Intake:
         slots.time_steps[rows] = first if len(run.slots) == 1 else range(first, first + every * len(run.slots), every)
         for name in run.absent:
             slots.leave_out(name, run.slots)
-        if self._is_fit(rows):
+        if is_fit or self.nonfinite == "keep":
             self._accept(run)
             return
         for single in map(run.single, range(len(run.slots))):
-            if self._is_fit(slice(single.slots[0], single.slots[0] + 1)):
+            if self._is_fit(single.slots[0]):
                 self._accept(single)
             else:
                 self._reject(single)
@@ -157,11 +158,9 @@ class Intake:
         self.tracker.withdraw(simulation)
         self.validation.withdraw(simulation)
 
-    def _is_fit(self, rows: slice | list[int]) -> bool:
-        if self.nonfinite == "keep":
-            return True
+    def _is_fit(self, slot: int) -> bool:
         arrays = self.buffer.slots.arrays
-        return all(all_finite(arrays[name][rows]) for name in self._checked)
+        return all(all_finite(arrays[name][slot : slot + 1]) for name in self._checked)
 
     def _accept(self, run: Run) -> None:
         if run.track.simulation in self.validation:

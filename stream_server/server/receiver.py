@@ -187,18 +187,24 @@ class Receiver:
 
     def _take_turn(self) -> None:
         sockets, clients = self.sockets, self.clients
-        sockets.answer_newcomers()
         for peer, header, user in sockets.data(clients.connections, MESSAGES_PER_TURN):
             clients.hear(peer, header, sockets.inlet, user)
         clients.end_turn()
+        if sockets.has_words:
+            self._hear_others()
+        if self._commands:
+            self._obey()
+        self._report()
+        self._end_reception()
+        if self._channels:
+            self._send_letters()
+
+    def _hear_others(self) -> None:
+        self.sockets.answer_newcomers()
         self._hear_ranks()
         if self._coordinator is not None:
             self._hear_control(self._coordinator)
             self._hear_launcher(self._coordinator)
-        self._obey()
-        self._report()
-        self._end_reception()
-        self._send_letters()
 
     def _reply(self, peer: bytes, message: Message) -> None:
         self.sockets.send_data(peer, wire.encode(message))

@@ -1,7 +1,7 @@
 """The server's only door to ZeroMQ: the sockets of one rank's receiver, as frames in and frames out."""
 
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -24,22 +24,37 @@ Frame = bytes | memoryview | npt.NDArray[Any]
 
 
 class Inlet:
-    """What is left of the message that is being read; see `filling.Inlet`."""
+    """What is left of the message that is being read; see `filling.Inlet`. Begins anew with each header."""
 
     def __init__(self, socket: Socket) -> None:
         self._get = socket.getsockopt
-        self.into: Callable[[Any], int] = socket.recv_into
         self._recv = socket.recv
+        self._recv_into = socket.recv_into
+        self._more: bool | None = False
 
-    def more(self) -> int:
-        return int(self._get(zmq.RCVMORE))
+    def header(self) -> zmq.Frame:
+        frame = self._recv(copy=False)
+        self._more = frame.more
+        return frame
+
+    def more(self) -> bool:
+        # A frame knows it for nothing; after a receive into memory only the socket does, at 1 µs a question.
+        if self._more is None:
+            self._more = bool(self._get(zmq.RCVMORE))
+        return self._more
+
+    def into(self, buffer: npt.NDArray[Any], /) -> int:
+        self._more = None
+        return self._recv_into(memoryview(buffer))
 
     def frame(self) -> memoryview:
-        return self._recv(copy=False).buffer
+        frame = self._recv(copy=False)
+        self._more = frame.more
+        return frame.buffer
 
     def drain(self) -> None:
-        while self._get(zmq.RCVMORE):
-            self._recv(copy=False)
+        while self.more():
+            self.frame()
 
 
 class Sockets:
@@ -107,6 +122,11 @@ class Sockets:
         self._ready = ready
         return bool(ready)
 
+    @property
+    def has_words(self) -> bool:
+        """Something has come on another socket than that for data."""
+        return not self._ready.keys() <= self._usual
+
     def answer_newcomers(self) -> None:
         """Answer libzmq's questions about who may connect."""
         if self.access is not None and self._zap in self._ready:
@@ -117,18 +137,15 @@ class Sockets:
         """At most `limit` messages of clients: peer, header, and of peers that are not `known` the key, if any."""
         if self._data not in self._ready:
             return
-        receive, drain = self._data.recv, self.inlet.drain
+        receive, inlet = self._data.recv, self.inlet
         for _ in range(limit):
             try:
                 peer = receive(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if peer in known:
-                yield peer, receive(), None
-            else:
-                header = self._data.recv(copy=False)
-                yield peer, header.bytes, _user(header)
-            drain()
+            header = inlet.header()
+            yield peer, header.bytes, None if peer in known else _user(header)
+            inlet.drain()
 
     def control(self) -> Iterator[tuple[bytes, bytes, str | None]]:
         """What clients say to rank 0: peer, message, and the key, if any."""
@@ -172,6 +189,7 @@ class Sockets:
             self._zap.bind(ZAP_ADDRESS)
         self._data = self._socket(zmq.ROUTER, unread=self.max_unread, unsent=MAX_WORDS, num_bytes=MAX_PART_BYTES)
         self.inlet = Inlet(self._data)
+        self._usual = {self._wake_reader, self._data}
         endpoints = {"data": self._bind(self._data, f"d{self.rank}")}
         if self.rank == 0:
             self._control = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=MAX_WORDS, num_bytes=MAX_WORD_BYTES)

@@ -1,10 +1,12 @@
 """A study on one rank, from beginning to end. The only file that builds the parts of a running server."""
 
+import logging
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 from stream_server.buffers import Buffer
 from stream_server.client_api.connection import ConnectionFile, Security
 from stream_server.config import StudyConfig, check_ranks
-from stream_server.errors import ConfigError
+from stream_server.errors import ConfigError, RankLost
 from stream_server.launcher import link
 from stream_server.server import parts
 from stream_server.server.access import Access
@@ -27,7 +29,7 @@ from stream_server.server.output import OutputFolder
 from stream_server.server.plan import make_plan
 from stream_server.server.ranks import Ranks, ranks_from_environment
 from stream_server.server.receiver import Receiver, StopStudy
-from stream_server.server.report import RankReport
+from stream_server.server.report import Outcome, RankReport
 from stream_server.server.roster import Roster, StudyFacts
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
@@ -49,6 +51,8 @@ from stream_server.server.watch import Watch
 
 STOP_GRACE_S = 10.0
 LEAVE_S = 20.0
+
+log = logging.getLogger(__name__)
 
 
 def run_study(config: StudyConfig, *, fresh: bool) -> int:
@@ -72,7 +76,11 @@ def run_study(config: StudyConfig, *, fresh: bool) -> int:
         _by_rank_0(ranks, lambda: Identity.make(secure=config.network.security == "curve").to_json())
     )
     with Logs(folder.path, ranks.rank):
-        return StudyRank(config, ranks, folder, identity).run()
+        try:
+            return StudyRank(config, ranks, folder, identity).run()
+        except BaseException:
+            log.exception("rank %d ends, and takes the others along", ranks.rank)
+            ranks.abort(RankLost.exit_code)
 
 
 def _by_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:
@@ -121,18 +129,25 @@ class StudyRank:
 
     def run(self) -> int:
         """Train to the end and settle the account. Collective; returns the exit code of all ranks."""
-        try:
-            with ExitStack() as stack:
+        with ExitStack() as stack:
+            try:
                 self._train(stack)
-            outcome = outcome_of(self.stops)
-        except Exception as error:
-            agreed = leave_together(error, self.ranks, self.folder.path, phase=self.stage)
-            failure = Failure.read(self.folder.path) or Failure.of(error, rank=self.ranks.rank, phase=self.stage)
-            if agreed is None:
-                self.closing.close_alone(failure, self._report())
-                self.ranks.abort(failure.exit_code)
-            outcome = self.closing.outcome_of_failure(failure)
+                outcome = outcome_of(self.stops)
+            except Exception as error:
+                outcome = self._leave(error)
         return self.closing.close(outcome, self._report(), roster=self.roster, validation=self.validation)
+
+    def _leave(self, error: Exception) -> Outcome:
+        """Make all ranks end because of `error`, in order if they can be reached, or else at once."""
+        agreed = leave_together(error, self.ranks, self.folder.path, phase=self.stage)
+        failure = Failure.read(self.folder.path) or Failure.of(error, rank=self.ranks.rank, phase=self.stage)
+        # The log of rank 0 is on the screen; of another rank's failure the screen has heard nothing yet.
+        if failure.rank != 0 and self.ranks.rank == (failure.rank if agreed is None else 0):
+            print(failure.traceback, file=sys.stderr, flush=True)
+        if agreed is None:
+            self.closing.close_alone(failure, self._report())
+            self.ranks.abort(failure.exit_code)
+        return self.closing.outcome_of_failure(failure)
 
     def _train(self, stack: ExitStack) -> None:
         config, ranks, folder = self.config, self.ranks, self.folder
@@ -145,7 +160,7 @@ class StudyRank:
         name = f"{type(server).__name__}.configure_callbacks"
         callbacks = Callbacks(server, call_user(name, server.configure_callbacks))
         step = stack.enter_context(server.make_step(ranks))
-        ipc_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-")))
+        ipc_folder = self._make_ipc_folder(stack)
         receiver = self.receiver = self._make_receiver(ipc_folder)
         stack.callback(receiver.close)
         endpoints = self._meet(receiver, design)
@@ -210,6 +225,13 @@ class StudyRank:
             stops=self.stops,
         )
         return server
+
+    def _make_ipc_folder(self, stack: ExitStack) -> Path:
+        """A private folder for the sockets of this node's ranks; its path is short, since one of a socket must be."""
+        ranks = self.ranks
+        mine = tempfile.TemporaryDirectory(prefix="stream-") if ranks.local_rank == 0 else nullcontext(None)
+        folders = ranks.broadcast(ranks.gather([ranks.node, stack.enter_context(mine)]))
+        return Path(next(folder for node, folder in folders if node == ranks.node and folder is not None))
 
     def _make_receiver(self, ipc_folder: Path) -> Receiver:
         config, ranks, keys = self.config, self.ranks, self.identity

@@ -45,8 +45,8 @@ class Rank0:
         (folder / "study.json").write_text(json.dumps(study))
 
     def __enter__(self) -> Self:
-        self._private = tempfile.TemporaryDirectory()
-        address = f"ipc://{self._private.name}/link"
+        self.private = tempfile.TemporaryDirectory()
+        address = f"ipc://{self.private.name}/link"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -70,7 +70,7 @@ class Rank0:
         self.launcher.wait()
         self._socket.close()
         self._context.term()
-        self._private.cleanup()
+        self.private.cleanup()
 
     def plan(self, num: int, security: dict[str, str] | None = None) -> None:
         """The study begins, with `num` simulations."""

@@ -155,3 +155,25 @@ def test_folders_of_finished_simulations_go_when_the_study_keeps_failed_ones_onl
         (rank_0.folder_of(0) / "go").touch()
         rank_0.wait_for_output(1)
         assert not rank_0.folder_of(0).exists()
+
+
+def test_a_launcher_whose_rank_0_is_gone_removes_the_folder_of_the_sockets(tmp_path: Path) -> None:
+    with Rank0(tmp_path, SLEEPING) as rank_0:
+        rank_0.plan(1)
+        rank_0.wait_for(link.Attempt)
+        folder = Path(rank_0.private.name)
+        rank_0.go()
+        assert rank_0.wait_for_end() == 0
+        assert not folder.exists()
+
+
+def test_jobs_may_end_by_themselves_within_the_grace_of_a_stop(tmp_path: Path) -> None:
+    ending = "import pathlib, time\nwhile not pathlib.Path('../../../go').exists(): time.sleep(0.01)\nprint('done')"
+    with Rank0(tmp_path, ending) as rank_0:
+        rank_0.plan(1)
+        rank_0.wait_for(link.Attempt)
+        rank_0.send(link.Finished(simulation=0))
+        rank_0.send(link.StopAll(reason="finished", grace_s=30.0))
+        (rank_0.output_dir / "go").touch()
+        assert rank_0.wait_for_end() == 0
+        assert (rank_0.folder_of(0) / "output.log").read_text() == "done\n"
