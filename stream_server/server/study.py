@@ -37,6 +37,7 @@ from stream_server.server.tracker import Tracker
 from stream_server.server.training.callbacks import Callbacks, call_user
 from stream_server.server.training.display import Display, Status
 from stream_server.server.training.gauges import BufferGauge, SpeedGauge
+from stream_server.server.training.lockstep import come_together
 from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
@@ -160,6 +161,8 @@ class StudyRank:
         name = f"{type(server).__name__}.configure_callbacks"
         callbacks = Callbacks(server, call_user(name, server.configure_callbacks))
         step = stack.enter_context(server.make_step(ranks))
+        # User code is done for now: a rank on which it raised ends the others here, before they open anything.
+        come_together(ranks)
         ipc_folder = self._make_ipc_folder(stack)
         receiver = self.receiver = self._make_receiver(ipc_folder)
         stack.callback(receiver.close)

@@ -11,7 +11,15 @@ import pytest
 from stream_server.errors import PeerFailed, ProducerFailed, TooManyFailures, UserCodeError
 from stream_server.server.failure import Failure, leave_together
 from stream_server.server.stream import Batch
-from stream_server.server.training.lockstep import HELD_S, IDLE_S, LONELY_S, Turn, in_lockstep, offer_failure
+from stream_server.server.training.lockstep import (
+    HELD_S,
+    IDLE_S,
+    LONELY_S,
+    Turn,
+    come_together,
+    in_lockstep,
+    offer_failure,
+)
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.stop import StopReason, StopRequests
 from tests.server.streams import ScriptedStream, batch_of
@@ -193,3 +201,14 @@ def test_a_peer_learns_who_failed(tmp_path: Path) -> None:
         return ""
 
     assert on_ranks(2, run)[0].startswith("rank 1 failed")
+
+
+def test_a_rank_that_failed_before_the_others_came_together_ends_them_in_order() -> None:
+    def come(ranks: ThreadRanks) -> int | None:
+        if ranks.rank == 1:
+            return offer_failure(ranks, UserCodeError.exit_code)
+        with pytest.raises(PeerFailed, match="rank 1 failed") as failed:
+            come_together(ranks)
+        return failed.value.exit_code
+
+    assert on_ranks(3, come) == [UserCodeError.exit_code] * 3

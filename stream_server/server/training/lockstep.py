@@ -194,6 +194,15 @@ def in_lockstep(
             batch = None
 
 
+def come_together(ranks: Ranks) -> None:
+    """Return when all ranks have called it. Collective.
+
+    Raises:
+        PeerFailed: another rank failed before it came here.
+    """
+    _raise_if_failed(Round.of(ranks.sum(Statement().packed(ranks.rank, ranks.size)), ranks.size))
+
+
 def offer_failure(ranks: Ranks, exit_code: int, timeout_s: float = OFFER_S) -> int | None:
     """Tell the other ranks in their next round that this one failed.
 
