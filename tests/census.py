@@ -14,6 +14,8 @@ import zmq
 
 GRACE_S = 2.0
 HARMLESS_FILES = ("/dev/", "anon_inode:[eventpoll]", "/proc/")
+# PSI/J starts this one at the first child that ends after it was imported, and never stops it.
+HARMLESS_THREADS = ("Local Executor Process Reaper",)
 HARMLESS_FOLDERS = ("pytest-of-", "ompi.", "prte.", "pmix", "torchinductor_")
 
 _sockets_and_contexts: "weakref.WeakSet[zmq.Socket | zmq.Context]" = weakref.WeakSet()
@@ -46,7 +48,7 @@ class Census:
     @classmethod
     def take(cls, temporary: Path) -> "Census":
         return cls(
-            threads=frozenset(thread for thread in threading.enumerate() if thread.is_alive()),
+            threads=frozenset(it for it in threading.enumerate() if it.is_alive() and it.name not in HARMLESS_THREADS),
             processes=frozenset(psutil.Process().children(recursive=True)),
             zmq_objects=frozenset(id(it) for it in _sockets_and_contexts if not it.closed),
             files=frozenset(_open_files()),

@@ -50,7 +50,10 @@ class Delivery:
         welcome = self._welcome
         rank = routing.server_rank(welcome.routing, welcome.simulation, index, len(self._connections))
         connection = self._connections[rank]
-        if connection.enter(index):
+        is_new = connection.enter(index)
+        if not arrays:
+            connection.take_answers()
+        elif is_new:
             if not connection.has_room:
                 self._wait_for_room(connection)
             if not self.has_stopped:

@@ -52,7 +52,7 @@ class Fields:
         for name in sample:
             self._spec(name)
         blocks = [self._block(spec, sample.get(spec.name)) for spec in self._specs.values()]
-        if not any(blocks):
+        if not any(blocks) and self._num_ranks == 1:
             raise ValueError("a sample needs at least one field")
         self.blocks = tuple(block for block in blocks if block is not None)
         self._expected = [
@@ -63,6 +63,8 @@ class Fields:
 
     def arrays(self, sample: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:
         """Which blocks are present (as bits), and their arrays, in any memory layout.
+
+        There are none on a rank of a parallel code that has no part of any field.
 
         Raises:
             TypeError, ValueError: as for `settle`.
@@ -81,7 +83,7 @@ class Fields:
                 value = self._converted(name, value, dtype, count)
             present |= bit
             arrays.append(value)
-        if not arrays:
+        if not arrays and self._expected:
             raise ValueError("a sample needs at least one field")
         if len(arrays) < len(sample):
             self._refuse_surplus(sample)
@@ -100,9 +102,15 @@ class Fields:
         if value is None:
             return self._unseen_block(spec)
         array = _numeric(spec.name, value)
+        if self._is_empty(array):
+            return None
         offset = self._offset(spec, array.shape)
         dtype = self._sent_dtype(spec, array.dtype)
         return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=offset, count=array.shape)
+
+    def _is_empty(self, array: np.ndarray) -> bool:
+        """Parallel codes may have ranks to which nothing of a field falls."""
+        return self._num_ranks > 1 and array.size == 0
 
     def _unseen_block(self, spec: FieldSpec) -> Block | None:
         """The block of a field that the first sample leaves out, if it may come later or must come."""
@@ -179,7 +187,7 @@ class Fields:
         opened = {name for _, name, *_ in self._expected}
         for name, value in sample.items():
             self._spec(name)
-            if value is not None and name not in opened:
+            if value is not None and name not in opened and not self._is_empty(np.asarray(value)):
                 raise ValueError(f"rank {self._rank} left field {name!r} out of its first sample without declaring it")
 
 

@@ -65,10 +65,15 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationEnd:
-    """How one simulation ended. `num_steps` is how many steps it owed, None when nobody ever knew."""
+    """How one simulation ended.
+
+    `num_steps` is how many steps the study wanted of it, None when nobody ever knew; `num_sent` how many a finished
+    simulation said that it has sent, None when that is all of them.
+    """
 
     state: str
     num_steps: int | None
+    num_sent: int | None = None
     reason: str = ""
     held_out: bool = False
 
@@ -178,7 +183,8 @@ class _Settled:
 
     @property
     def label(self) -> str:
-        state = self.end.state.replace("_", " ")
+        # Only a simulation that ended by itself is finished although steps are missing.
+        state = "ended early" if self.end.state == FINISHED else self.end.state.replace("_", " ")
         reason = self.end.reason.strip().partition("\n")[0][:LONGEST_REASON]
         return f"simulation {self.simulation}: {state}" + (f" ({reason})" if reason else "")
 
@@ -203,10 +209,11 @@ def _problems_of_simulations(
         if entry.missing < 0:
             yield f"{name} has {entry.end.num_steps} steps, but {arrived} were accepted or rejected"
         if entry.end.state == FINISHED:
-            if entry.end.num_steps is None:
+            num_sent = entry.end.num_steps if entry.end.num_sent is None else entry.end.num_sent
+            if num_sent is None:
                 yield f"{name} is finished, but nobody knows how many steps it has"
-            elif entry.missing > 0:
-                yield f"{name} is finished, but only {arrived} of its {entry.end.num_steps} steps came"
+            elif arrived < num_sent:
+                yield f"{name} is finished, but only {arrived} of its {num_sent} steps came"
         elif complete and entry.end.state in ("waiting", "running"):
             yield f"{name} is {entry.end.state} although the study has ended"
 

@@ -16,7 +16,7 @@ from stream_server.server.output import OutputFolder
 from stream_server.server.ranks import Ranks
 from stream_server.server.receiver import ReceptionAccount
 from stream_server.server.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
-from stream_server.server.roster import Roster
+from stream_server.server.roster import Roster, State
 from stream_server.server.summary import summary
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import StopReason, StopRequests
@@ -134,6 +134,7 @@ class Closing:
             simulation: SimulationEnd(
                 state=entry.state.value,
                 num_steps=roster.num_steps(simulation) if steps is None else steps.num,
+                num_sent=roster.num_steps(simulation) if entry.state is State.FINISHED else None,
                 reason=entry.reason,
                 held_out=simulation < num_held_out,
             )

@@ -77,6 +77,8 @@ class Intake:
     def claim(self, num: int) -> list[int]:
         """Slots for `num` steps. They are taken from the buffer many at a time, and in order as far as possible."""
         if len(self._stock) < num:
+            # Steps that were rejected in this turn have left their slots, but not their clients' windows.
+            self._discard_freed()
             self._stock += self.buffer.claim(max(num, STOCK)) or self.buffer.claim(num - len(self._stock))
             self._stock.sort()
         slots = self._stock[:num]
@@ -147,9 +149,7 @@ class Intake:
             self._ready = []
         if self.tracker.has_committed:
             self._touch(self.tracker.in_stream(len(self.buffer.admit())))
-        if self.tracker.freed:
-            self.buffer.discard(self.tracker.freed)
-            self.tracker.freed = []
+        self._discard_freed()
 
     def withdraw(self, simulation: int) -> None:
         """Take back what came of a simulation and was not trained on yet."""
@@ -157,6 +157,11 @@ class Intake:
         self.num_withdrawn += self.buffer.withdraw(simulation)
         self.tracker.withdraw(simulation)
         self.validation.withdraw(simulation)
+
+    def _discard_freed(self) -> None:
+        if self.tracker.freed:
+            self.buffer.discard(self.tracker.freed)
+            self.tracker.freed = []
 
     def _is_fit(self, slot: int) -> bool:
         arrays = self.buffer.slots.arrays

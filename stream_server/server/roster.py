@@ -143,8 +143,10 @@ class Roster:
         return sum(s.accepted + s.rejected for entry in self.entries.values() for s in entry.shares.values())
 
     def num_steps(self, simulation: int) -> int | None:
-        """How many steps a simulation said it has, None while it has not said."""
-        return next((s.total for s in self.entries[simulation].shares.values() if s.total is not None), None)
+        """How many steps a simulation said it has, or the study gave it; None while neither has said."""
+        totals = [share.total for share in self.entries[simulation].shares.values() if share.total is not None]
+        # A rank that has its whole share may not have heard yet that the simulation ended early.
+        return min(totals, default=None)
 
     def hello(self, peer: bytes, hello: Hello) -> list[Action]:
         """A client rank says who it is; the answer may have to wait until every server rank knows the attempt."""

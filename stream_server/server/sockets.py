@@ -45,7 +45,7 @@ class Inlet:
 
     def into(self, buffer: npt.NDArray[Any], /) -> int:
         self._more = None
-        return self._recv_into(memoryview(buffer))
+        return self._recv_into(buffer.data)
 
     def frame(self) -> memoryview:
         frame = self._recv(copy=False)

@@ -423,10 +423,11 @@ class Tracker:
     def _end_problem(self, track: Track, connection: Connection, end: End) -> str | None:
         if (end.simulation, end.attempt, end.epoch) != (track.simulation, track.attempt, self.epoch):
             return f"the connection was opened for simulation {track.simulation}, attempt {track.attempt}"
-        if self.time_steps.num is not None and end.total != self.time_steps.num:
-            return f"the simulation ended after {end.total} of the {self.time_steps.num} time steps of the study"
-        if track.owed is not None and end.share != track.owed:
-            return f"client rank {connection.rank} sent {end.share} steps to server rank {self.rank}, not {track.owed}"
+        if end.total > self._limit:
+            return f"the simulation says that it sent {end.total} time steps, but it has only {self._limit}"
+        if track.owed is not None and end.share > track.owed:
+            text = f"client rank {connection.rank} says that it sent {end.share} steps to server rank {self.rank}"
+            return f"{text}, whose share is {track.owed}"
         for rank, other in track.ends.items():
             if (other.share, other.total) != (end.share, end.total):
                 return f"client rank {connection.rank} sent {end.total} steps, but rank {rank} sent {other.total}"

@@ -30,7 +30,12 @@ def test_a_study_passes_its_own_check(study: Path, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_heat_learns_on_two_ranks(tmp_path: Path) -> None:
-    settings = {"study.simulations": 12, "validation.simulations": 2, "validation.every_batches": 40}
+    settings = {
+        "study.simulations": 12,
+        "training.draws_per_sample": 8,
+        "validation.simulations": 2,
+        "validation.every_batches": 40,
+    }
     done = run_study(CONFIGS / "heat" / "study.json", tmp_path / "run", num_ranks=2, settings=settings, limit_s=150)
     assert_all_finished(done, num_simulations=14)
     first, last = first_and_last_loss(done)

@@ -136,6 +136,16 @@ def test_never_produced_names_the_simulation_and_why() -> None:
     assert account.balanced
 
 
+def test_a_simulation_that_ended_early_never_produced_the_rest() -> None:
+    end = SimulationEnd(state="finished", num_steps=10, num_sent=4)
+    account = close(one_rank(accepted=4), end=end, trained=4)
+    assert account.never_produced == {"simulation 0: ended early": 6}
+    assert account.balanced
+    assert close(one_rank(accepted=3), end=end, trained=3).problems == [
+        "simulation 0 is finished, but only 3 of its 4 steps came"
+    ]
+
+
 def test_a_given_up_simulation_of_unknown_length_expects_only_what_came() -> None:
     account = close(one_rank(accepted=4), end=SimulationEnd(state="given_up", num_steps=None), trained=4)
     assert (account.expected, account.never_produced, account.balanced) == (4, {}, True)

@@ -1,9 +1,12 @@
 """Receivers, real clients and real sockets in one process."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from stream_server.client_api import connect
+from stream_server.client_api.connection import ConnectionFile
 from stream_server.client_api.messages import (
     Ack,
     Block,
@@ -54,9 +57,7 @@ def test_every_step_of_every_simulation_reaches_the_stream_once() -> None:
 @pytest.mark.parametrize("routing", Routing)
 @pytest.mark.parametrize("num", [None, 7])
 def test_steps_are_shared_by_all_ranks_and_reception_ends_on_each(routing: Routing, num: int | None) -> None:
-    shape = StudyShape(
-        num_ranks=3, num_simulations=4, at_once=4, routing=routing, time_steps=TimeSteps(num=num)
-    )
+    shape = StudyShape(num_ranks=3, num_simulations=4, at_once=4, routing=routing, time_steps=TimeSteps(num=num))
     with reception(shape) as study:
         crew = Crew()
         for rank in study.ranks:
@@ -157,10 +158,9 @@ def test_a_new_attempt_repeats_only_what_is_not_known_and_the_rest_counts_as_dup
         lost = study.run(0)
         for step in range(4):
             lost.send(step, u=value(0, step))
-        with pytest.raises(RuntimeError), lost:
-            # The window is 4, so that the first steps have arrived once the next one may be sent.
-            lost.send(4, u=value(0, 4))
-            raise RuntimeError("the simulation dies")
+        # The window is 4: once the next step may be sent, the first one has arrived.
+        lost.send(4, u=value(0, 4))
+        lost.__exit__(RuntimeError, RuntimeError("the simulation dies"), None)
         study.launcher.send(link.Failed(simulation=0, attempt=0, reason="exit code 1", log=""))
         study.launch(0, 1)
         simulate(study, 0, range(6), attempt=1)
@@ -194,8 +194,7 @@ def test_with_nonfinite_stop_a_nan_ends_the_stream_with_an_error_that_names_it()
             study.first.buffer.draw(1, 20)
         assert isinstance(failure.value.__cause__, NonFiniteData)
         assert "simulation 0" in str(study.first.receiver.error)
-        with pytest.raises(RuntimeError), run:
-            raise RuntimeError("leave")
+        run.__exit__(RuntimeError, RuntimeError("leave"), None)
 
 
 def test_held_out_simulations_go_to_the_validation_store_and_not_to_the_buffer() -> None:
@@ -375,6 +374,20 @@ def test_a_step_outside_the_window_is_refused_and_the_window_still_works() -> No
                 pass
 
 
+def test_a_client_that_floods_rejected_samples_without_waiting_does_no_harm() -> None:
+    shape = StudyShape(capacity=1, credit=2, at_once=1, held=1, time_steps=TimeSteps(num=300))
+    with reception(shape) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            assert isinstance(client.ask(opening()), Opened)
+            for step in range(300):
+                client.say(data(step, step), [np.full(4, np.nan).tobytes()])
+            while not isinstance(answer := client.ask(Ping()), Ack) or answer.received < 300:
+                pass
+        study.first.wait_for(events.ReceptionEnded)
+        assert study.first.receiver.account().intake[0].rejected == {"nonfinite": 300}
+
+
 def test_junk_from_strangers_is_counted_and_the_study_goes_on() -> None:
     generator = np.random.default_rng(5)
     with reception(StudyShape()) as study:
@@ -442,9 +455,7 @@ def test_a_key_speaks_for_its_own_attempt_only() -> None:
             connect(over_tcp(study.connection(1, key=key)), timeout_s=20)
 
 
-def over_tcp(file):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
+def over_tcp(file: ConnectionFile) -> ConnectionFile:
     return replace(file, control=(file.control[1],), host="elsewhere")
 
 

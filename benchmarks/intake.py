@@ -1,0 +1,105 @@
+"""How fast samples get from a simulation into the buffer, against a bare pyzmq loop that receives into a ring.
+
+Both figures are samples per second of CPU time of the thread that receives; the sender is a process of its own.
+Ours is the whole way: a real client, the receiver, the slot, checked, committed and acknowledged, while the main
+thread draws from a FIFO that stays about half full. The reference receives a header and a payload per sample, and
+copies the payload into the next row. At 4 kB the client puts 8 steps into a message, else one, as the reference has.
+
+    python -m benchmarks.intake
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import zmq
+
+from benchmarks.measure import Result, alternated, show
+from benchmarks.reception import Reception, reception
+from benchmarks.sender import MAX_QUEUED_BYTES, sender
+from stream_server.buffers import Fifo
+
+RING_BYTES = 128 * 1024 * 1024
+ROUND_BYTES = 192 * 1024 * 1024
+SETTLE_S = 0.03
+DEADLINE_S = 60.0
+DRAW = 32
+SAMPLE_BYTES = {"4kB": 4_000, "40kB": 40_000, "1MB": 1_000_000}
+STEPS_PER_MESSAGE = {"4kB": 8, "40kB": 1, "1MB": 1}
+
+
+def results() -> Iterator[Result]:
+    """intake.{ipc,tcp}.{4kB,40kB,1MB}."""
+    for transport in ("ipc", "tcp"):
+        for size, sample_bytes in SAMPLE_BYTES.items():
+            with (
+                ours(sample_bytes, STEPS_PER_MESSAGE[size], over_tcp=transport == "tcp") as value,
+                bare(sample_bytes, over_tcp=transport == "tcp") as reference,
+            ):
+                yield alternated(f"intake.{transport}.{size}", "samples/s", value, reference)
+
+
+@contextmanager
+def ours(sample_bytes: int, steps_per_message: int, *, over_tcp: bool) -> Iterator[Callable[[], float]]:
+    """Rounds of the receiver thread."""
+    num_rows = RING_BYTES // sample_bytes
+    credit = max(4, MAX_QUEUED_BYTES // sample_bytes)
+    with reception(Fifo(capacity=2 * num_rows), sample_bytes=sample_bytes, credit=credit) as study:
+        file = study.write_connection(over_tcp=over_tcp)
+        with sender("client", file, sample_bytes, steps_per_message) as send:
+            send(num_rows)
+            num = _num_samples(sample_bytes)
+
+            def one_round() -> float:
+                before_s = study.receiver.cpu_s
+                send(num)
+                _draw(study, num)
+                # The thread notes its time at the end of a turn.
+                time.sleep(SETTLE_S)
+                return num / (study.receiver.cpu_s - before_s)
+
+            yield one_round
+
+
+@contextmanager
+def bare(sample_bytes: int, *, over_tcp: bool) -> Iterator[Callable[[], float]]:
+    """Rounds of the reference."""
+    ring = np.zeros((RING_BYTES // sample_bytes, sample_bytes // 4), np.float32)
+    rows = [memoryview(row).cast("B") for row in ring]
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.rcvhwm = max(2, MAX_QUEUED_BYTES // sample_bytes)
+        router.bind("tcp://127.0.0.1:*" if over_tcp else "ipc://@*")
+        with sender("bare", router.getsockopt_string(zmq.LAST_ENDPOINT), sample_bytes) as send:
+            num, at = _num_samples(sample_bytes), 0
+
+            def one_round() -> float:
+                nonlocal at
+                send(num)
+                receive, receive_into, num_rows = router.recv, router.recv_into, len(rows)
+                start_s = time.thread_time()
+                for _ in range(num):
+                    receive()
+                    receive()
+                    receive_into(rows[at])
+                    at = (at + 1) % num_rows
+                return num / (time.thread_time() - start_s)
+
+            yield one_round
+
+
+def _num_samples(sample_bytes: int) -> int:
+    return ROUND_BYTES // sample_bytes // DRAW * DRAW
+
+
+def _draw(study: Reception, num: int) -> None:
+    for _ in range(num // DRAW):
+        draw = study.buffer.draw(DRAW, DEADLINE_S)
+        if draw is None:
+            raise TimeoutError("nothing came for a minute")
+        study.buffer.release(draw)
+
+
+if __name__ == "__main__":
+    for result in results():
+        show([result])

@@ -1,0 +1,106 @@
+"""One server rank's receiver, with a launcher that says yes to everything, as the benchmarks of intake need it."""
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stream_server.buffers import Buffer, Policy, Slots
+from stream_server.client_api.connection import ConnectionFile, Security
+from stream_server.client_api.messages import FieldSpec, Routing, TimeSteps
+from stream_server.launcher import link
+from stream_server.server.access import Access, KeyPair
+from stream_server.server.endpoints import ReceiverSettings
+from stream_server.server.receiver import Receiver
+from stream_server.server.roster import Roster, StudyFacts
+from stream_server.server.tracker import Tracker
+from stream_server.server.validation_store import ValidationStore
+
+STUDY = "benchmark"
+HELD_SAMPLES = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reception:
+    """A running receiver with its buffer; `folder` is private and has room for files."""
+
+    folder: Path
+    buffer: Buffer
+    receiver: Receiver
+    files: list[ConnectionFile]
+
+    def write_connection(self, simulation: int = 0, *, over_tcp: bool = False) -> Path:
+        """A connection file of a simulation that has begun; `over_tcp` as from another node."""
+        file = self.files[simulation]
+        path = self.folder / f"connection-{simulation}.json"
+        (replace(file, host="another node") if over_tcp else file).write(path)
+        return path
+
+
+@contextmanager
+def reception(policy: Policy, *, sample_bytes: int, credit: int, num_simulations: int = 1) -> Iterator[Reception]:
+    """Receive samples of one float32 field, of any number of time steps, with keys as by default."""
+    fields = (FieldSpec(name="field", shape=(sample_bytes // 4,), dtype="<f4"),)
+    room = credit * num_simulations
+    buffer = Buffer(policy, Slots({"field": fields[0].shape}, policy.capacity + room + HELD_SAMPLES))
+    keys, attaching = KeyPair.make(), KeyPair.make()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-")))
+        launcher = stack.enter_context(link.Link(f"ipc://{folder}/launcher"))
+        receiver = Receiver(
+            rank=0,
+            num_ranks=1,
+            buffer=buffer,
+            tracker=Tracker(
+                rank=0,
+                num_ranks=1,
+                routing=Routing.STEPS,
+                time_steps=TimeSteps(num=None),
+                fields=fields,
+                study=STUDY,
+                epoch=0,
+                credit=credit,
+                room=room,
+                claim=buffer.claim,
+            ),
+            validation=ValidationStore(0),
+            access=Access(keys, attaching=attaching.public),
+            settings=ReceiverSettings(
+                ipc_folder=folder, host=socket.gethostname(), interface="127.0.0.1", link=f"ipc://{folder}/launcher"
+            ),
+        )
+        endpoints = receiver.bind()
+        facts = StudyFacts(
+            study=STUDY,
+            epoch=0,
+            endpoints=(endpoints.data,),
+            time_steps=TimeSteps(num=None),
+            fields=fields,
+            routing=Routing.STEPS,
+        )
+        roster = Roster(facts, [{"x": 0.0}] * num_simulations, num_planned=num_simulations, num_ranks=1)
+        receiver.meet([endpoints], roster)
+        stack.enter_context(receiver)
+        receiver.post(link.Plan(study=STUDY, epoch=0, output_dir="", connection={}, simulations=()))
+        while not any(isinstance(message, link.Plan) for message in launcher.receive()):
+            launcher.wait(0.1)
+        files = []
+        for simulation in range(num_simulations):
+            key = KeyPair.make()
+            launcher.send(link.Attempt(simulation=simulation, attempt=0, public_key=key.public))
+            security = Security(
+                server_public_key=keys.public, client_public_key=key.public, client_secret_key=key.secret
+            )
+            files.append(
+                ConnectionFile(
+                    study=STUDY,
+                    epoch=0,
+                    host=endpoints.host,
+                    control=endpoints.control,
+                    simulation=simulation,
+                    security=security,
+                )
+            )
+        yield Reception(folder=folder, buffer=buffer, receiver=receiver, files=files)

@@ -1,0 +1,63 @@
+"""A process that sends samples: each line of its input says how many.
+
+    python -m benchmarks.sender client CONNECTION_FILE SAMPLE_BYTES STEPS_PER_MESSAGE
+    python -m benchmarks.sender bare ADDRESS SAMPLE_BYTES
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import zmq
+
+from stream_server.client_api import connect, data_connection, wire
+
+MAX_QUEUED_BYTES = 16 * 1024 * 1024
+
+
+@contextmanager
+def sender(*arguments: object) -> Iterator[Callable[[int], None]]:
+    """Start such a process; gives the function that makes it send."""
+    argv = [sys.executable, "-m", "benchmarks.sender", *map(str, arguments)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+
+        def send(num_samples: int) -> None:
+            assert process.stdin is not None
+            print(num_samples, file=process.stdin, flush=True)
+
+        try:
+            yield send
+        finally:
+            process.kill()
+
+
+def send_as_client(connection_file: str, sample_bytes: int, steps_per_message: int) -> None:
+    """The real client, with just so many steps in a message."""
+    data_connection.MESSAGE_BYTES = steps_per_message * sample_bytes
+    sample = np.ones(sample_bytes // 4, np.float32)
+    simulation = connect(connection_file)
+    time_step = 0
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            simulation.send(time_step, field=sample)
+            time_step += 1
+
+
+def send_bare(address: str, sample_bytes: int) -> None:
+    """Nothing but ZeroMQ: a header of the same size as ours and the payload, one sample per message."""
+    header, sample = bytes(wire.DATA.size), np.ones(sample_bytes // 4, np.float32)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.sndhwm = max(2, MAX_QUEUED_BYTES // sample_bytes)
+        dealer.connect(address)
+        for line in sys.stdin:
+            for _ in range(int(line)):
+                dealer.send(header, zmq.SNDMORE)
+                dealer.send(sample.data)
+
+
+if __name__ == "__main__":
+    kind, target, *sizes = sys.argv[1:]
+    {"client": send_as_client, "bare": send_bare}[kind](target, *map(int, sizes))

@@ -1,0 +1,353 @@
+"""The tracker: notices and messages in, slots and refusals out."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_server.client_api.messages import (
+    MAX_PART_BYTES,
+    MAX_UNKNOWN_STEPS,
+    Block,
+    Data,
+    End,
+    FieldSpec,
+    Open,
+    Reason,
+    Refusal,
+    Routing,
+    TimeSteps,
+)
+from stream_server.server.tracker import Tracker
+from stream_server.server.tracks import Connection, Run
+
+U = FieldSpec(name="u", shape=(4,), dtype="<f8")
+OPTIONAL = FieldSpec(name="v", shape=(4,), dtype="<f8", optional=True)
+
+
+def make(*, num: int | None = 8, credit: int = 4, room: int = 8, **others: object) -> Tracker:
+    slots: Iterator[int] = count()
+    values: dict[str, object] = {
+        "rank": 0,
+        "num_ranks": 1,
+        "routing": Routing.STEPS,
+        "time_steps": TimeSteps(num=num),
+        "fields": [U],
+        "study": "s",
+        "epoch": 0,
+        "credit": credit,
+        "room": room,
+        "claim": lambda num: [next(slots) for _ in range(num)],
+    }
+    return Tracker(**{**values, **others})  # type: ignore[arg-type]
+
+
+def block(field: str = "u", start: int = 0, num: int = 4) -> Block:
+    return Block(field=field, dtype="<f8", shape=(4,), offset=(start,), count=(num,))
+
+
+def opening(*blocks: Block, simulation: int = 0, attempt: int = 0, rank: int = 0, num_ranks: int = 1) -> Open:
+    return Open(
+        study="s", simulation=simulation, attempt=attempt, epoch=0, rank=rank, num_ranks=num_ranks, blocks=blocks
+    )
+
+
+def opened(tracker: Tracker, message: Open) -> Connection:
+    connection = tracker.open(f"{message.simulation}.{message.attempt}.{message.rank}".encode(), message)
+    assert isinstance(connection, Connection), connection
+    return connection
+
+
+def data(connection: Connection, index: int, **changes: object) -> Data:
+    track = connection.track
+    values = {
+        "simulation": track.simulation,
+        "attempt": track.attempt,
+        "epoch": 0,
+        "sequence": connection.next_sequence,
+        "index": index,
+        "num_steps": 1,
+        "present": connection.everything,
+    }
+    return Data(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def send(tracker: Tracker, connection: Connection, message: Data) -> int | Refusal:
+    """Send with a perfect payload; returns how many steps it completed, which are accepted."""
+    placed = tracker.place(connection, message)
+    if isinstance(placed, Refusal):
+        return placed
+    runs = [placed] if isinstance(placed, Run) else tracker.arrived(connection, message, placed)
+    if isinstance(runs, Refusal):
+        return runs
+    for run in runs:
+        tracker.accept(run)
+    return sum(len(run.slots) for run in runs)
+
+
+def halves(tracker: Tracker, attempt: int = 0) -> list[Connection]:
+    """The connections of a simulation of two ranks."""
+    tracker.begin(0, attempt)
+    return [
+        opened(tracker, opening(block(start=2 * rank, num=2), attempt=attempt, rank=rank, num_ranks=2))
+        for rank in range(2)
+    ]
+
+
+def test_a_step_is_acknowledged_only_when_it_is_in_the_stream() -> None:
+    tracker = make()
+    tracker.begin(0, 0)
+    client = opened(tracker, opening(block()))
+    assert send(tracker, client, data(client, 0, num_steps=2)) == 2
+    assert tracker.ack(client).received == 0
+    tracker.in_stream(1)
+    assert tracker.ack(client).received == 0
+    assert tracker.in_stream(1) == [client]
+    assert tracker.ack(client).received == 1
+
+
+def test_a_step_of_several_client_ranks_is_whole_when_all_have_sent_their_part() -> None:
+    tracker = make()
+    one, other = halves(tracker)
+    assert send(tracker, one, data(one, 0)) == 0
+    assert send(tracker, other, data(other, 0)) == 1
+    assert set(tracker.in_stream(1)) == {one, other}
+    assert (tracker.ack(one).received, tracker.ack(other).received) == (1, 1)
+
+
+def test_a_known_step_is_dropped_counted_and_acknowledged() -> None:
+    tracker = make()
+    tracker.begin(0, 0)
+    client = opened(tracker, opening(block()))
+    send(tracker, client, data(client, 0))
+    tracker.in_stream(1)
+    assert send(tracker, client, data(client, 0)) == 0
+    assert tracker.ledger.duplicates == 1
+    assert tracker.ack(client).received == 2
+    assert send(tracker, client, data(client, 0, num_steps=3)) == 2
+    assert tracker.ledger.duplicates == 2
+
+
+def test_a_higher_attempt_discards_half_assembled_steps_and_fences_the_older_one() -> None:
+    tracker = make()
+    one, other = halves(tracker)
+    send(tracker, one, data(one, 0))
+    send(tracker, one, data(one, 1))
+    send(tracker, other, data(other, 0))
+    new_one, new_other = halves(tracker, attempt=1)
+    assert len(tracker.freed) == 1
+    late = send(tracker, other, data(other, 1))
+    assert isinstance(late, Refusal)
+    assert late.reason is Reason.STALE_ATTEMPT
+    assert tracker.opened(new_one).known == b"\x01"
+    assert send(tracker, new_one, data(new_one, 1)) == 0
+    assert send(tracker, new_other, data(new_other, 1)) == 1
+
+
+def test_steps_that_a_new_attempt_need_not_repeat_count_as_duplicates_at_its_end() -> None:
+    tracker = make(num=2)
+    tracker.begin(0, 0)
+    client = opened(tracker, opening(block()))
+    send(tracker, client, data(client, 0))
+    tracker.begin(0, 1)
+    client = opened(tracker, opening(block(), attempt=1))
+    send(tracker, client, data(client, 1))
+    assert tracker.finished_sending(client, End(simulation=0, attempt=1, epoch=0, share=2, total=2)) is None
+    assert tracker.ledger.duplicates == 1
+    assert tracker.ack(client).ended
+
+
+def test_the_share_of_a_known_number_of_steps_is_settled_without_an_end() -> None:
+    tracker = make(num=2)
+    tracker.begin(0, 0)
+    client = opened(tracker, opening(block()))
+    send(tracker, client, data(client, 0, num_steps=2))
+    (share,) = tracker.changes()
+    assert (share.complete, share.accepted, share.total) == (True, 2, 2)
+
+
+def test_of_an_unknown_number_of_steps_every_client_rank_must_say_the_end() -> None:
+    tracker = make(num=None)
+    one, other = halves(tracker)
+    for client in (one, other):
+        send(tracker, client, data(client, 0))
+    end = End(simulation=0, attempt=0, epoch=0, share=1, total=1)
+    tracker.finished_sending(one, end)
+    assert not tracker.changes()[0].complete
+    tracker.finished_sending(other, end)
+    assert tracker.changes()[0].complete
+
+
+def test_a_rank_without_a_share_is_done_from_the_beginning() -> None:
+    tracker = make(num=None, routing=Routing.SIMULATIONS, num_ranks=2)
+    tracker.begin(1, 0)
+    assert tracker.changes()[0].complete
+    tracker.begin(2, 0)
+    assert not tracker.changes()[0].complete
+
+
+def test_a_simulation_may_end_before_its_last_time_step() -> None:
+    tracker = make(num=8)
+    tracker.begin(0, 0)
+    client = opened(tracker, opening(block()))
+    send(tracker, client, data(client, 0, num_steps=3))
+    assert tracker.finished_sending(client, End(simulation=0, attempt=0, epoch=0, share=3, total=3)) is None
+    (share,) = tracker.changes()
+    assert (share.complete, share.accepted, share.total) == (True, 3, 3)
+
+
+def test_a_simulation_cannot_have_sent_more_time_steps_than_there_are() -> None:
+    tracker = make(num=8, num_ranks=2)
+    tracker.begin(0, 0)
+    client = opened(tracker, opening(block()))
+    for share, total in ((4, 9), (5, 8)):
+        refusal = tracker.finished_sending(client, End(simulation=0, attempt=0, epoch=0, share=share, total=total))
+        assert refusal is not None
+        assert refusal.reason is Reason.WRONG_STEP
+
+
+def test_the_window_counts_steps_that_wait_for_other_client_ranks_or_for_room() -> None:
+    tracker = make(credit=2)
+    one, other = halves(tracker)
+    for index in range(2):
+        send(tracker, one, data(one, index))
+    refusal = send(tracker, one, data(one, 2))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.OUTSIDE_WINDOW
+    send(tracker, other, data(other, 0))
+    refusal = send(tracker, one, data(one, 3))
+    assert isinstance(refusal, Refusal)
+    tracker.in_stream(1)
+    assert send(tracker, one, data(one, 4)) == 0
+
+
+def test_a_simulation_waits_outside_while_there_is_no_room_for_its_window() -> None:
+    tracker = make(credit=4, room=5)
+    for simulation in range(2):
+        tracker.begin(simulation, 0)
+    client = opened(tracker, opening(block()))
+    assert tracker.open(b"x", opening(block(), simulation=1)) is None
+    assert {share.simulation: share.blocked for share in tracker.changes()}[1]
+    send(tracker, client, data(client, 0, num_steps=3))
+    tracker.over(0, 0)
+    assert tracker.come_in() == []
+    tracker.in_stream(2)
+    ((peer, answer),) = tracker.come_in()
+    assert peer == b"x"
+    assert isinstance(answer, Connection)
+
+
+def test_a_client_rank_without_blocks_completes_what_waited_for_it() -> None:
+    tracker = make(fields=[U, OPTIONAL])
+    tracker.begin(0, 0)
+    one = opened(tracker, opening(block(), num_ranks=2))
+    assert send(tracker, one, data(one, 0)) == 0
+    idle = opened(tracker, opening(rank=1, num_ranks=2))
+    (run,) = tracker.whole(idle)
+    assert run.absent == ("v",)
+
+
+def test_an_optional_field_must_come_from_all_of_its_client_ranks_or_none() -> None:
+    tracker = make(fields=[U, OPTIONAL])
+    tracker.begin(0, 0)
+    one, other = (
+        opened(tracker, opening(block("u", 2 * r, 2), block("v", 2 * r, 2), rank=r, num_ranks=2)) for r in range(2)
+    )
+    send(tracker, one, data(one, 0, present=1))
+    assert send(tracker, other, data(other, 0, present=1)) == 1
+    send(tracker, one, data(one, 1, present=1))
+    refusal = send(tracker, other, data(other, 1))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.WRONG_FIELDS
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ([block(num=3), block(start=2, num=2)], "overlaps"),
+        ([block(num=2), block(start=3, num=1)], "3 of the 4"),
+    ],
+)
+def test_the_blocks_of_the_client_ranks_must_cover_a_field_exactly(blocks: list[Block], words: str) -> None:
+    tracker = make()
+    tracker.begin(0, 0)
+    opened(tracker, opening(blocks[0], num_ranks=2))
+    refusal = tracker.open(b"x", opening(blocks[1], rank=1, num_ranks=2))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.WRONG_BLOCKS
+    assert words in refusal.text
+
+
+def test_parts_of_a_step_must_come_in_order_and_all() -> None:
+    big = FieldSpec(name="u", shape=(3 * MAX_PART_BYTES // 8,), dtype="<f8")
+    tracker = make(fields=[big])
+    tracker.begin(0, 0)
+    whole = Block(field="u", dtype="<f8", shape=big.shape, offset=(0,), count=big.shape)
+    client = opened(tracker, opening(whole))
+    assert send(tracker, client, data(client, 0, field=0, last=False)) == 0
+    gap = send(tracker, client, data(client, 0, field=0, offset=2 * MAX_PART_BYTES))
+    assert isinstance(gap, Refusal)
+    assert gap.reason is Reason.WRONG_STEP
+    send(tracker, client, data(client, 0, field=0, offset=MAX_PART_BYTES, last=False))
+    assert send(tracker, client, data(client, 0, field=0, offset=2 * MAX_PART_BYTES)) == 1
+    tracker.in_stream(1)
+    assert tracker.ack(client).received == client.next_sequence
+
+
+def test_steps_are_bounded_when_their_number_is_unknown() -> None:
+    tracker = make(num=None)
+    tracker.begin(0, 0)
+    client = opened(tracker, opening(block()))
+    refusal = send(tracker, client, data(client, MAX_UNKNOWN_STEPS))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.WRONG_STEP
+
+
+@settings(max_examples=60)
+@given(
+    st.data(),
+    st.integers(1, 3),
+    st.integers(2, 5),
+    st.integers(1, 4),
+)
+def test_clients_that_keep_to_their_window_are_never_refused_and_always_done(
+    choices: st.DataObject, num_clients: int, credit: int, capacity: int
+) -> None:
+    num, total = 4 // num_clients, 12
+    tracker = make(num=total, credit=credit, room=credit)
+    tracker.begin(0, 0)
+    sizes = [num] * (num_clients - 1) + [4 - num * (num_clients - 1)]
+    clients = [
+        opened(tracker, opening(block(start=num * rank, num=size), rank=rank, num_ranks=num_clients))
+        for rank, size in enumerate(sizes)
+    ]
+    sent = [0] * num_clients
+    on_the_way: list[list[tuple[int, int]]] = [[] for _ in clients]
+    committed = population = 0
+    while any(s < total for s in sent) or committed or population:
+        able = []
+        for rank, client in enumerate(clients):
+            on_the_way[rank] = [(end, k) for end, k in on_the_way[rank] if end > tracker.ack(client).received]
+            room = min(credit - sum(k for _, k in on_the_way[rank]), total - sent[rank])
+            if room:
+                able.append((rank, room))
+        moves = [("send", rank, room) for rank, room in able]
+        moves += [("admit", 0, 0)] * (committed > 0 and population < capacity) + [("draw", 0, 0)] * (population > 0)
+        assert moves, "nobody can move: a deadlock"
+        move, rank, room = choices.draw(st.sampled_from(moves))
+        if move == "send":
+            k = choices.draw(st.integers(1, min(room, max(1, credit // 2))))
+            done = send(tracker, clients[rank], data(clients[rank], sent[rank], num_steps=k))
+            assert isinstance(done, int), done
+            committed += done
+            sent[rank] += k
+            on_the_way[rank].append((clients[rank].next_sequence, k))
+        elif move == "admit":
+            tracker.in_stream(1)
+            committed, population = committed - 1, population + 1
+        else:
+            population -= 1
+        assert tracker.num_under_way <= credit
+    assert tracker.changes()[0].complete
