@@ -121,7 +121,7 @@ class Closing:
             failures=() if roster is None else roster.failures,
             validation=() if validation is None else validation.history,
             best={} if validation is None else validation.best,
-            versions=versions(),
+            versions=versions(self.ranks.library),
         )
         report = build_report(outcome, study, parts)
         write_report(report, self.folder.report)

@@ -31,6 +31,8 @@ class Ranks(Protocol):
     num_nodes: int
     num_cores: int
     """How many cores the ranks of this node may use, together."""
+    library: str
+    """Name and version of the MPI library, "" without one."""
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add up over the ranks; rounds are kept apart from all other collectives."""
@@ -77,6 +79,7 @@ class SoloRanks:
     local_size = 1
     node = 0
     num_nodes = 1
+    library = ""
 
     def __init__(self) -> None:
         self.num_cores = len(os.sched_getaffinity(0))
@@ -113,6 +116,7 @@ class MpiRanks:
         from mpi4py import MPI
 
         self._mpi = MPI
+        self.library = _short(MPI.Get_library_version())
         # Two communicators: an error offered to the round must never match another collective of the peers.
         self._rounds = MPI.COMM_WORLD.Dup()
         self._others = MPI.COMM_WORLD.Dup()
@@ -189,6 +193,12 @@ def _wait(request: Any, timeout_s: float = math.inf) -> bool:
         else:
             time.sleep(min(waited_s / 8, LONGEST_NAP_S))
     return True
+
+
+def _short(library_version: str) -> str:
+    """Name and version, out of the text in which an MPI library speaks of itself."""
+    first_line = library_version.splitlines()[0].partition(",")[0]
+    return " ".join(first_line.replace("Version:", "").split())
 
 
 def environment_rank() -> int | None:

@@ -116,9 +116,10 @@ class Sockets:
         """Wait until something has come or `wake` is called; whether anything has."""
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         if self._wake_reader in ready:
-            # In this order: a `wake` in between writes a byte too many, never one too few.
-            self._is_awake = False
+            # In this order: a `wake` in between finds us awake. The other way round its byte would be read here while
+            # the flag stays up, and no later `wake` would ever write again.
             os.read(self._wake_reader, 4096)
+            self._is_awake = False
         self._ready = ready
         return bool(ready)
 

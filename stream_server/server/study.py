@@ -1,10 +1,10 @@
 """A study on one rank, from beginning to end. The only file that builds the parts of a running server."""
 
-import logging
 import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
@@ -53,8 +53,6 @@ from stream_server.server.watch import Watch
 STOP_GRACE_S = 10.0
 LEAVE_S = 20.0
 
-log = logging.getLogger(__name__)
-
 
 def run_study(config: StudyConfig, *, fresh: bool) -> int:
     """Run a study on all ranks of this MPI job, or on one rank outside of MPI. Collective.
@@ -66,6 +64,16 @@ def run_study(config: StudyConfig, *, fresh: bool) -> int:
         ConfigError: the study cannot begin; the same on all ranks.
     """
     ranks = ranks_from_environment()
+    try:
+        return _run(config, ranks, fresh=fresh)
+    except ConfigError:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        ranks.abort(RankLost.exit_code)
+
+
+def _run(config: StudyConfig, ranks: Ranks, *, fresh: bool) -> int:
     check_ranks(config, ranks.size)
     folder = OutputFolder(config.output_dir)
     if not fresh and _by_rank_0(ranks, folder.is_finished):
@@ -77,20 +85,16 @@ def run_study(config: StudyConfig, *, fresh: bool) -> int:
         _by_rank_0(ranks, lambda: Identity.make(secure=config.network.security == "curve").to_json())
     )
     with Logs(folder.path, ranks.rank):
-        try:
-            return StudyRank(config, ranks, folder, identity).run()
-        except BaseException:
-            log.exception("rank %d ends, and takes the others along", ranks.rank)
-            ranks.abort(RankLost.exit_code)
+        return StudyRank(config, ranks, folder, identity).run()
 
 
 def _by_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:
-    """What `decide` gives on rank 0, on all ranks; so does its ConfigError."""
+    """What `decide` gives on rank 0, on all ranks; when it cannot, all raise the same ConfigError."""
     said: dict[str, Any] = {}
     if ranks.rank == 0:
         try:
             said = {"value": decide()}
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             said = {"error": str(error)}
     said = ranks.broadcast(said)
     if "error" in said:

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from stream_server.server.ranks import SoloRanks, environment_rank, ranks_from_environment
+from stream_server.server.ranks import SoloRanks, _short, environment_rank, ranks_from_environment
 from tests.server.thread_ranks import Aborted, ThreadRanks, on_ranks
 
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
@@ -73,3 +73,14 @@ def test_an_offer_that_nobody_takes_ends_in_an_abort_of_all() -> None:
         return "went on"
 
     assert on_ranks(2, fail_or_wait) == ["3", "3"]
+
+
+@pytest.mark.parametrize(
+    ("says", "short"),
+    [
+        ("MPICH Version:      5.0.2\nMPICH Release date: Mon", "MPICH 5.0.2"),
+        ("Open MPI v5.0.11, package: Open MPI", "Open MPI v5.0.11"),
+    ],
+)
+def test_an_mpi_library_is_named_in_few_words(says: str, short: str) -> None:
+    assert _short(says) == short

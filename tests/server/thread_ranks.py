@@ -51,6 +51,7 @@ class ThreadRanks:
 
     node = 0
     num_nodes = 1
+    library = ""
     num_cores = 1
 
     def __init__(self, job: Job, rank: int) -> None:
