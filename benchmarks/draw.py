@@ -21,30 +21,16 @@ SAMPLE_BYTES = {"4kB": 4_000, "40kB": 40_000}
 BATCH_SIZES = (32, 256)
 
 
-def batches() -> list[Result]:
-    """draw.batch.{4kB,40kB}.{32,256}: the vectorised path, in rows per second of CPU time."""
-    return [
-        alternated(
-            f"draw.batch.{size}.{num}",
-            "rows/s",
-            cpu_rate(DrawnAtOnce(buffer, num).step, num),
-            cpu_rate(Gathered(buffer, num).step, num),
-        )
-        for size, num, buffer in _cases()
-    ]
-
-
-def samples() -> list[Result]:
-    """draw.sample.{4kB,40kB}.{32,256}: the per-sample path against the same reference."""
-    return [
-        alternated(
-            f"draw.sample.{size}.{num}",
-            "rows/s",
-            cpu_rate(DrawnSingly(buffer, num).step, num),
-            cpu_rate(Gathered(buffer, num).step, num),
-        )
-        for size, num, buffer in _cases()
-    ]
+def results() -> Iterator[Result]:
+    """draw.{batch,sample}.{4kB,40kB}.{32,256}, in rows per second of CPU time."""
+    for path, ours in (("batch", DrawnAtOnce), ("sample", DrawnSingly)):
+        for size, num, buffer in _cases():
+            yield alternated(
+                f"draw.{path}.{size}.{num}",
+                "rows/s",
+                cpu_rate(ours(buffer, num).step, num),
+                cpu_rate(Gathered(buffer, num).step, num),
+            )
 
 
 def filled_buffer(sample_bytes: int) -> Buffer:
@@ -113,5 +99,4 @@ def _cases() -> Iterator[tuple[str, int, Buffer]]:
 
 
 if __name__ == "__main__":
-    show(batches())
-    show(samples())
+    show(results())

@@ -101,5 +101,4 @@ def _draw(study: Reception, num: int) -> None:
 
 
 if __name__ == "__main__":
-    for result in results():
-        show([result])
+    show(results())

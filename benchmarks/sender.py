@@ -1,7 +1,7 @@
 """A process that sends samples: each line of its input says how many.
 
-    python -m benchmarks.sender client CONNECTION_FILE SAMPLE_BYTES STEPS_PER_MESSAGE
-    python -m benchmarks.sender bare ADDRESS SAMPLE_BYTES
+python -m benchmarks.sender client CONNECTION_FILE SAMPLE_BYTES [STEPS_PER_MESSAGE]
+python -m benchmarks.sender bare ADDRESS SAMPLE_BYTES
 """
 
 import subprocess
@@ -34,9 +34,10 @@ def sender(*arguments: object) -> Iterator[Callable[[int], None]]:
             process.kill()
 
 
-def send_as_client(connection_file: str, sample_bytes: int, steps_per_message: int) -> None:
-    """The real client, with just so many steps in a message."""
-    data_connection.MESSAGE_BYTES = steps_per_message * sample_bytes
+def send_as_client(connection_file: str, sample_bytes: int, steps_per_message: int = 0) -> None:
+    """The real client, with just so many steps in a message, or as many as it likes."""
+    if steps_per_message:
+        data_connection.MESSAGE_BYTES = steps_per_message * sample_bytes
     sample = np.ones(sample_bytes // 4, np.float32)
     simulation = connect(connection_file)
     time_step = 0

@@ -63,7 +63,10 @@ class Attempts:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         file = folder / CONNECTION_FILE
-        _write_private(file, json.dumps(_connection(connection, simulation, attempt, keys), indent=1))
+        content = {**connection, "simulation": simulation, "attempt": attempt, "parameters": dict(parameters)}
+        if keys is not None:
+            content["security"] = _security(connection, keys)
+        _write_private(file, json.dumps(content, indent=1))
         values = command.placeholders(
             parameters, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir
         )
@@ -86,15 +89,12 @@ class Attempts:
         return target
 
 
-def _connection(connection: Mapping[str, Any], simulation: int, attempt: int, keys: KeyPair | None) -> dict[str, Any]:
-    content = {**connection, "simulation": simulation, "attempt": attempt}
-    if keys is not None:
-        content["security"] = {
-            "server_public_key": connection["security"]["server_public_key"],
-            "client_public_key": keys.public,
-            "client_secret_key": keys.secret,
-        }
-    return content
+def _security(connection: Mapping[str, Any], keys: KeyPair) -> dict[str, str]:
+    return {
+        "server_public_key": connection["security"]["server_public_key"],
+        "client_public_key": keys.public,
+        "client_secret_key": keys.secret,
+    }
 
 
 def _write_private(file: Path, text: str) -> None:

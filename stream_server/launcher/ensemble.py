@@ -111,7 +111,9 @@ class Ensemble:
                 self._parameters[message.simulation] = message.parameters
                 return self.schedule.add(message.simulation, now)
             case link.Progress():
-                return self.schedule.progress(message.simulation, message.received, message.blocked, now)
+                return self.schedule.progress(
+                    message.simulation, message.attempt, message.received, message.blocked, now
+                )
             case link.Finished():
                 log.info("simulation %d finished", message.simulation)
                 return self.schedule.finished(message.simulation, now)

@@ -27,6 +27,7 @@ class Entry:
     """A simulation and its newest attempt.
 
     `reached_s` is how long an attempt took to its last new step; `settle_s` how long the ledger's word may take.
+    `ended_well`: its job ended with exit code 0.
     """
 
     id: int
@@ -42,6 +43,15 @@ class Entry:
     quiet_since: float = 0.0
     reached_s: float = 0.0
     settle_s: float = 0.0
+    ended_well: bool = False
+
+    @property
+    def why_failed(self) -> str:
+        """Why this attempt failed, in words that follow the simulation's name."""
+        if not self.ended_well:
+            return self.reason
+        # Counted only now: the last steps of a job may be heard of after its end.
+        return f"{self.reason}, but only {self.received} time steps had come and it had not finished"
 
     @property
     def attached(self) -> bool:
@@ -52,6 +62,7 @@ class Entry:
         """The next attempt."""
         self.state, self.attempt, self.has_job = State.RUNNING, self.attempt + 1, has_job
         self.cancelled, self.reason, self.received, self.blocked = False, "", 0, False
+        self.ended_well = False
         self.started = self.quiet_since = now
 
     def progress(self, received: int, blocked: bool, now: float) -> None:
@@ -66,10 +77,8 @@ class Entry:
     def settle(self, exit_code: int | None, reason: str, now: float) -> None:
         """The job is over; that the server has all may still be on its way."""
         self.state, self.quiet_since = State.SETTLING, now
-        self.reason, self.settle_s = reason, SETTLE_FAILED_S
-        if exit_code == 0:
-            self.reason += f", but only {self.received} time steps had come and it had not finished"
-            self.settle_s = SETTLE_S
+        self.reason, self.ended_well = reason, exit_code == 0
+        self.settle_s = SETTLE_S if self.ended_well else SETTLE_FAILED_S
 
     def deadline(self, timeout_s: float) -> float | None:
         """When this attempt has been quiet for too long, None while no clock runs."""

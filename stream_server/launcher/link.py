@@ -26,7 +26,8 @@ class Planned:
 class Plan:
     """To launcher, first: the run, the simulations without a terminal state, in the order of starting.
 
-    `connection` is what the connection file of every attempt says; the launcher adds simulation, attempt and keys.
+    `connection` is what the connection file of every attempt says; the launcher adds simulation, attempt,
+    parameters and keys.
     """
 
     study: str
@@ -49,6 +50,7 @@ class Progress:
     """To launcher: `received` steps have come in this attempt; `blocked` while the server holds the simulation back."""
 
     simulation: int
+    attempt: int
     received: int
     blocked: bool
 

@@ -3,12 +3,14 @@
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
 ENDED = frozenset("ZX")
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,21 @@ def send(pids: Collection[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def end_all(mark_name: str, folder: Path, grace_s: float) -> None:
+    """End all processes whose mark is a path in `folder`: TERM, and KILL for those that are left after `grace_s`."""
+    deadline = time.monotonic() + grace_s
+    found = _marked(mark_name, folder)
+    send(found, signal.SIGTERM)
+    while found and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        found = _marked(mark_name, folder)
+    send(found, signal.SIGKILL)
+
+
+def _marked(mark_name: str, folder: Path) -> set[int]:
+    return {process.pid for process in running(mark_name) if Path(process.mark).is_relative_to(folder)}
 
 
 def _of_session(process: Process, leader: Leader | None) -> bool:

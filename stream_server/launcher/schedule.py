@@ -47,8 +47,8 @@ class Schedule:
 
     @property
     def done(self) -> bool:
-        """The study was stopped and no job is left."""
-        return self.stopped and not any(it.has_job for it in self._live.values())
+        """`stop` was called and no job is left: what stops by itself still waits for the server's word."""
+        return self._cancel_at < math.inf and not any(it.has_job for it in self._live.values())
 
     @property
     def counts(self) -> dict[State, int]:
@@ -81,10 +81,11 @@ class Schedule:
         self._add(simulation)
         return self._fill(now)
 
-    def progress(self, simulation: int, received: int, blocked: bool, now: float) -> list[Action]:
-        """The server has `received` steps of the running attempt; `blocked` while it holds the simulation back."""
+    def progress(self, simulation: int, attempt: int, received: int, blocked: bool, now: float) -> list[Action]:
+        """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""
         it = self._simulations[simulation]
-        if it.state not in (State.RUNNING, State.SETTLING):
+        # What was said of the last attempt may come after the next one has begun.
+        if attempt != it.attempt or it.state not in (State.RUNNING, State.SETTLING):
             return []
         it.progress(received, blocked, now)
         if received == 0 or self._anything_came:
@@ -176,16 +177,16 @@ class Schedule:
         it.failures += 1
         it.state = State.WAITING
         del self._live[it.id]
-        actions: list[Action] = [Fail(simulation=it.id, attempt=it.attempt, reason=it.reason)]
+        actions: list[Action] = [Fail(simulation=it.id, attempt=it.attempt, reason=it.why_failed)]
         if it.failures <= self.limits.retries:
             self._retries.append(it.id)
         else:
             it.state = State.GIVEN_UP
             redraw = self.limits.on_failure == "redraw"
-            actions.append(GiveUp(simulation=it.id, attempts=it.attempt + 1, reason=it.reason, redraw=redraw))
+            actions.append(GiveUp(simulation=it.id, attempts=it.attempt + 1, reason=it.why_failed, redraw=redraw))
         if why := self._why_stop(it):
             self.stopped = True
-            text = f"{why}: simulation {it.id} {it.reason}"
+            text = f"{why}: simulation {it.id} {it.why_failed}"
             actions.append(StopStudy(text=text, simulation=it.id, attempt=it.attempt))
         return actions + self._fill(now)
 

@@ -30,7 +30,8 @@ def run_server(config: StudyConfig, file: Path, *, overrides: Sequence[str], fre
     command += [f"--set={override}" for override in overrides]
     command += ["--fresh"] if fresh else []
     status = _wait(subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True))
-    if _written(report) != before:
+    after = _written(report)
+    if after not in (None, before):
         return int(json.loads(report.read_text())["exit_code"])
     # No report: the command line or study.json was refused, the study had ended before, or a rank was lost.
     return status if status >= 0 else RankLost.exit_code

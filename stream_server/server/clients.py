@@ -35,6 +35,12 @@ class Clients:
 
     def hear(self, peer: bytes, header: bytes, inlet: Inlet, user: str | None) -> None:
         """Deal with one message; `user` is the key of a newcomer over TCP, None where that is of no concern."""
+        connection = self.connections.get(peer)
+        if connection is not None and not self.stopped and self.intake.goes_on(connection, header):
+            refusal = self.intake.take_next(connection, inlet)
+            if refusal is not None:
+                self.reply(peer, refusal)
+            return
         try:
             message = wire.decode(header)
         except WrongProtocol as problem:
@@ -43,13 +49,14 @@ class Clients:
         except MalformedMessage as problem:
             self.reply(peer, self.tracker.refuse(Reason.MALFORMED, str(problem)))
             return
-        connection = self.connections.get(peer)
         if self.stopped:
             self.reply(peer, Ack(received=0, durable=0, stop=True))
         elif type(message) is Data and connection is not None:
             refusal = self.intake.take(connection, message, inlet)
             if refusal is not None:
                 self.reply(peer, refusal)
+            else:
+                self.intake.expect(connection, message, header)
         elif isinstance(message, Open):
             self._open(peer, message, user)
         elif connection is not None and isinstance(message, Ping):
@@ -128,6 +135,7 @@ class Clients:
             self.intake.settle(run)
 
     def _end(self, connection: Connection, message: End) -> None:
+        self.intake.settle_streak(connection.track)
         refusal = self.tracker.finished_sending(connection, message)
         if refusal is not None:
             self.reply(connection.peer, refusal)

@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from stream_server.client_api.messages import ALL_FIELDS, MAX_PART_BYTES, Data, Refusal
 from stream_server.errors import NonFiniteData
-from stream_server.server.filling import Inlet, Unfit, all_finite, fill_part, fill_whole, side_by_side
+from stream_server.server.filling import Inlet, Unfit, all_finite, fill_part, fill_rows, fill_whole, side_by_side
+from stream_server.server.streak import Streak
 from stream_server.server.tracker import Tracker
-from stream_server.server.tracks import Connection, Run
+from stream_server.server.tracks import Connection, Run, Track
 from stream_server.server.validation_store import ValidationStore
 
 REJECTED = "nonfinite"
@@ -65,6 +66,7 @@ class Intake:
         self._ready: list[int] = []
         self._checked: list[str] = []
         self._stock: list[int] = []
+        self._in_streak: list[Track] = []
         tracker.claim = self.claim
 
     def allocate(self) -> None:
@@ -86,6 +88,55 @@ class Intake:
         assert len(slots) == num, "a step inside its window has no slot"
         return slots
 
+    def goes_on(self, connection: Connection, header: bytes) -> bool:
+        """Whether a message is the next one of its connection's streak, for `take_next`."""
+        streak = connection.streak
+        if streak is None or not streak.goes_on(header):
+            return False
+        if not streak.num_messages:
+            # Two connections may send the same steps; the second one must meet what the first one has settled.
+            self.settle_streak(connection.track)
+            streak.room = self.tracker.room_for_streak(connection, streak.index)
+        return streak.room >= streak.num_steps
+
+    def take_next(self, connection: Connection, inlet: Inlet) -> Refusal | None:
+        """Receive the next message of a streak, which is settled later, together with others.
+
+        Raises:
+            NonFiniteData: as for `take`.
+        """
+        streak = connection.streak
+        assert streak is not None
+        slots = self.claim(streak.num_steps)
+        try:
+            is_fit = fill_rows(streak.targets, slots, inlet)
+        except Unfit as problem:
+            self.tracker.drop(self._place_apart(connection, streak, slots))
+            return self.tracker.refuse(problem.reason, str(problem), streak.sequence - 1)
+        if not is_fit:
+            self.settle(self._place_apart(connection, streak, slots))
+            return None
+        if not streak.num_messages:
+            self.touched[connection.peer] = connection
+            self._in_streak.append(connection.track)
+            connection.track.in_streak = connection
+        streak.add(slots)
+        return None
+
+    def expect(self, connection: Connection, data: Data, header: bytes) -> None:
+        """Begin a streak after this message, if messages like it can make one."""
+        connection.streak = self.tracker.streak_after(connection, data, header, self.buffer.slots.arrays)
+
+    def settle_streak(self, track: Track) -> None:
+        """Settle what has come of a streak of this simulation, if there is one."""
+        connection, track.in_streak = track.in_streak, None
+        if connection is None or connection.streak is None:
+            return
+        streak = connection.streak
+        run = self.tracker.place_streak(connection, streak.first, streak.slots, streak.num_messages)
+        streak.slots, streak.num_messages = [], 0
+        self.settle(run, is_fit=True)
+
     def take(self, connection: Connection, data: Data, inlet: Inlet) -> Refusal | None:
         """Receive the payload of one message into the slots of its steps.
 
@@ -93,6 +144,7 @@ class Intake:
             NonFiniteData: a sample has NaN or infinity, and the study is to stop then.
         """
         self.touched[connection.peer] = connection
+        self.settle_streak(connection.track)
         placed = self.tracker.place(connection, data)
         if isinstance(placed, Refusal):
             return placed
@@ -144,6 +196,9 @@ class Intake:
 
     def flush(self) -> None:
         """End a turn: give the buffer what is ready, and note what has found room in it."""
+        for track in self._in_streak:
+            self.settle_streak(track)
+        self._in_streak.clear()
         if self._ready:
             self.buffer.commit(self._ready)
             self._ready = []
@@ -157,6 +212,13 @@ class Intake:
         self.num_withdrawn += self.buffer.withdraw(simulation)
         self.tracker.withdraw(simulation)
         self.validation.withdraw(simulation)
+
+    def _place_apart(self, connection: Connection, streak: Streak, slots: list[int]) -> Run:
+        """A message of the streak that must not be settled together with those before it."""
+        self.settle_streak(connection.track)
+        run = self.tracker.place_streak(connection, streak.index, slots, 1)
+        streak.pass_over()
+        return run
 
     def _discard_freed(self) -> None:
         if self.tracker.freed:

@@ -9,24 +9,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stream_server.client_api.connection import ENVIRONMENT_VARIABLE
 from stream_server.launcher.environment import scrubbed
+from stream_server.launcher.processes import end_all
 
 LEAVE_S = 30.0
+GRACE_S = 5.0
 
 
 class LauncherProcess:
     """Starts the launcher, keeps the pipe by which it notices that rank 0 is gone, and waits for its end.
 
     It runs in a session of its own, with an environment that does not make it believe to be an MPI rank, so that
-    neither Ctrl-C nor mpirun's clean-up takes the simulations away before it could end them in order.
+    neither Ctrl-C nor mpirun's clean-up takes the simulations away before it could end them in order. Should it be
+    killed, we end them: all of them run in `simulations`.
     """
 
-    def __init__(self, study: Path, address: str, log: Path) -> None:
+    def __init__(self, study: Path, address: str, *, log: Path, simulations: Path) -> None:
         self._command = [
             *(sys.executable, "-m", "stream_server.launcher.supervise", "--simulations-only"),
             *("--config", str(study), "--link", address),
         ]
         self._log = log
+        self._simulations = simulations
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -70,3 +75,5 @@ class LauncherProcess:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if process.returncode != 0:
+            end_all(ENVIRONMENT_VARIABLE, self._simulations, GRACE_S)

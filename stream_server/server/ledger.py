@@ -22,6 +22,11 @@ class Steps:
     def __contains__(self, index: int) -> bool:
         return index < len(self._flags) and bool(self._flags[index])
 
+    @property
+    def stop(self) -> int:
+        """Above the highest index in the set."""
+        return len(self._flags)
+
     def has_any(self, indices: range) -> bool:
         """Whether any of these is in the set."""
         return 1 in self._flags[indices.start : indices.stop : indices.step]

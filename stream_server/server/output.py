@@ -39,6 +39,11 @@ class OutputFolder:
     def metrics(self) -> Path:
         return self.path / "metrics"
 
+    @property
+    def simulations(self) -> Path:
+        """A folder for each simulation, and in it one for each attempt."""
+        return self.path / "simulations"
+
     def is_finished(self) -> bool:
         """The study in this folder came to its end; there is nothing left to do."""
         try:

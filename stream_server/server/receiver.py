@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_server.client_api import wire
-from stream_server.client_api.messages import MAX_PART_BYTES, Hello, Invalidate, Message, Reason
+from stream_server.client_api.messages import ATTACHING, MAX_PART_BYTES, Hello, Invalidate, Message, Reason
 from stream_server.errors import MalformedMessage
 from stream_server.launcher import link
 from stream_server.server import events, notices
@@ -231,7 +231,7 @@ class Receiver:
     def _may_speak(self, user: str | None, message: Hello | Invalidate) -> bool:
         if user is None or self.access is None:
             return True
-        if message.simulation is None or user == self.access.attaching:
+        if message.simulation is None or (isinstance(message, Hello) and message.attempt == ATTACHING):
             return user == self.access.attaching
         return self.access.may_speak(user, message.simulation, message.attempt)
 

@@ -83,11 +83,16 @@ class StudyFacts:
 
 @dataclass(kw_only=True, slots=True)
 class Entry:
-    """One simulation of the roster; `shares[r]` is the newest word of server rank r."""
+    """One simulation of the roster; `shares[r]` is the newest word of server rank r.
+
+    `begun`: there was an attempt. `attached`: the current one is run by clients that nobody launched.
+    """
 
     parameters: dict[str, float]
     state: State = State.WAITING
     attempt: int = 0
+    begun: bool = False
+    attached: bool = False
     ready: bool = False
     reason: str = ""
     shares: dict[int, notices.Share] = field(default_factory=dict)
@@ -155,6 +160,9 @@ class Roster:
             return [self._refuse(peer, Reason.WRONG_STUDY, text)]
         if self._stopped or self._final:
             return [Reply(peer=peer, message=Stop(text="the study has ended"))]
+        problem = self._parameters_problem(hello)
+        if problem:
+            return [self._refuse(peer, Reason.WRONG_FIELDS, problem)]
         if hello.simulation is None:
             if hello.num_ranks > 1:
                 text = "a parallel simulation that attaches by itself needs simulation_id=… on each of its ranks"
@@ -172,6 +180,9 @@ class Roster:
                 entry.waiting[peer] = hello
                 return []
             return self._request(peer, hello)
+        if hello.attempt == ATTACHING and not entry.attached:
+            text = f"simulation {hello.simulation} is run by the study itself"
+            return [self._refuse(peer, Reason.STALE_ATTEMPT, text)]
         if hello.attempt not in (ATTACHING, entry.attempt) and entry.state is State.RUNNING:
             text = (
                 f"attempt {hello.attempt} of simulation {hello.simulation} is over; attempt {entry.attempt} is current"
@@ -190,10 +201,14 @@ class Roster:
         if request is None:
             return []
         peer, hello = request
+        entry = self.entries[simulation]
         if hello.parameters is not None:
-            self.entries[simulation].parameters = dict(hello.parameters)
-        actions = self._begin(simulation, attempt, None)
-        self.entries[simulation].waiting[peer] = hello
+            if entry.begun and hello.parameters != entry.parameters:
+                text = "every simulation was begun with other parameters already"
+                return [self._refuse(peer, Reason.NO_SIMULATION_LEFT, text)]
+            entry.parameters = {name: hello.parameters[name] for name in entry.parameters}
+        actions = self._begin(simulation, attempt, None, attached=True)
+        entry.waiting[peer] = hello
         return actions + self._welcome_all(simulation)
 
     def none_left(self, message: link.NoneLeft) -> list[Action]:
@@ -218,6 +233,7 @@ class Roster:
         entry.shares[rank] = share
         progress = link.Progress(
             simulation=share.simulation,
+            attempt=share.attempt,
             received=sum(s.received for s in entry.shares.values()),
             blocked=any(s.blocked for s in entry.shares.values()),
         )
@@ -280,6 +296,18 @@ class Roster:
                 entry.state, entry.reason = State.STOPPED, reason
         return [*actions, Tell(notice=notices.Stop(reason=reason))]
 
+    def _parameters_problem(self, hello: Hello) -> str:
+        """What is wrong with the parameters that a client brings along."""
+        if hello.parameters is None or hello.attempt != ATTACHING:
+            return ""
+        wanted = self._parameters[0]
+        if hello.parameters.keys() != wanted.keys():
+            return f"the study has the parameters {', '.join(wanted)}, but these are {', '.join(hello.parameters)}"
+        entry = None if hello.simulation is None else self.entries.get(hello.simulation)
+        if entry is not None and entry.begun and hello.parameters != entry.parameters:
+            return f"simulation {hello.simulation} was begun with other parameters, {entry.parameters}"
+        return ""
+
     def _request(self, peer: bytes, hello: Hello) -> list[Action]:
         if any(peer == other for other, _ in self._requests.values()):
             return []
@@ -289,11 +317,12 @@ class Roster:
         self._requests[token] = (peer, hello)
         return [ToLauncher(message=link.AttachRequest(token=token, simulation=hello.simulation))]
 
-    def _begin(self, simulation: int, attempt: int, key: str | None) -> list[Action]:
+    def _begin(self, simulation: int, attempt: int, key: str | None, *, attached: bool = False) -> list[Action]:
         entry = self.entries[simulation]
         if entry.state.terminal:
             return []
-        entry.state, entry.attempt, entry.ready = State.RUNNING, attempt, False
+        entry.state, entry.attempt, entry.attached, entry.ready = State.RUNNING, attempt, attached, False
+        entry.begun = True
         entry.shares.clear()
         notice = notices.Attempt(simulation=simulation, attempt=attempt, parameters=entry.parameters, key=key)
         return [Tell(notice=notice)]
@@ -314,9 +343,10 @@ class Roster:
             routing=self.facts.routing,
         )
         text = f"another attempt of simulation {simulation} is over or not begun; attempt {entry.attempt} is current"
+        wanted = ATTACHING if entry.attached else entry.attempt
         actions: list[Action] = [
             Reply(peer=peer, message=welcome)
-            if hello.attempt in (ATTACHING, entry.attempt)
+            if hello.attempt == wanted
             else self._refuse(peer, Reason.STALE_ATTEMPT, text)
             for peer, hello in entry.waiting.items()
         ]

@@ -319,8 +319,12 @@ class StudyRank:
                 simulations=tuple(self.roster.plan),
             )
         )
-        log = self.folder.path / "logs" / "launcher.log"
-        return LauncherProcess(self.folder.study, launcher_address(ipc_folder), log)
+        return LauncherProcess(
+            self.folder.study,
+            launcher_address(ipc_folder),
+            log=self.folder.path / "logs" / "launcher.log",
+            simulations=self.folder.simulations,
+        )
 
     def _status(self) -> Status:
         """How far the study is, for rank 0's display."""

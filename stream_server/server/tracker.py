@@ -4,7 +4,8 @@ Pure: notices and messages in, slots and refusals out; no sockets, no arrays, no
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from stream_server.client_api.messages import (
     ALL_FIELDS,
@@ -27,6 +28,7 @@ from stream_server.server.layout import Layout
 from stream_server.server.ledger import Ledger
 from stream_server.server.openings import Openings
 from stream_server.server.room import Room
+from stream_server.server.streak import Streak
 from stream_server.server.tracks import Connection, Run, Step, Track
 
 
@@ -188,6 +190,34 @@ class Tracker:
             claims = [(connection, message)]
             return Run(track, track.generation, indices, self.claim(num), self._absent(connection, data), claims)
         return self._place_steps(connection, data, indices)
+
+    def room_for_streak(self, connection: Connection, index: int) -> int:
+        """How many steps from `index` on need not be looked at one by one: all are new, and inside the window."""
+        track = connection.track
+        is_current = not (track.over or track.terminal) and track is self._tracks[track.simulation]
+        if not is_current or connection.ended or track.filling or index < track.marks.settled.stop:
+            return 0
+        return min(self.credit - track.num_waiting, -(-(self._limit - index) // self._stride))
+
+    def place_streak(self, connection: Connection, index: int, slots: list[int], num_messages: int) -> Run:
+        """The run of so many messages in a row, within the room for a streak and with all fields of each step."""
+        connection.next_sequence += num_messages - 1
+        message = connection.take(len(slots))
+        assert message is not None
+        indices = range(index, index + len(slots) * self._stride, self._stride)
+        return Run(connection.track, connection.track.generation, indices, slots, (), [(connection, message)])
+
+    def streak_after(
+        self, connection: Connection, data: Data, header: bytes, arrays: Mapping[str, Any]
+    ) -> Streak | None:
+        """What may follow this message, where its like can be received as they are into whole rows."""
+        places = connection.places
+        is_plain = connection.alone and data.field == ALL_FIELDS and data.checksum is None
+        if not is_plain or self._absent(connection, data) or not all(place.direct for place in places):
+            return None
+        return Streak.after(
+            data, header, stride=self._stride, targets=[(place, arrays[place.field]) for place in places]
+        )
 
     def arrived(self, connection: Connection, data: Data, steps: Iterable[Step | None]) -> list[Run] | Refusal:
         """The payload of these steps is in their slots; returns those that are whole now, to `accept` or `reject`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from stream_server.client_api.messages import End, Open
 from stream_server.server.layout import Layout, Place
 from stream_server.server.ledger import Marks
+from stream_server.server.streak import Streak
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -64,7 +65,8 @@ class Track:
 
     `owed` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not known.
     `num_known` is how many steps were settled before client rank 0 opened, and will come again or be left out.
-    `generation` tells the steps of this reservation from those that an earlier one left behind.
+    `generation` tells the steps of this reservation from those that an earlier one left behind. `in_streak` is the
+    connection with a streak that is not settled yet.
     """
 
     simulation: int
@@ -86,6 +88,7 @@ class Track:
     num_known: int | None = None
     ends: dict[int, End] = field(default_factory=dict)
     connections: dict[int, "Connection"] = field(default_factory=dict)
+    in_streak: "Connection | None" = None
 
     @property
     def num_under_way(self) -> int:
@@ -120,6 +123,7 @@ class Connection:
     acknowledged: int = 0
     ended: bool = False
     unsettled: deque[Unsettled] = field(default_factory=deque)
+    streak: Streak | None = None
 
     def take(self, num_steps: int = 0) -> Unsettled | None:
         """The next Data message has come, with this many steps to settle."""

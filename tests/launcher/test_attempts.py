@@ -38,7 +38,8 @@ def test_an_attempt_has_a_folder_of_its_own(attempts: Attempts, tmp_path: Path) 
 def test_the_connection_file_names_the_attempt_and_only_its_owner_can_read_it(attempts: Attempts) -> None:
     spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
     file = spec.folder / "connection.json"
-    assert json.loads(file.read_text()) == {**CONNECTION, "simulation": 17, "attempt": 2}
+    attempt = {"simulation": 17, "attempt": 2, "parameters": {"initial": 300.0}}
+    assert json.loads(file.read_text()) == {**CONNECTION, **attempt}
     assert mode(file) == 0o600
 
 

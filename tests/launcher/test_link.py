@@ -21,7 +21,7 @@ PLAN = link.Plan(
 TO_LAUNCHER = [
     PLAN,
     link.Run(simulation=7, parameters={"left": 2.0}),
-    link.Progress(simulation=7, received=3, blocked=True),
+    link.Progress(simulation=7, attempt=2, received=3, blocked=True),
     link.Finished(simulation=7),
     link.Invalid(simulation=7, reason="diverged"),
     link.AttachRequest(token=1, simulation=None),

@@ -1,6 +1,10 @@
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
-from stream_server.launcher.processes import Leader, Process, members
+from stream_server.launcher.processes import Leader, Process, end_all, members
 
 
 def process(pid: int, session: int = 1, started: int = 100, mark: str = "") -> Process:
@@ -22,3 +26,24 @@ def test_a_leader_is_known_by_its_start_time_too() -> None:
     assert own is not None
     assert own.alive
     assert not Leader(pid=own.pid, started=own.started + 1).alive
+
+
+def test_all_processes_with_a_mark_in_a_folder_are_ended_and_no_others(tmp_path: Path) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    folder = tmp_path / "simulations"
+    marks = [folder / "1" / "connection.json", folder / "2" / "connection.json", tmp_path / "connection.json"]
+    started = [
+        subprocess.Popen([sys.executable, "-c", deaf], env={"SOME_MARK": str(mark)}, stdout=subprocess.PIPE)
+        for mark in marks
+    ]
+    try:
+        for one in started:
+            assert one.stdout is not None
+            one.stdout.readline()
+        end_all("SOME_MARK", folder, grace_s=0.1)
+        assert [one.wait(timeout=10) for one in started[:2]] == [-signal.SIGKILL, -signal.SIGKILL]
+        assert started[2].poll() is None
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()

@@ -15,7 +15,7 @@ def running(simulations: int, **limits: object) -> Schedule:
 
 
 def after_the_first_step(schedule: Schedule, simulation: int = 0) -> Schedule:
-    schedule.progress(simulation, 1, False, 0.0)
+    schedule.progress(simulation, 0, 1, False, 0.0)
     return schedule
 
 
@@ -56,8 +56,10 @@ def test_the_server_may_say_that_a_simulation_finished_after_its_job_has_ended()
 
 
 def test_exit_code_0_without_all_time_steps_is_a_failure() -> None:
-    schedule = after_the_first_step(running(1))
+    schedule = running(1)
     schedule.job_ended(0, 0, 0, "ended with exit code 0", 1.0)
+    # The last steps of a job may be heard of after its end.
+    schedule.progress(0, 0, 1, False, 1.0)
     assert schedule.tick(0.99 + SETTLE_S) == []
     failed, again = schedule.tick(1.0 + SETTLE_S)
     assert failed == Fail(
@@ -133,7 +135,7 @@ def test_one_that_always_crashes_does_not_stop_a_study_in_which_others_run() -> 
 def test_before_anything_came_a_failed_simulation_waits_for_those_that_run() -> None:
     schedule = running(2, max_running=2)
     assert submits(fail(schedule, 0, 0, 1.0)) == []
-    assert schedule.progress(1, 1, False, 3.0) == [Submit(simulation=0, attempt=1)]
+    assert schedule.progress(1, 0, 1, False, 3.0) == [Submit(simulation=0, attempt=1)]
 
 
 def test_a_simulation_without_progress_is_cancelled_and_started_again() -> None:
@@ -149,27 +151,37 @@ def test_a_simulation_without_progress_is_cancelled_and_started_again() -> None:
 
 def test_each_new_time_step_starts_the_clock_again() -> None:
     schedule = running(1, timeout_s=60)
-    schedule.progress(0, 1, False, 50.0)
+    schedule.progress(0, 0, 1, False, 50.0)
     assert schedule.tick(109.0) == []
     assert schedule.tick(110.0) == [Cancel(simulation=0, attempt=0)]
 
 
 def test_no_clock_runs_while_the_server_holds_the_simulation_back() -> None:
     schedule = running(1, timeout_s=60)
-    schedule.progress(0, 1, True, 10.0)
+    schedule.progress(0, 0, 1, True, 10.0)
     assert schedule.wake_at == math.inf
     assert schedule.tick(10_000.0) == []
-    schedule.progress(0, 1, False, 10_000.0)
+    schedule.progress(0, 0, 1, False, 10_000.0)
     assert schedule.wake_at == 10_060.0
 
 
 def test_a_new_attempt_has_time_to_catch_up_with_the_one_before() -> None:
     schedule = running(1, timeout_s=60)
     for second in range(0, 600, 50):
-        schedule.progress(0, second + 1, False, float(second))
+        schedule.progress(0, 0, second + 1, False, float(second))
     fail(schedule, 0, 0, 600.0)
     started = 600.0 + SETTLE_FAILED_S
     assert schedule.wake_at == started + 60.0 + 550.0
+
+
+def test_a_late_word_of_the_last_attempt_does_not_count_for_the_next() -> None:
+    schedule = running(1, timeout_s=60)
+    schedule.progress(0, 0, 50, True, 1.0)
+    fail(schedule, 0, 0, 10.0)
+    schedule.progress(0, 0, 50, True, 12.0)
+    schedule.progress(0, 1, 20, False, 70.0)
+    assert schedule.tick(129.0) == []
+    assert schedule.tick(130.0) == [Cancel(simulation=0, attempt=1)]
 
 
 def test_a_job_that_goes_on_after_its_simulation_finished_is_cancelled_after_the_timeout() -> None:
@@ -267,3 +279,11 @@ def test_stop_cancels_what_runs_and_starts_nothing_more() -> None:
     assert schedule.job_ended(1, 0, 143, "", 2.0) == []
     assert schedule.done
     assert schedule.attach(1, None, 3.0) == [Decline(token=1, text="the study has ended", busy=False)]
+
+
+def test_a_schedule_that_stops_by_itself_is_done_only_when_the_server_has_said_stop() -> None:
+    schedule = running(1, retries=0, on_failure="stop")
+    assert any(isinstance(action, StopStudy) for action in fail(schedule, 0, 0, 1.0))
+    assert not schedule.done
+    schedule.stop(3.0)
+    assert schedule.done

@@ -31,7 +31,7 @@ class ScheduleRules(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.attached: set[int] = set()
         self.terminal: set[int] = set()
-        self.stopped = False
+        self.stopped = self.told_to_stop = False
         self.redraws = 0
         self.carry_out(self.schedule.plan(range(num), self.now))
 
@@ -79,7 +79,7 @@ class ScheduleRules(RuleBasedStateMachine):
     @rule(data=st.data(), received=st.integers(0, 5), blocked=st.booleans())
     def steps_come(self, data: st.DataObject, received: int, blocked: bool) -> None:
         simulation = data.draw(st.sampled_from(sorted(self.attempts)))
-        self.carry_out(self.schedule.progress(simulation, received, blocked, self.now))
+        self.carry_out(self.schedule.progress(simulation, self.attempts[simulation], received, blocked, self.now))
 
     @rule(data=st.data())
     def a_simulation_is_settled(self, data: st.DataObject) -> None:
@@ -109,7 +109,7 @@ class ScheduleRules(RuleBasedStateMachine):
 
     @rule()
     def the_study_ends(self) -> None:
-        self.stopped = True
+        self.stopped = self.told_to_stop = True
         self.attached.clear()
         self.carry_out(self.schedule.stop(self.now))
         assert set(self.jobs) == self.cancelled
@@ -119,7 +119,7 @@ class ScheduleRules(RuleBasedStateMachine):
         if hasattr(self, "schedule"):
             assert len(self.jobs) <= self.limits.max_running * self.limits.starts_jobs
             assert len(self.attached) <= self.limits.max_attached
-            assert self.schedule.done == (self.stopped and not self.jobs)
+            assert self.schedule.done == (self.told_to_stop and not self.jobs)
 
     def teardown(self) -> None:
         """From wherever it got to, a study whose simulations run well from now on comes to its end."""

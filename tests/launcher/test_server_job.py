@@ -101,6 +101,14 @@ def test_a_report_of_an_earlier_run_is_not_believed(tmp_path: Path) -> None:
     assert launcher.run() == 2
 
 
+def test_a_server_that_renames_the_earlier_run_and_is_lost_has_no_report(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, "(folder / 'runs').rename(folder / 'runs.1')\nleave(None, 7)")
+    report = tmp_path / "runs" / tmp_path.name / "report.json"
+    report.parent.mkdir(parents=True)
+    report.write_text('{"exit_code": 0}')
+    assert launcher.run("--fresh") == 7
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_asks_the_server_to_stop_in_order(tmp_path: Path, number: signal.Signals) -> None:
     with Launcher(tmp_path, "time.sleep(60)").start() as process:

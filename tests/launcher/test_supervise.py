@@ -50,7 +50,7 @@ def test_a_simulation_that_always_crashes_is_given_up_and_the_next_one_runs(tmp_
     crashing = "import sys\nif sys.argv[1] == '101.0': raise SystemExit('no convergence')\nimport time; time.sleep(120)"
     with Rank0(tmp_path, crashing, "launcher.max_running=2") as rank_0:
         rank_0.plan(2)
-        rank_0.send(link.Progress(simulation=0, received=1, blocked=False))
+        rank_0.send(link.Progress(simulation=0, attempt=0, received=1, blocked=False))
         failed = rank_0.wait_for(link.Failed)
         gave_up = rank_0.wait_for(link.GaveUp)
         log = str(rank_0.folder_of(1, 0) / "output.log")
@@ -87,7 +87,7 @@ def test_a_simulation_that_is_killed_is_started_again(tmp_path: Path) -> None:
     with Rank0(tmp_path, SLEEPING) as rank_0:
         rank_0.plan(1)
         simulation = int(rank_0.wait_for_output(0))
-        rank_0.send(link.Progress(simulation=0, received=1, blocked=False))
+        rank_0.send(link.Progress(simulation=0, attempt=0, received=1, blocked=False))
         os.kill(simulation, signal.SIGKILL)
         assert rank_0.wait_for(link.Failed).reason == "was killed by SIGKILL"
         assert rank_0.wait_for(link.Attempt).attempt == 1

@@ -39,7 +39,9 @@ def hello(simulation: int | None, attempt: int = 0, **others: object) -> Hello:
     return Hello(**{**values, **others})  # type: ignore[arg-type]
 
 
-def share(simulation: int, *, attempt: int = 0, received: int = 2, complete: bool = True) -> notices.Share:
+def share(
+    simulation: int, *, attempt: int = 0, received: int = 2, complete: bool = True, total: int = 4
+) -> notices.Share:
     return notices.Share(
         simulation=simulation,
         attempt=attempt,
@@ -48,7 +50,7 @@ def share(simulation: int, *, attempt: int = 0, received: int = 2, complete: boo
         accepted=received,
         rejected=0,
         complete=complete,
-        total=4,
+        total=total,
     )
 
 
@@ -140,7 +142,7 @@ def test_progress_is_the_sum_over_the_ranks(roster: Roster) -> None:
     roster.launched(0, 0, None)
     roster.share(0, share(0, received=2, complete=False))
     (progress,) = to_launcher(roster.share(1, share(0, received=1, complete=False)))
-    assert progress == link.Progress(simulation=0, received=3, blocked=False)
+    assert progress == link.Progress(simulation=0, attempt=0, received=3, blocked=False)
 
 
 def test_the_roster_is_final_when_every_simulation_has_ended(roster: Roster) -> None:
@@ -232,3 +234,35 @@ def test_a_client_of_a_failed_attempt_that_comes_late_is_refused(roster: Roster)
     (refusal,) = replies(roster.ready(1, 1))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.STALE_ATTEMPT
+
+
+def test_a_client_that_attaches_cannot_take_over_what_the_study_runs_itself(roster: Roster) -> None:
+    roster.launched(1, 0, "key")
+    roster.ready(1, 0)
+    (refusal,) = replies(roster.hello(b"p", hello(1, attempt=ATTACHING)))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.STALE_ATTEMPT
+
+
+def test_parameters_that_a_client_brings_must_have_the_names_of_the_study(roster: Roster) -> None:
+    (refusal,) = replies(roster.hello(b"p", hello(None, attempt=ATTACHING, parameters={"y": 9.0})))
+    assert isinstance(refusal, Refusal)
+    assert refusal.text == "the study has the parameters x, but these are y"
+
+
+def test_a_simulation_keeps_the_parameters_that_it_was_begun_with(roster: Roster) -> None:
+    """What came of it before is in the buffer, and must not be trained with those of another one."""
+    roster.hello(b"p", hello(1, attempt=ATTACHING, parameters={"x": 9.0}))
+    roster.attached(0, 1, 0)
+    roster.failed(1, 0)
+    (refusal,) = replies(roster.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 8.0})))
+    assert isinstance(refusal, Refusal)
+    (request,) = to_launcher(roster.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 9.0})))
+    assert request == link.AttachRequest(token=1, simulation=1)
+
+
+def test_the_number_of_steps_is_the_one_that_the_end_told(roster: Roster) -> None:
+    roster.launched(1, 0, None)
+    roster.share(0, share(1, total=10))
+    roster.share(1, share(1, total=7))
+    assert roster.num_steps(1) == 7

@@ -1,12 +1,14 @@
 """Runs whole studies as a user does: a command, a time limit, and what it left behind."""
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,19 +44,101 @@ class Run:
 
     def log(self, simulation: int, attempt: int = 0) -> str:
         """What one attempt of a simulation wrote."""
-        return (self.output_dir / "simulations" / str(simulation) / f"attempt-{attempt}" / "output.log").read_text()
+        return log_path(self.output_dir, simulation, attempt).read_text()
 
 
-def server_command(num_ranks: int, mpi: str | None, arguments: list[str]) -> Launch:
-    """`stream-server` on `num_ranks` ranks, or without an MPI when `mpi` is None."""
-    script = str(Path(sys.prefix) / "bin" / "stream-server")
+class LiveRun:
+    """A study that runs. Made by `start_study`; `end` waits for its end."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", output_dir: Path, mark: str) -> None:
+        self.process = process
+        self.output_dir = output_dir
+        self._mark = mark
+        self._started = time.monotonic()
+
+    @property
+    def connection(self) -> Path:
+        return self.output_dir / "connection.json"
+
+    @property
+    def ranks(self) -> list[psutil.Process]:
+        """The processes of the server, rank 0 first."""
+        ranks = self._pythons("stream-server")
+        return sorted(ranks, key=lambda it: int(it.environ().get("PMI_RANK") or it.environ().get("PMIX_RANK") or 0))
+
+    @property
+    def launcher(self) -> psutil.Process:
+        (launcher,) = self._pythons("stream_server.launcher.supervise")
+        return launcher
+
+    def processes(self) -> list[psutil.Process]:
+        return marked_processes(self._mark)
+
+    def log(self, simulation: int, attempt: int = 0) -> str:
+        """What one attempt of a simulation wrote so far."""
+        path = log_path(self.output_dir, simulation, attempt)
+        return path.read_text() if path.exists() else ""
+
+    def wait_until(self, condition: Callable[[], Any], limit_s: float = 20) -> None:
+        """Wait until something is so, which must be while the study runs."""
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            assert self.process.poll() is None, f"the study has ended:\n{_tail(self._output)}"
+            assert time.monotonic() < deadline, f"not so after {limit_s} s:\n{_tail(self._output)}"
+            time.sleep(0.01)
+
+    def end(self, limit_s: float = 50) -> Run:
+        """Wait for the end of the study, of which no process may be left."""
+        try:
+            exit_code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"not at its end after {limit_s} s:\n{_tail(self._output)}") from None
+        ended_at = time.time()
+        survivors = _survivors(self._mark)
+        assert not survivors, f"left behind: {survivors}\n{_tail(self._output)}"
+        return Run(
+            exit_code=exit_code,
+            output=self._output.read_text(errors="replace"),
+            output_dir=self.output_dir,
+            wall_s=time.monotonic() - self._started,
+            ended_at=ended_at,
+        )
+
+    def kill(self) -> None:
+        """End a study that hangs; every Python process of it writes the stacks of its threads first."""
+        pythons = [each for each in self.processes() if each.name().startswith("python")]
+        for each in pythons:
+            each.send_signal(signal.SIGABRT)
+        psutil.wait_procs(pythons, timeout=1)
+        for each in self.processes():
+            each.kill()
+        self.process.wait()
+
+    @property
+    def _output(self) -> Path:
+        return output_path(self.output_dir)
+
+    def _pythons(self, program: str) -> list[psutil.Process]:
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.name().startswith("python") and any(word.endswith(program) for word in process.cmdline()):
+                    found.append(process)
+        return found
+
+
+def command(program: str, num_ranks: int, mpi: str | None, arguments: list[str]) -> Launch:
+    """A program of ours on `num_ranks` ranks, or without an MPI when `mpi` is None."""
+    script = str(Path(sys.prefix) / "bin" / program)
     if mpi is None:
         assert num_ranks == 1
         return alone([script, *arguments])
     return mpirun(mpi, num_ranks, [script, *arguments])
 
 
-def run_study(
+@contextmanager
+def start_study(
     study: Path,
     output_dir: Path,
     *,
@@ -62,19 +146,17 @@ def run_study(
     mpi: str | None = "mpich",
     settings: Mapping[str, Any] | None = None,
     arguments: Sequence[str] = (),
-    limit_s: float = 50,
-) -> Run:
-    """Run the study of a study.json to its end; `settings` become `--set KEY=VALUE`, `arguments` follow.
+    program: str = "stream-server",
+) -> Iterator[LiveRun]:
+    """Start the study of a study.json; `settings` become `--set KEY=VALUE`, `arguments` follow.
 
-    Fails when the study takes longer than `limit_s`, or leaves a process behind.
+    What still runs when the block is left is killed.
     """
     changes = {"study.output_dir": str(output_dir)} | dict(settings or {})
     overrides = [word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    launch = server_command(num_ranks, mpi, ["--config", str(study), *overrides, *arguments])
+    launch = command(program, num_ranks, mpi, ["--config", str(study), *overrides, *arguments])
     mark = uuid.uuid4().hex
-    output_path = output_dir.with_suffix(".output")
-    start = time.monotonic()
-    with output_path.open("wb") as output:
+    with output_path(output_dir).open("wb") as output:
         process = subprocess.Popen(
             launch.argv,
             env=launch.environment | {MARK: mark, "PYTHONFAULTHANDLER": "1"},
@@ -83,24 +165,31 @@ def run_study(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            exit_code = process.wait(limit_s)
-            ended_at = time.time()
-        except subprocess.TimeoutExpired:
-            _kill(process, mark)
-            raise AssertionError(f"not at its end after {limit_s} s:\n{_tail(output_path)}") from None
-        except BaseException:
-            _kill(process, mark)
-            raise
-    survivors = _survivors(mark)
-    assert not survivors, f"left behind: {survivors}\n{_tail(output_path)}"
-    return Run(
-        exit_code=exit_code,
-        output=output_path.read_text(errors="replace"),
-        output_dir=output_dir,
-        wall_s=time.monotonic() - start,
-        ended_at=ended_at,
-    )
+    live = LiveRun(process, output_dir, mark)
+    try:
+        yield live
+    finally:
+        if process.poll() is None:
+            live.kill()
+
+
+def run_study(study: Path, output_dir: Path, *, limit_s: float = 50, **options: Any) -> Run:
+    """Run the study of a study.json to its end; the `options` are those of `start_study`.
+
+    Fails when the study takes longer than `limit_s`, or leaves a process behind.
+    """
+    with start_study(study, output_dir, **options) as live:
+        return live.end(limit_s)
+
+
+def log_path(output_dir: Path, simulation: int, attempt: int) -> Path:
+    """Where one attempt of a simulation writes."""
+    return output_dir / "simulations" / str(simulation) / f"attempt-{attempt}" / "output.log"
+
+
+def output_path(output_dir: Path) -> Path:
+    """What the command itself writes."""
+    return output_dir.with_suffix(".output")
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
@@ -121,17 +210,6 @@ def _survivors(mark: str) -> list[str]:
     for process in alive:
         process.kill()
     return names
-
-
-def _kill(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    """End a run that hangs; every Python process of it writes the stacks of its threads first."""
-    pythons = [each for each in marked_processes(mark) if each.name().startswith("python")]
-    for each in pythons:
-        each.send_signal(signal.SIGABRT)
-    psutil.wait_procs(pythons, timeout=1)
-    for each in marked_processes(mark):
-        each.kill()
-    process.wait()
 
 
 def _tail(path: Path, num_bytes: int = 6000) -> str:

@@ -12,7 +12,7 @@ NUM_SIMULATIONS = 3
 BLOCKS: dict[str, Any] = {
     "study.simulations": NUM_SIMULATIONS,
     "study.fields": {"pressure": [5, 7, 3], "signal": [8]},
-    "server.class": "blocks_server.py:BlocksServer",
+    "server.class": "strict_server.py:BlocksServer",
 }
 # Batches of one sample, and no room but for those that simulations have under way.
 SMALLEST: dict[str, Any] = {"training.batch_size": 1, "client.max_attached": 0, "client.window": "1B"}

@@ -98,3 +98,68 @@ def test_a_command_with_a_typo_stops_the_study_and_shows_the_end_of_its_log(run:
     assert done.report["exit_code"] == 4
     assert "riple.py" in done.output
     assert "No such file or directory" in done.output
+
+
+def test_a_simulation_that_is_given_up_can_be_redrawn(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings=troubled("crash", **{"simulation.on_failure": "redraw", "simulation.retries": 0}))
+    assert done.exit_code == 0, done.output
+    simulations, account = done.report["simulations"], done.account
+    assert (simulations["requested"], simulations["finished"], simulations["given_up"]) == (8, 7, 1)
+    assert account["trained"] == account["accepted"] == 130
+    assert list(account["never_produced"].values()) == [10]
+    assert done.report["balanced"] is True
+    assert (done.output_dir / "simulations" / "7").is_dir()
+
+
+def test_a_study_can_end_with_the_first_simulation_that_is_given_up(run: Callable[..., Run]) -> None:
+    settings = {"simulation.on_failure": "stop", "simulation.max_failed": 0.1, "simulation.retries": 0}
+    done = run(num_ranks=2, settings=troubled("crash", **settings))
+    assert done.exit_code != 0
+    assert done.report["exit_code"] == 4
+    assert "simulation.on_failure is stop" in done.report["message"]
+    assert "the solver diverged" in done.output
+
+
+def test_what_an_invalid_simulation_has_sent_is_withdrawn(run: Callable[..., Run]) -> None:
+    """The buffer opens only when nearly everything has come, so that nothing of it has been trained."""
+    settings = {"buffer.policy": "firo", "buffer.capacity": 150, "buffer.watermark": 105}
+    done = run(settings=troubled("invalid", **settings))
+    assert done.exit_code == 0, done.output
+    account = done.account
+    assert done.report["simulations"]["invalid"] == 1
+    assert done.report["failures"] == []
+    assert (account["accepted"], account["withdrawn"], account["trained"]) == (110, 10, 100)
+    assert account["never_produced"] == {f"simulation {VICTIM}: invalid (energy is not conserved)": 10}
+    assert not (done.output_dir / "simulations" / str(VICTIM) / "attempt-1").exists()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_a_simulation_may_end_early(run: Callable[..., Run], num_ranks: int) -> None:
+    done = run(num_ranks=num_ranks, settings=troubled("early"))
+    assert done.exit_code == 0, done.output
+    account = done.account
+    assert done.report["balanced"] is True
+    assert done.report["simulations"]["finished"] == 7
+    assert (account["expected"], account["accepted"], account["untrained"]) == (120, 110, 0)
+    assert account["never_produced"] == {f"simulation {VICTIM}: ended early": 10}
+
+
+def test_samples_that_are_not_finite_can_be_kept(run: Callable[..., Run]) -> None:
+    done = run(settings=troubled("not_finite", **{"training.nonfinite": "keep"}))
+    assert done.exit_code == 0, done.output
+    assert (done.account["accepted"], done.account["rejected"]) == (120, {})
+
+
+def test_a_study_can_end_with_the_first_sample_that_is_not_finite(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings=troubled("not_finite", **{"training.nonfinite": "stop"}))
+    assert done.exit_code != 0
+    assert done.report["exit_code"] != 0
+    assert f"simulation {VICTIM} sent NaN or infinity in time step 10" in done.report["message"]
+
+
+def test_only_the_folders_of_failed_simulations_are_kept_if_so_chosen(run: Callable[..., Run]) -> None:
+    done = run(settings=troubled("crash", **{"simulation.keep_folders": "failed"}))
+    assert_given_up(done)
+    kept = sorted(path.name for path in (done.output_dir / "simulations").glob("*/attempt-*"))
+    assert kept == ["attempt-0", "attempt-1"]
+    assert "the solver diverged" in done.log(VICTIM)

@@ -8,21 +8,28 @@ NUM_STEPS = 20
 PLACES = np.arange(8) / 8
 
 
+def signal_at(time_step, parameters):
+    return parameters["offset"] + parameters["slope"] * PLACES + time_step / NUM_STEPS
+
+
 def ripple(parameters):
     """Yield the signal of each time step."""
     for time_step in range(NUM_STEPS):
-        yield parameters["offset"] + parameters["slope"] * PLACES + time_step / NUM_STEPS
+        yield signal_at(time_step, parameters)
 
 
-def main():
-    with connect() as simulation:
-        for time_step, signal in enumerate(ripple(simulation.parameters)):
-            fields = {"signal": signal}
-            if time_step % 2 == 0:
-                fields["energy"] = np.array([np.sum(signal**2)])
-            if not simulation.send(time_step, **fields):
-                break
+def send_all(simulation):
+    """Run to the end; False if the study has ended before."""
+    for time_step in simulation.time_steps or range(NUM_STEPS):
+        signal = signal_at(time_step, simulation.parameters)
+        fields = {"signal": signal}
+        if time_step % 2 == 0:
+            fields["energy"] = np.array([np.sum(signal**2)])
+        if not simulation.send(time_step, **fields):
+            return False
+    return True
 
 
 if __name__ == "__main__":
-    main()
+    with connect() as simulation:
+        send_all(simulation)

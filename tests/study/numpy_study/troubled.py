@@ -64,6 +64,16 @@ def twice(simulation, signal):
     return signal
 
 
+def invalid(simulation, signal):
+    simulation.invalidate("energy is not conserved")
+    return signal
+
+
+def early(simulation, signal):
+    """The end, half-way."""
+    return None
+
+
 def junk(simulation, signal):
     """Bytes that are no messages, to the control socket and past ZeroMQ to its TCP port."""
     connection = ConnectionFile.read(Path(os.environ["STREAM_CONNECTION"]))
@@ -85,6 +95,8 @@ def main():
         for time_step, signal in enumerate(ripple(simulation.parameters)):
             if simulation.id == victim and time_step == STEP:
                 signal = trouble(simulation, signal)
+                if signal is None:
+                    break
             if not simulation.send(time_step, signal=signal):
                 break
 

@@ -1,0 +1,80 @@
+"""Run the benchmarks, or those named on the command line, and write benchmarks/results.json.
+
+python -m benchmarks [draw] [intake] [round] [step] [memory]
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from benchmarks import draw, intake, memory, round, step
+from benchmarks.measure import Result, dumps
+
+RESULTS = Path(__file__).with_name("results.json")
+BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
+    "draw": draw.results,
+    "intake": intake.results,
+    "round": round.results,
+    "step": step.results,
+    "memory": memory.results,
+}
+# What the ratio is to reach, by the beginning of the name; the first that fits counts.
+AT_LEAST = {"draw.batch": 0.7, "intake.ipc.4kB": 1.0, "intake.tcp.4kB": 1.0, "intake": 0.7, "step.overhead": 0.95}
+AT_MOST = {"memory": 1.15}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run the benchmarks.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; all by default")
+    names = parser.parse_args().names or list(BENCHMARKS)
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"there is no benchmark {unknown[0]}, only {', '.join(BENCHMARKS)}")
+    console = Console(width=max(110, Console().width))
+    results: list[Result] = []
+    started_s = time.monotonic()
+    for name in names:
+        for result in BENCHMARKS[name]():
+            results.append(result)
+            console.print(
+                f"[dim]{time.monotonic() - started_s:5.0f} s[/]  {result['name']}  ratio {result['ratio']:.2f}"
+            )
+    console.print(table(results))
+    RESULTS.write_text(dumps(results))
+    console.print(f"Written to {RESULTS}")
+    return 0
+
+
+def table(results: Iterable[Result]) -> Table:
+    """The results with what they are to reach."""
+    titles = ("value", "reference", "unit", "ratio", "quartiles", "target")
+    shown = Table("benchmark", *(Column(title, justify="right") for title in titles))
+    for it in results:
+        low, high = it["quartiles"]
+        shown.add_row(
+            it["name"],
+            f"{it['value']:,.1f}",
+            f"{it['reference']:,.1f}",
+            it["unit"],
+            f"{it['ratio']:.3f}",
+            f"{low:.3f} … {high:.3f}",
+            _target(it),
+        )
+    return shown
+
+
+def _target(result: Result) -> str:
+    for targets, sign, holds in ((AT_LEAST, "≥", float.__ge__), (AT_MOST, "≤", float.__le__)):
+        for beginning, target in targets.items():
+            if result["name"].startswith(beginning):
+                colour = "green" if holds(result["ratio"], target) else "red"
+                return f"[{colour}]{sign} {target:g}[/]"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

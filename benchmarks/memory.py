@@ -1,0 +1,105 @@
+"""What a server process keeps resident when its buffer is full, against the bytes of the buffer.
+
+A process receives from eight simulations into a Reservoir of 1 GiB and trains on it, until the buffer is full and all
+simulations wait: then every window is full as well. From what is resident then, we take off what was resident just
+before the simulations connected.
+
+    python -m benchmarks.memory
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measure import Result, alternated, show
+from benchmarks.reception import reception
+from benchmarks.sender import sender
+from stream_server import StreamServer
+from stream_server.buffers import Reservoir
+from stream_server.client_api.data_connection import MESSAGE_BYTES
+from stream_server.server.stream import StreamDataset
+from stream_server.server.training.phases import Phases
+
+BUFFER_BYTES = 1024**3
+SAMPLE_BYTES = 40_000
+CAPACITY = BUFFER_BYTES // SAMPLE_BYTES
+NUM_SIMULATIONS = 8
+WINDOW_BYTES = 64 * 2**20
+STEPS_PER_MESSAGE = MESSAGE_BYTES // SAMPLE_BYTES
+BATCH_SIZE = 32
+NUM_BATCHES = 100
+NUM_RUNS = 9
+SETTLE_S = 0.5
+DEADLINE_S = 60.0
+
+
+def results() -> Iterator[Result]:
+    """memory."""
+    yield alternated("memory", "bytes", _grown, lambda: float(CAPACITY * SAMPLE_BYTES), NUM_RUNS)
+
+
+class Server(StreamServer):
+    """Takes the fields as they are."""
+
+    def process_batch(self, batch, config):
+        return batch.fields["field"]
+
+
+def fill() -> None:
+    """In a process of its own: print by how much it has grown when the buffer is full."""
+    # As make_plan has it: all windows together take at most an eighth of the capacity.
+    credit = min(WINDOW_BYTES // SAMPLE_BYTES, CAPACITY // (8 * NUM_SIMULATIONS))
+    policy = Reservoir(capacity=CAPACITY, watermark=BATCH_SIZE, seed=1)
+    with ExitStack() as stack:
+        study = stack.enter_context(
+            reception(policy, sample_bytes=SAMPLE_BYTES, credit=credit, num_simulations=NUM_SIMULATIONS)
+        )
+        buffer = study.buffer
+        server = Server()
+        base = _resident_bytes()
+        for simulation in range(NUM_SIMULATIONS):
+            file = study.write_connection(simulation)
+            stack.enter_context(sender("client", file, SAMPLE_BYTES))(2 * CAPACITY)
+        stream = None
+        for _ in range(NUM_BATCHES):
+            draw = buffer.draw(BATCH_SIZE, DEADLINE_S)
+            assert draw is not None
+            buffer.release(draw)
+            stream = stream or StreamDataset(
+                buffer,
+                server,
+                parameters_of=lambda simulation: np.zeros(1),
+                batch_size=BATCH_SIZE,
+                phases=Phases(),
+            )
+            assert stream.draw(DEADLINE_S) is not None
+        give_up_at = time.monotonic() + DEADLINE_S
+        # A client keeps what would not fill a message, or none of its window.
+        while buffer.num_unseen < CAPACITY or buffer.num_waiting < NUM_SIMULATIONS * (credit - STEPS_PER_MESSAGE):
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"{buffer.num_unseen} of {CAPACITY} samples came, {buffer.num_waiting} wait")
+            time.sleep(0.05)
+        time.sleep(SETTLE_S)
+        print(_resident_bytes() - base, flush=True)
+
+
+def _grown() -> float:
+    argv = [sys.executable, "-m", "benchmarks.memory", "server"]
+    return float(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout)
+
+
+def _resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["server"]:
+        fill()
+    else:
+        show(results())

@@ -1,0 +1,76 @@
+"""What the control round costs per batch: under mpirun, on ranks that always have a batch and do nothing with it.
+
+The value is µs per round, the reference a step of 10 ms, so the ratio is the round's share of it. Ranks that
+outnumber the cores also wait for each other's turn on them.
+
+    python -m benchmarks.round
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measure import Result, alternated, show
+from stream_server.errors import Closed
+from stream_server.server.ranks import ranks_from_environment
+from stream_server.server.stream import Batch
+from stream_server.server.training.lockstep import in_lockstep
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.stop import StopRequests
+
+NUM_RANKS = (2, 4)
+NUM_ROUNDS = 15
+BATCHES_PER_ROUND = 500
+STEP_US = 10_000.0
+
+
+def results() -> Iterator[Result]:
+    """round.{2,4}."""
+    for num_ranks in NUM_RANKS:
+        durations = iter(_measured(num_ranks))
+        yield alternated(f"round.{num_ranks}", "µs", lambda it=durations: next(it), lambda: STEP_US, NUM_ROUNDS)
+
+
+class Ready:
+    """A stream with so many batches, all there."""
+
+    def __init__(self, num: int) -> None:
+        self._batch = Batch(data=None, size=10, keys=np.zeros((2, 10), np.int64), num_first=10)
+        self._num = num
+
+    def draw(self, timeout_s: float) -> Batch:
+        if not self._num:
+            raise Closed("no batch is left")
+        self._num -= 1
+        return self._batch
+
+
+def measure() -> None:
+    """On each rank; rank 0 prints the µs of each series of control rounds."""
+    ranks = ranks_from_environment()
+    for _ in range(NUM_ROUNDS + 1):
+        ranks.barrier()
+        start_s = time.perf_counter()
+        for _ in in_lockstep(Ready(BATCHES_PER_ROUND), ranks, StopRequests(), phases=Phases()):
+            pass
+        if ranks.rank == 0:
+            print((time.perf_counter() - start_s) / BATCHES_PER_ROUND * 1e6, flush=True)
+
+
+def _measured(num_ranks: int) -> list[float]:
+    python = Path(sys.executable)
+    argv = [python.parent / "mpirun", "-n", str(num_ranks), python, "-m", "benchmarks.round", "rank"]
+    run = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, env=os.environ, timeout=300)
+    return [float(line) for line in run.stdout.split()]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["rank"]:
+        measure()
+    else:
+        show(results())

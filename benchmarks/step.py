@@ -1,0 +1,198 @@
+"""What our training loop costs, against a bare torch loop.
+
+Both train the heat study's network on batches of 32 samples of 16 kB on one thread, and count batches per second
+of CPU time. Ours is the whole way from a full Reservoir: draw, gather, transform, control round, step, finite check,
+counters, log. The reference has its batches ready as tensors and does forward, backward, update.
+
+    python -m benchmarks.step
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.measure import Result, alternated, show
+from stream_server import TorchServer
+from stream_server.buffers import Buffer, Reservoir, Slots
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.stream import StreamDataset
+from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.gauges import BufferGauge, SpeedGauge
+from stream_server.server.training.loop import Training
+from stream_server.server.training.metrics import Metrics
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.stop import StopRequests
+
+NUM_PARAMETERS = 5
+NUM_NODES = 4_096
+BATCH_SIZE = 32
+CAPACITY = 2_000
+BATCHES_PER_ROUND = 60
+
+
+def results() -> Iterator[Result]:
+    """step.overhead."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ExitStack() as stack:
+            ours, bare = Ours(stack), Bare()
+            yield alternated("step.overhead", "batches/s", ours.one_round, bare.one_round)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def make_model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The heat study's network, for a grid of 64 × 64."""
+    model = nn.Sequential(
+        nn.Linear(NUM_PARAMETERS + 1, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, NUM_NODES)
+    )
+    return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def filled_buffer() -> Buffer:
+    """A full Reservoir."""
+    slots = Slots({"field": (NUM_NODES,)}, CAPACITY)
+    slots.allocate({"field": np.float32})
+    slots.arrays["field"][:] = np.random.default_rng(1).random((CAPACITY, NUM_NODES), np.float32)
+    buffer = Buffer(Reservoir(capacity=CAPACITY, watermark=1, seed=1), slots)
+    claimed = buffer.claim(CAPACITY)
+    slots.simulation_ids[claimed] = np.arange(CAPACITY) // 100
+    slots.time_steps[claimed] = np.arange(CAPACITY) % 100
+    buffer.commit(claimed)
+    buffer.admit()
+    return buffer
+
+
+class Server(TorchServer):
+    """What a user writes."""
+
+    def prepare_training_attributes(self) -> Any:
+        return make_model()
+
+    def process_batch(self, batch: Any, config: Any) -> Any:
+        return np.column_stack((batch.parameters, batch.time_steps)), batch.fields["field"]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, fields = batch
+        return functional.mse_loss(self.model(inputs), fields)
+
+
+class NoValidation:
+    """Never due."""
+
+    def __init__(self) -> None:
+        self.best: dict[str, Any] = {}
+
+    def is_due(self, batch: int) -> bool:
+        return False
+
+    def is_done(self, batch: int) -> bool:
+        return True
+
+    def run(self, batch: int) -> dict[str, float]:
+        raise AssertionError("validated, though it was not due")
+
+
+class Ours:
+    """A training that goes on for some batches each round."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._config = _config()
+        self._ranks = SoloRanks()
+        self._buffer = filled_buffer()
+        self._server = Server(self._config)
+        self._metrics = Metrics(self._ranks)
+        self._phases = Phases()
+        self._callbacks = Callbacks(self._server)
+        self._server.enter_study(
+            ranks=self._ranks,
+            parameter_names=[f"p{i}" for i in range(NUM_PARAMETERS)],
+            progress=Progress(),
+            buffer=self._buffer,
+            output_dir=self._server.output_dir,
+            metrics=self._metrics,
+            stops=StopRequests(),
+        )
+        self._step = stack.enter_context(self._server.make_step(self._ranks))
+        self._stream = StreamDataset(
+            self._buffer,
+            self._server,
+            parameters_of=lambda simulation: np.full(NUM_PARAMETERS, simulation, np.float64),
+            batch_size=BATCH_SIZE,
+            phases=self._phases,
+        )
+
+    def one_round(self) -> float:
+        progress = self._server.progress = Progress()
+        self._metrics.gauges[:] = [BufferGauge(self._buffer), SpeedGauge(progress, self._phases)]
+        training = Training(
+            config=self._config,
+            ranks=self._ranks,
+            stream=self._stream,
+            step=self._step,
+            stops=StopRequests(),
+            progress=progress,
+            callbacks=self._callbacks,
+            metrics=self._metrics,
+            validation=NoValidation(),
+            phases=self._phases,
+        )
+        return _rate(training.run)
+
+
+class Bare:
+    """Forward, backward, update, with nothing around it."""
+
+    def __init__(self) -> None:
+        self._model, self._optimizer = make_model()
+        self._batches = [
+            (torch.rand(BATCH_SIZE, NUM_PARAMETERS + 1), torch.rand(BATCH_SIZE, NUM_NODES))
+            for _ in range(BATCHES_PER_ROUND)
+        ]
+
+    def one_round(self) -> float:
+        return _rate(self._train)
+
+    def _train(self) -> None:
+        for inputs, fields in self._batches:
+            loss = functional.mse_loss(self._model(inputs), fields)
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+
+
+def _rate(train: Callable[[], None]) -> float:
+    start_s = time.process_time()
+    train()
+    return BATCHES_PER_ROUND / (time.process_time() - start_s)
+
+
+def _config() -> Any:
+    training = SimpleNamespace(
+        precision="32-true",
+        accumulate=1,
+        clip_norm=None,
+        uneven="drain",
+        nonfinite="reject",
+        max_batches=BATCHES_PER_ROUND,
+        max_s=None,
+        log_every_batches=10,
+    )
+    return SimpleNamespace(
+        training=training, study=SimpleNamespace(seed=0), network=SimpleNamespace(interface=None), user={}
+    )
+
+
+if __name__ == "__main__":
+    show(results())

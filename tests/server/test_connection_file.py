@@ -1,0 +1,31 @@
+"""The connection file that the launcher writes is the one that the client reads; neither knows the other."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from stream_server.client_api.connection import ConnectionFile, Security
+from stream_server.launcher.attempts import Attempts, KeyPair
+
+CURVE = Security(server_public_key="S", client_public_key="A", client_secret_key="a")
+
+
+@pytest.mark.parametrize("security", [CURVE, None])
+def test_the_launcher_writes_what_the_client_would_write(tmp_path: Path, security: Security | None) -> None:
+    study = ConnectionFile(
+        study="run", epoch=1, host="node", control=("ipc:///tmp/x/control-0", "tcp://node:4000"), security=security
+    )
+    attempts = Attempts(
+        command=("solver",), templates=(), environment={}, seed=0, study_dir=tmp_path, output_dir=tmp_path
+    )
+    keys = None if security is None else KeyPair(public="P", secret="p")
+    written = attempts.prepare(17, 2, {"x": 0.1}, asdict(study), keys).folder / "connection.json"
+
+    own = None if security is None else replace(CURVE, client_public_key="P", client_secret_key="p")
+    wanted = replace(study, simulation=17, attempt=2, parameters={"x": 0.1}, security=own)
+    assert ConnectionFile.read(written) == wanted
+    wanted.write(tmp_path / "wanted.json")
+    assert json.loads(written.read_text()) == json.loads((tmp_path / "wanted.json").read_text())
+    assert written.stat().st_mode == (tmp_path / "wanted.json").stat().st_mode

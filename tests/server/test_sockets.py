@@ -1,0 +1,33 @@
+"""The sockets of a receiver: waiting and waking."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stream_server.server.endpoints import ReceiverSettings
+from stream_server.server.sockets import Sockets
+
+
+def test_a_wake_while_the_receiver_wakes_up_does_not_silence_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ReceiverSettings(ipc_folder=tmp_path, host="here", interface="127.0.0.1")
+    sockets = Sockets(rank=1, max_unread=1, access=None, settings=settings)
+    sockets.open()
+    read = os.read
+
+    def wake_and_read(descriptor: int, num: int) -> bytes:
+        sockets.wake()
+        return read(descriptor, num)
+
+    try:
+        sockets.wake()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "read", wake_and_read)
+            assert sockets.wait(5.0)
+        sockets.wait(0.0)
+        sockets.wake()
+        assert sockets.wait(0.0)
+    finally:
+        sockets.close()

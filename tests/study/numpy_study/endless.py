@@ -1,0 +1,17 @@
+"""A simulation without an end: it runs until the study wants nothing more."""
+
+import itertools
+import time
+
+from ripple import NUM_STEPS, signal_at
+
+from stream_server.client_api import connect
+
+with connect() as simulation:
+    for time_step in itertools.count():
+        if not simulation.send(time_step, signal=signal_at(time_step % NUM_STEPS, simulation.parameters)):
+            print(f"not wanted any more at time step {time_step}")
+            break
+        if time_step == 0:
+            print("running", flush=True)
+        time.sleep(0.002)

@@ -1,0 +1,64 @@
+"""What simulations are run with, and which time steps they send."""
+
+import csv
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.study.runs import Run
+from tests.study.test_every_way import assert_complete
+
+# Compares every sample with the parameters that the server knows.
+STRICT = {"server.class": "strict_server.py:RippleServer"}
+
+
+def parameters(run: Run) -> list[dict[str, float]]:
+    with (run.output_dir / "parameters.csv").open() as file:
+        return [{name: float(row[name]) for name in ("offset", "slope")} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "more"),
+    [
+        ("lhs", {"buffer.capacity": "4kB"}),
+        ("sobol", {"network.security": "none"}),
+        pytest.param("halton", {}, marks=pytest.mark.full),
+    ],
+)
+def test_parameters_can_be_spread_evenly(run: Callable[..., Run], sampler: str, more: dict[str, Any]) -> None:
+    done = run(num_ranks=2, settings=STRICT | more | {"parameters.sampler": sampler})
+    assert_complete(done, num_simulations=6)
+    assert len({row["offset"] for row in parameters(done)}) == 7
+
+
+def test_parameters_can_come_from_a_class_of_the_user(run: Callable[..., Run]) -> None:
+    done = run(settings=STRICT | {"parameters.sampler": "sampler.py:Diagonal"})
+    assert_complete(done, num_simulations=6)
+    assert all(row["offset"] == row["slope"] for row in parameters(done))
+
+
+def test_parameters_can_come_from_a_file_and_go_into_templates(run: Callable[..., Run]) -> None:
+    settings = {
+        "parameters": {"file": "design.csv"},
+        "simulation.command": ["python", "from_files.py", "input.txt"],
+        "simulation.templates": ["input.txt"],
+    }
+    done = run(num_ranks=2, settings=STRICT | settings)
+    assert_complete(done, num_simulations=6)
+    assert sorted(row["offset"] for row in parameters(done)) == [-1.0, -0.7, -0.4, -0.1, 0.2, 0.5, 0.8]
+
+
+def test_time_steps_may_have_a_first_a_last_and_a_distance(run: Callable[..., Run]) -> None:
+    settings = {"study.time_steps": {"first": 2, "last": 17, "every": 3}, "buffer.policy": "reservoir"}
+    done = run(num_ranks=4, settings=STRICT | settings)
+    assert_complete(done, num_simulations=6, num_steps=6)
+
+
+def test_time_steps_that_nobody_knows_need_not_be_contiguous(run: Callable[..., Run]) -> None:
+    """The simulations 1 to 6 send 7, 6, 7, 7, 6 and 7 of the steps 0 to 19."""
+    settings = {"study.time_steps": None, "simulation.command": ["python", "sparse.py"]}
+    done = run(num_ranks=2, settings=settings)
+    assert done.exit_code == 0, done.output
+    assert done.report["balanced"] is True
+    assert done.account["expected"] == done.account["trained"] == 40

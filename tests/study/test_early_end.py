@@ -1,0 +1,48 @@
+"""Studies that end before all is trained, because they were told to."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.study.runs import Run
+
+ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "study.time_steps": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_ranks", "mpi", "reason", "message"),
+    [
+        ({"user": {"trouble": None, "stop_at": 5}}, 2, "mpich", "early_stop", "good enough"),
+        ({"training.max_batches": 6}, 2, "openmpi", "max_batches", "training.max_batches"),
+        ({"training.max_s": 1.5}, 1, None, "max_s", "training.max_s"),
+    ],
+)
+def test_a_study_that_ends_early_tells_its_simulations_and_counts_what_is_left(
+    run: Callable[..., Run], settings: dict[str, Any], num_ranks: int, mpi: str | None, reason: str, message: str
+) -> None:
+    done = run(num_ranks=num_ranks, mpi=mpi, settings=ENDLESS | settings)
+    assert done.exit_code == 0, done.output
+    report, account = done.report, done.account
+    assert (report["exit_code"], report["exit_reason"]) == (0, reason)
+    assert message in report["message"]
+    assert report["balanced"] is True
+    assert report["simulations"]["stopped"] == 7
+    if reason != "max_s":
+        assert report["batches"] == 6
+    assert account["accepted"] == account["trained"] + account["untrained"]
+    assert set(account["untrained_reasons"]) <= {reason}
+    for simulation in (0, 1):
+        assert "not wanted any more" in done.log(simulation)
+
+
+def test_a_study_may_end_with_the_first_rank_that_has_no_more_data(run: Callable[..., Run]) -> None:
+    """35 samples on 4 ranks in batches of 4: the ranks have 9, 9, 9 and 8 of them."""
+    settings = {"study.simulations": 5, "study.time_steps": 7, "training.uneven": "stop"}
+    done = run(num_ranks=4, settings=settings)
+    assert done.exit_code == 0, done.output
+    assert done.report["exit_reason"] == "finished"
+    assert done.report["balanced"] is True
+    assert done.account["accepted"] == 35
+    assert done.account["trained"] + done.account["untrained"] == 35
+    assert set(done.account["untrained_reasons"]) <= {"uneven"}

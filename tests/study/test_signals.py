@@ -1,0 +1,118 @@
+"""A study that is stopped, or loses a process, leaves nothing behind."""
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.study.runs import LiveRun, Run
+
+Start = Callable[..., AbstractContextManager[LiveRun]]
+
+# Its simulations would go on for ever, but notice when nothing more is wanted.
+ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "study.time_steps": None}
+
+
+@pytest.fixture
+def deaf(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a study whose simulations stop half-way, and from then on listen to nothing."""
+    return {"simulation.command": ["python", "patient.py", str(tmp_path / "never")], "simulation.timeout_s": 60}
+
+
+def wait_for(live: LiveRun, word: str) -> None:
+    """Wait until both simulations that run at once have said it."""
+    live.wait_until(lambda: all(word in live.log(simulation) for simulation in (0, 1)))
+
+
+def assert_stopped_in_order(done: Run, name: str) -> None:
+    report = done.report
+    assert done.exit_code != 0
+    assert (report["exit_code"], report["exit_reason"]) == (7, "failed")
+    assert f"stopped by {name}" in report["message"]
+    assert report["balanced"] is True
+    assert report["simulations"]["stopped"] == report["simulations"]["requested"] == 7
+    assert set(report["samples"]["untrained_reasons"]) <= {"stopped"}
+    for simulation in (0, 1):
+        assert "not wanted any more" in done.log(simulation)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "mpi", "name"),
+    [
+        (1, None, "SIGINT"),
+        (1, None, "SIGTERM"),
+        (2, "mpich", "SIGINT"),
+        (2, "mpich", "SIGTERM"),
+        # Open MPI's mpirun leaves its ranks no time after the other two; this one it passes on.
+        (2, "openmpi", "SIGUSR1"),
+    ],
+)
+def test_a_signal_to_mpirun_or_the_server_stops_a_study_in_order(
+    start: Start, num_ranks: int, mpi: str | None, name: str
+) -> None:
+    with start(num_ranks=num_ranks, mpi=mpi, settings=ENDLESS) as live:
+        wait_for(live, "running")
+        live.process.send_signal(signal.Signals[name])
+        assert_stopped_in_order(live.end(limit_s=20), name)
+
+
+def test_a_signal_to_mpirun_of_open_mpi_leaves_nothing_behind(start: Start, deaf: dict[str, Any]) -> None:
+    with start(num_ranks=2, mpi="openmpi", settings=deaf) as live:
+        wait_for(live, "waiting")
+        live.process.send_signal(signal.SIGTERM)
+        assert live.end(limit_s=20).exit_code != 0
+
+
+def test_a_second_ctrl_c_ends_a_study_at_once(start: Start, deaf: dict[str, Any]) -> None:
+    with start(mpi=None, settings=deaf) as live:
+        wait_for(live, "waiting")
+        live.process.send_signal(signal.SIGINT)
+        log = live.output_dir / "logs" / "launcher.log"
+        live.wait_until(lambda: "stopping" in log.read_text())
+        live.process.send_signal(signal.SIGINT)
+        asked_at = time.time()
+        done = live.end(limit_s=20)
+        assert done.exit_code != 0
+        assert done.ended_at - asked_at < 5
+
+
+def rank_0(live: LiveRun) -> psutil.Process:
+    return live.ranks[0]
+
+
+def last_rank(live: LiveRun) -> psutil.Process:
+    return live.ranks[-1]
+
+
+def launcher(live: LiveRun) -> psutil.Process:
+    return live.launcher
+
+
+@pytest.mark.parametrize(
+    ("victim", "num_ranks", "mpi"),
+    [
+        (rank_0, 1, None),
+        (rank_0, 2, "mpich"),
+        (rank_0, 2, "openmpi"),
+        (last_rank, 2, "mpich"),
+        pytest.param(last_rank, 2, "openmpi", marks=pytest.mark.full),
+        pytest.param(launcher, 1, None, marks=pytest.mark.full),
+        (launcher, 2, "mpich"),
+    ],
+)
+def test_no_process_of_a_study_outlives_the_loss_of_one(
+    start: Start, deaf: dict[str, Any], victim: Callable[[LiveRun], psutil.Process], num_ranks: int, mpi: str | None
+) -> None:
+    with start(num_ranks=num_ranks, mpi=mpi, settings=deaf) as live:
+        wait_for(live, "waiting")
+        victim(live).kill()
+        done = live.end(limit_s=20)
+        assert done.exit_code != 0
+        if victim is launcher:
+            assert done.report["exit_code"] == 7
+            assert "the launcher ended with exit code -9" in done.report["message"]
