@@ -80,7 +80,7 @@ class UnionMean:
         announced = self._ranks.broadcast(call, lowest)
         if announced != call:
             raise UserCodeError(
-                "training_step must make the same all_reduce calls on all ranks, but rank "
+                "training_step and validation_step must make the same all_reduce calls on all ranks, but rank "
                 f"{lowest} made {_described(announced)} where rank {self._ranks.rank} made {_described(call)}"
             )
 

@@ -1,9 +1,9 @@
 """How good the model is on samples it never trains on."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,8 @@ from stream_server.server.training.phases import Phases
 from stream_server.server.training.validation_batches import check_loader, num_samples, slices, take
 
 LOSS = "loss"
+
+Item = tuple[Any, int]
 
 
 class Evaluates(Protocol):
@@ -87,8 +89,10 @@ class Validation:
             if loaders is None and not self._anywhere(held_out):
                 return {}
             self._callbacks.on_validation_start()
+            local = Means()
             with self._step.evaluating():
-                local = self._evaluate(self._batches(loaders, held_out))
+                for name, batches in self._sets(loaders, held_out):
+                    self._evaluate(name, batches, local)
             metrics = self._reduce(local)
             self.history.append({"batch": batch, LOSS: metrics[LOSS]})
             self._callbacks.on_validation_end(metrics)
@@ -114,28 +118,47 @@ class Validation:
         num = 0 if held_out is None else len(held_out)
         return bool(self._ranks.all_reduce(np.array([float(num)]))[0])
 
-    def _batches(
+    def _sets(
         self, loaders: Mapping[str, Any] | None, held_out: SimulationBatch | None
-    ) -> Iterator[tuple[str, Any, int]]:
-        """Name of the loader, batch and number of samples of all that this rank has to evaluate."""
-        if loaders is not None:
-            for name, loader in loaders.items():
-                for batch in islice(loader, self._ranks.rank, None, self._ranks.size):
-                    yield name, self._step.place(self._server.collate.convert(batch)), num_samples(batch)
-        elif held_out is not None:
-            for rows in slices(len(held_out), self._batch_size):
-                raw = take(held_out, rows)
-                data = self._server.collate.convert(self._call("process_batch", raw, self._server.config))
-                yield "", self._step.place(data), len(raw)
+    ) -> Iterator[tuple[str, Iterator[Item]]]:
+        """The name of each set, and its batches that this rank has to evaluate; the same names on all ranks."""
+        if loaders is None:
+            yield "", self._held_out_batches(held_out)
+        else:
+            yield from ((name, self._batches_of(loader)) for name, loader in loaders.items())
 
-    def _evaluate(self, batches: Iterable[tuple[str, Any, int]]) -> Means:
-        means = Means()
-        for index, (name, batch, num) in enumerate(batches):
-            for key, value in self._values(self._call("validation_step", batch, index)).items():
+    def _batches_of(self, loader: Any) -> Iterator[Item]:
+        for batch in islice(loader, self._ranks.rank, None, self._ranks.size):
+            yield self._step.place(self._server.collate.convert(batch)), num_samples(batch)
+
+    def _held_out_batches(self, held_out: SimulationBatch | None) -> Iterator[Item]:
+        for rows in slices(0 if held_out is None else len(held_out), self._batch_size):
+            assert held_out is not None
+            raw = take(held_out, rows)
+            data = self._server.collate.convert(self._call("process_batch", raw, self._server.config))
+            yield self._step.place(data), len(raw)
+
+    def _evaluate(self, name: str, batches: Iterator[Item], means: Means) -> None:
+        """Add one set to `means`. Ranks whose batches have ended join the reductions of the others."""
+        for index in count():
+            batch, num = next(batches, (None, 0))
+            sizes = self._sizes(num)
+            if not any(sizes):
+                return
+            with self._server.union_mean.step(sizes):
+                if not num:
+                    continue
+                returned = self._call("validation_step", batch, index)
+            for key, value in self._values(returned).items():
                 means.add(key, value, num)
                 if name:
                     means.add(f"{name}/{key}", value, num)
-        return means
+
+    def _sizes(self, num: int) -> list[int]:
+        """How many samples each rank evaluates next."""
+        sizes = np.zeros(self._ranks.size)
+        sizes[self._ranks.rank] = num
+        return [int(size) for size in self._ranks.all_reduce(sizes)]
 
     def _values(self, returned: Any) -> dict[str, float]:
         values = returned if isinstance(returned, Mapping) else {LOSS: returned}

@@ -16,6 +16,7 @@ from stream_server.server.collate import NumpyCollate
 from stream_server.server.ranks import Ranks, SoloRanks
 from stream_server.server.simulation_data import SimulationBatch
 from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.union_mean import UnionMean
 from stream_server.server.training.validation import Validation
 from stream_server.server.training.validation_batches import HeldOutSamples, num_samples
 from stream_server.server.validation_store import ValidationStore
@@ -73,6 +74,7 @@ def held_out(values: list[float]) -> SimulationBatch:
 
 
 def validation(server: Any, ranks: Ranks | None = None, values: list[float] | None = None, **kw: Any) -> Validation:
+    server.union_mean = UnionMean(ranks or SoloRanks())
     return Validation(
         server,
         ranks or SoloRanks(),
@@ -297,3 +299,16 @@ def test_the_loader_is_asked_for_once() -> None:
 )
 def test_the_size_of_a_batch_is_the_length_of_its_first_array(batch: Any, num: int) -> None:
     assert num_samples(batch) == num
+
+
+def test_ranks_with_fewer_batches_join_the_reductions_of_the_others() -> None:
+    class Reducing(Server):
+        union_mean: UnionMean
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return float(self.union_mean.mean(np.mean(batch)))
+
+    def validate(ranks: Ranks) -> dict[str, float]:
+        return validation(Reducing(), ranks, values=[1.0] * (1 + 3 * ranks.rank)).run(0)
+
+    assert on_ranks(3, validate) == [{"loss": 2.0}] * 3
