@@ -3,7 +3,8 @@
 Both figures are samples per second of CPU time of the thread that receives; the sender is a process of its own.
 Ours is the whole way: a real client, the receiver, the slot, checked, committed and acknowledged, while the main
 thread draws from a FIFO that stays about half full. The reference receives a header and a payload per sample, and
-copies the payload into the next row. At 4 kB the client puts 8 steps into a message, else one, as the reference has.
+copies the payload into the next row. At 4 kB the client puts 8 steps into a message, else one, as the reference has;
+`intake.*.40kB.packed` leaves it to the client, which then puts 13 into a message.
 
     python -m benchmarks.intake
 """
@@ -19,22 +20,28 @@ from benchmarks.measure import Result, alternated, show
 from benchmarks.reception import Reception, reception
 from benchmarks.sender import MAX_QUEUED_BYTES, sender
 from stream_server.buffers import Fifo
+from stream_server.client_api import data_connection
 
 RING_BYTES = 128 * 1024 * 1024
 ROUND_BYTES = 192 * 1024 * 1024
 SETTLE_S = 0.03
 DEADLINE_S = 60.0
 DRAW = 32
-SAMPLE_BYTES = {"4kB": 4_000, "40kB": 40_000, "1MB": 1_000_000}
-STEPS_PER_MESSAGE = {"4kB": 8, "40kB": 1, "1MB": 1}
+# Bytes of a sample, and steps in a message.
+SIZES = {
+    "4kB": (4_000, 8),
+    "40kB": (40_000, 1),
+    "40kB.packed": (40_000, data_connection.MESSAGE_BYTES // 40_000),
+    "1MB": (1_000_000, 1),
+}
 
 
 def results() -> Iterator[Result]:
-    """intake.{ipc,tcp}.{4kB,40kB,1MB}."""
+    """intake.{ipc,tcp}.{4kB,40kB,40kB.packed,1MB}."""
     for transport in ("ipc", "tcp"):
-        for size, sample_bytes in SAMPLE_BYTES.items():
+        for size, (sample_bytes, steps_per_message) in SIZES.items():
             with (
-                ours(sample_bytes, STEPS_PER_MESSAGE[size], over_tcp=transport == "tcp") as value,
+                ours(sample_bytes, steps_per_message, over_tcp=transport == "tcp") as value,
                 bare(sample_bytes, over_tcp=transport == "tcp") as reference,
             ):
                 yield alternated(f"intake.{transport}.{size}", "samples/s", value, reference)

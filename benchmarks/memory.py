@@ -1,8 +1,9 @@
 """What a server process keeps resident when its buffer is full, against the bytes of the buffer.
 
-A process receives from eight simulations into a Reservoir of 1 GiB and trains on it, until the buffer is full and all
+A process receives from eight simulations into a Reservoir and trains on it, until the buffer is full and all
 simulations wait: then every window is full as well. From what is resident then, we take off what was resident just
-before the simulations connected.
+before the simulations connected. The bytes of the buffer are what `report.json` calls `buffer_bytes`: 1 GiB of rows,
+eight ninths of them for the capacity and the rest for the windows.
 
     python -m benchmarks.memory
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import Result, alternated, show
-from benchmarks.reception import reception
+from benchmarks.reception import HELD_SAMPLES, reception
 from benchmarks.sender import sender
 from stream_server import StreamServer
 from stream_server.buffers import Reservoir
@@ -25,13 +26,16 @@ from stream_server.client_api.data_connection import MESSAGE_BYTES
 from stream_server.server.stream import StreamDataset
 from stream_server.server.training.phases import Phases
 
-BUFFER_BYTES = 1024**3
 SAMPLE_BYTES = 40_000
-CAPACITY = BUFFER_BYTES // SAMPLE_BYTES
 NUM_SIMULATIONS = 8
 WINDOW_BYTES = 64 * 2**20
 STEPS_PER_MESSAGE = MESSAGE_BYTES // SAMPLE_BYTES
 BATCH_SIZE = 32
+# As make_plan has it: all windows together take at most an eighth of the capacity.
+NUM_SLOTS = 1024**3 // SAMPLE_BYTES
+CAPACITY = (NUM_SLOTS - HELD_SAMPLES) * 8 // 9
+CREDIT = min(WINDOW_BYTES // SAMPLE_BYTES, CAPACITY // (8 * NUM_SIMULATIONS))
+BUFFER_BYTES = (CAPACITY + CREDIT * NUM_SIMULATIONS + HELD_SAMPLES) * SAMPLE_BYTES
 NUM_BATCHES = 100
 NUM_RUNS = 9
 SETTLE_S = 0.5
@@ -40,7 +44,8 @@ DEADLINE_S = 60.0
 
 def results() -> Iterator[Result]:
     """memory."""
-    yield alternated("memory", "bytes", _grown, lambda: float(CAPACITY * SAMPLE_BYTES), NUM_RUNS)
+    runs = iter(map(_run, range(NUM_RUNS + 1)))
+    yield alternated("memory", "bytes", lambda: next(runs), lambda: float(BUFFER_BYTES), NUM_RUNS)
 
 
 class Server(StreamServer):
@@ -52,12 +57,10 @@ class Server(StreamServer):
 
 def fill() -> None:
     """In a process of its own: print by how much it has grown when the buffer is full."""
-    # As make_plan has it: all windows together take at most an eighth of the capacity.
-    credit = min(WINDOW_BYTES // SAMPLE_BYTES, CAPACITY // (8 * NUM_SIMULATIONS))
     policy = Reservoir(capacity=CAPACITY, watermark=BATCH_SIZE, seed=1)
     with ExitStack() as stack:
         study = stack.enter_context(
-            reception(policy, sample_bytes=SAMPLE_BYTES, credit=credit, num_simulations=NUM_SIMULATIONS)
+            reception(policy, sample_bytes=SAMPLE_BYTES, credit=CREDIT, num_simulations=NUM_SIMULATIONS)
         )
         buffer = study.buffer
         server = Server()
@@ -80,7 +83,7 @@ def fill() -> None:
             assert stream.draw(DEADLINE_S) is not None
         give_up_at = time.monotonic() + DEADLINE_S
         # A client keeps what would not fill a message, or none of its window.
-        while buffer.num_unseen < CAPACITY or buffer.num_waiting < NUM_SIMULATIONS * (credit - STEPS_PER_MESSAGE):
+        while buffer.num_unseen < CAPACITY or buffer.num_waiting < NUM_SIMULATIONS * (CREDIT - STEPS_PER_MESSAGE):
             if time.monotonic() > give_up_at:
                 raise TimeoutError(f"{buffer.num_unseen} of {CAPACITY} samples came, {buffer.num_waiting} wait")
             time.sleep(0.05)
@@ -88,7 +91,7 @@ def fill() -> None:
         print(_resident_bytes() - base, flush=True)
 
 
-def _grown() -> float:
+def _run(number: int) -> float:
     argv = [sys.executable, "-m", "benchmarks.memory", "server"]
     return float(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout)
 

@@ -19,7 +19,7 @@ from stream_server.server.tracker import Tracker
 from stream_server.server.validation_store import ValidationStore
 
 STUDY = "benchmark"
-HELD_SAMPLES = 512
+HELD_SAMPLES = 65
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ def reception(policy: Policy, *, sample_bytes: int, credit: int, num_simulations
             fields=fields,
             routing=Routing.STEPS,
         )
-        roster = Roster(facts, [{"x": 0.0}] * num_simulations, num_planned=num_simulations, num_ranks=1)
+        roster = Roster(facts, [{"x": 0.0}] * num_simulations, num_planned=num_simulations, num_held_out=0, num_ranks=1)
         receiver.meet([endpoints], roster)
         stack.enter_context(receiver)
         receiver.post(link.Plan(study=STUDY, epoch=0, output_dir="", connection={}, simulations=()))

@@ -51,7 +51,10 @@ class Entry:
         if not self.ended_well:
             return self.reason
         # Counted only now: the last steps of a job may be heard of after its end.
-        return f"{self.reason}, but only {self.received} time steps had come and it had not finished"
+        return (
+            f"{self.reason}, but had not finished: {self.received} time steps had come and no finish() after them "
+            "(leaving `with connect()` calls it)"
+        )
 
     @property
     def attached(self) -> bool:

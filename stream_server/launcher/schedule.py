@@ -178,16 +178,19 @@ class Schedule:
         it.state = State.WAITING
         del self._live[it.id]
         actions: list[Action] = [Fail(simulation=it.id, attempt=it.attempt, reason=it.why_failed)]
-        if it.failures <= self.limits.retries:
-            self._retries.append(it.id)
-        else:
+        given_up = it.failures > self.limits.retries
+        if given_up:
             it.state = State.GIVEN_UP
-            redraw = self.limits.on_failure == "redraw"
-            actions.append(GiveUp(simulation=it.id, attempts=it.attempt + 1, reason=it.why_failed, redraw=redraw))
+        else:
+            self._retries.append(it.id)
+        # Said before the last simulation of a study is given up, after which nothing would be left to stop.
         if why := self._why_stop(it):
             self.stopped = True
             text = f"{why}: simulation {it.id} {it.why_failed}"
             actions.append(StopStudy(text=text, simulation=it.id, attempt=it.attempt))
+        if given_up:
+            redraw = self.limits.on_failure == "redraw"
+            actions.append(GiveUp(simulation=it.id, attempts=it.attempt + 1, reason=it.why_failed, redraw=redraw))
         return actions + self._fill(now)
 
     def _why_stop(self, it: Entry) -> str:

@@ -135,6 +135,10 @@ def close_account(
     for entry in training:
         rejected.update(entry.rejected)
     untrained = sum(account.drawn + account.left for account in known) - learned.trained - learned.skipped
+    is_whole = len(known) == len(ranks)
+    if not is_whole:
+        # What was trained is known of all ranks together, what is left only of those that still speak.
+        untrained = max(0, untrained)
     return Account(
         expected=sum(entry.expected for entry in training),
         accepted=sum(entry.accepted for entry in training),
@@ -155,7 +159,7 @@ def close_account(
             *(f"rank {rank} was lost, and its account with it" for rank, it in enumerate(ranks) if it is None),
             *_problems_of_simulations(settled, known, complete),
             *_problems_of_ranks(ranks, simulations),
-            *_problems_of_training(known, learned, untrained, complete),
+            *(_problems_of_training(known, learned, untrained, complete) if is_whole else ()),
         ],
     )
 

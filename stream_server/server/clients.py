@@ -85,7 +85,7 @@ class Clients:
         self.intake.touched.clear()
 
     def leave(self, simulation: int) -> None:
-        """A simulation has its terminal state: its connections may still ask how it went, but not for ever."""
+        """An attempt is over: its connections may still ask how it went, but not for ever."""
         track = self.tracker.track(simulation)
         if track is None:
             return

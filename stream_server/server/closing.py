@@ -10,6 +10,7 @@ from rich.console import Console
 
 from stream_server.config import StudyConfig
 from stream_server.server.account import Intake, Learned, RankAccount, SimulationEnd
+from stream_server.server.design import write_csv
 from stream_server.server.failure import Failure
 from stream_server.server.identity import Identity
 from stream_server.server.output import OutputFolder
@@ -83,11 +84,13 @@ class Closing:
             exit_code = self._write(outcome, parts, roster, validation)
         return int(self.ranks.broadcast(exit_code))
 
-    def close_alone(self, failure: Failure, mine: RankReport) -> None:
+    def close_alone(
+        self, failure: Failure, mine: RankReport, *, roster: Roster | None, validation: Validation | None
+    ) -> None:
         """Write what this rank knows into report.json, just before it aborts all ranks. Not collective."""
         parts: list[RankReport | None] = [None] * self.ranks.size
         parts[self.ranks.rank] = mine
-        self._write(self.outcome_of_failure(failure), parts, None, None)
+        self._write(self.outcome_of_failure(failure), parts, roster, validation)
 
     def outcome_of_failure(self, failure: Failure) -> Outcome:
         """How a study has ended that failed."""
@@ -123,6 +126,8 @@ class Closing:
             best={} if validation is None else validation.best,
             versions=versions(self.ranks.library),
         )
+        if roster is not None:
+            write_csv(self.folder.parameters, roster.parameters)
         report = build_report(outcome, study, parts)
         write_report(report, self.folder.report)
         Console(file=sys.stderr).print(summary(report))

@@ -1,7 +1,7 @@
 """The design of the ensemble: which parameters a simulation has."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from numpy.random import SeedSequence
@@ -47,13 +47,6 @@ class ParameterDesign:
         """
         return dict(zip(self.names, self._values(simulation), strict=True))
 
-    def write_csv(self, path: Path, simulations: Iterable[int]) -> None:
-        """Write the parameters of `simulations`, which count from 0, so that `parameters.file` can name the file."""
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow([ID_COLUMN, *self.names])
-            writer.writerows([simulation, *map(repr, self._values(simulation))] for simulation in simulations)
-
     def _values(self, simulation: int) -> tuple[float, ...]:
         if self._file is not None:
             if not self.has(simulation):
@@ -64,6 +57,14 @@ class ParameterDesign:
         if simulation < self._num_validation:
             return self._validation.values(simulation)
         return self._training.values(simulation - self._num_validation)
+
+
+def write_csv(path: Path, parameters: Mapping[int, Mapping[str, float]]) -> None:
+    """Write the parameters of all simulations by id, so that `parameters.file` can name the file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([ID_COLUMN, *next(iter(parameters.values()))])
+        writer.writerows([simulation, *map(repr, values.values())] for simulation, values in parameters.items())
 
 
 def _read(path: Path) -> DesignFile:

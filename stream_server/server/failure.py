@@ -36,7 +36,7 @@ class Failure:
             thread=thread,
             phase=phase,
             message=str(error) or type(error).__name__,
-            traceback="".join(traceback.format_exception(error)),
+            traceback=_told(error),
             exit_code=error.exit_code if isinstance(error, StreamServerError) else RankLost.exit_code,
         )
 
@@ -57,6 +57,15 @@ class Failure:
             return None
 
 
+def _told(error: BaseException) -> str:
+    """What a person needs to see: of the user's own error its traceback, of one that we foresaw what it says."""
+    if not isinstance(error, StreamServerError):
+        return "".join(traceback.format_exception(error))
+    if error.__cause__ is None:
+        return f"{error}\n"
+    return "".join(traceback.format_exception(error.__cause__)) + f"{error}\n"
+
+
 def leave_together(error: BaseException, ranks: Ranks, output_dir: Path, *, phase: str) -> int | None:
     """Make all ranks end because of `error`; main thread only.
 
@@ -70,6 +79,6 @@ def leave_together(error: BaseException, ranks: Ranks, output_dir: Path, *, phas
     if isinstance(error, PeerFailed):
         return error.exit_code
     failure = Failure.of(error, rank=ranks.rank, phase=phase)
-    _log.error("rank %d failed in %s:\n%s", failure.rank, failure.phase, failure.traceback)
+    _log.info("rank %d failed in %s:\n%s", failure.rank, failure.phase, failure.traceback)
     failure.record(output_dir)
     return offer_failure(ranks, failure.exit_code)

@@ -107,6 +107,7 @@ class Intake:
         """
         streak = connection.streak
         assert streak is not None
+        self.touched[connection.peer] = connection
         slots = self.claim(streak.num_steps)
         try:
             is_fit = fill_rows(streak.targets, slots, inlet)
@@ -117,7 +118,6 @@ class Intake:
             self.settle(self._place_apart(connection, streak, slots))
             return None
         if not streak.num_messages:
-            self.touched[connection.peer] = connection
             self._in_streak.append(connection.track)
             connection.track.in_streak = connection
         streak.add(slots)

@@ -58,11 +58,12 @@ class LauncherProcess:
         assert self._process is not None
         return self._process.poll()
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for the launcher, which was told to leave, to have seen its last job end; at most `timeout_s`."""
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the launcher, which was told to leave, has seen its last job end within `timeout_s`."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
+        return self._process.returncode is not None
 
     def leave(self) -> None:
         """Close the pipe, which tells the launcher to cancel its jobs and go, and wait for that."""

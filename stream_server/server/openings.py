@@ -47,7 +47,7 @@ class Openings:
         self._learn_dtypes(message, track)
         # Without all dtypes there are no slots; the other ranks of this simulation will tell the missing ones.
         has_room = self.dtypes_known and self.room.reserve(track)
-        track.waits_for_room = not has_room
+        track.waits_for_room = self.dtypes_known and not has_room
         if not has_room:
             self.waiting[peer] = message
             return None

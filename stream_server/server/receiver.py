@@ -261,6 +261,7 @@ class Receiver:
     def _apply(self, notice: notices.Notice) -> None:
         match notice:
             case notices.Attempt():
+                self.clients.leave(notice.simulation)
                 self.tracker.begin(notice.simulation, notice.attempt)
                 self.parameters[notice.simulation] = np.array(list(notice.parameters.values()), np.float64)
                 if self.access is not None:

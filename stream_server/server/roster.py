@@ -102,13 +102,19 @@ class Entry:
 class Roster:
     """The simulations of a study: ids, parameters, attempts and terminal states.
 
-    Ids run from 0; `parameters[i]` are those of id i. The first `num_planned` ids run from the start, the
-    others are taken one by one when a simulation is redrawn. A simulation is *finished* when every rank
-    says that its share is settled: the ledgers decide, whatever a scheduler says.
+    Ids run from 0; `parameters[i]` are those of id i. The first `num_planned` ids run from the start, the first
+    `num_held_out` of them for validation; the others are taken one by one when a simulation is redrawn. A simulation is
+    *finished* when every rank says that its share is settled: the ledgers decide, whatever a scheduler says.
     """
 
     def __init__(
-        self, facts: StudyFacts, parameters: Sequence[Mapping[str, float]], *, num_planned: int, num_ranks: int
+        self,
+        facts: StudyFacts,
+        parameters: Sequence[Mapping[str, float]],
+        *,
+        num_planned: int,
+        num_held_out: int,
+        num_ranks: int,
     ) -> None:
         self.facts = facts
         self.num_ranks = num_ranks
@@ -116,15 +122,23 @@ class Roster:
         self.entries = {i: Entry(parameters=dict(parameters[i])) for i in range(num_planned)}
         self._spare = iter(range(num_planned, len(parameters)))
         self._parameters = parameters
+        self._num_held_out = num_held_out
         self._requests: dict[int, tuple[bytes, Hello]] = {}
+        self._guests: dict[bytes, int] = {}
         self._next_token = 0
         self._stopped = False
+        self._failed = False
         self._final = False
 
     @property
     def final(self) -> bool:
         """Every simulation has its terminal state and no other will come."""
         return self._final
+
+    @property
+    def parameters(self) -> dict[int, dict[str, float]]:
+        """The parameters of every simulation by id: those of redraws, and those that attached clients brought, too."""
+        return {i: entry.parameters for i, entry in self.entries.items()}
 
     @property
     def plan(self) -> list[link.Planned]:
@@ -167,6 +181,10 @@ class Roster:
             if hello.num_ranks > 1:
                 text = "a parallel simulation that attaches by itself needs simulation_id=… on each of its ranks"
                 return [self._refuse(peer, Reason.UNKNOWN_SIMULATION, text)]
+            if peer in self._guests:
+                # Its question crossed our answer: the same client must not get a second simulation.
+                self.entries[self._guests[peer]].waiting[peer] = hello
+                return self._welcome_all(self._guests[peer])
             return self._request(peer, hello)
         entry = self.entries.get(hello.simulation)
         if entry is None:
@@ -207,6 +225,7 @@ class Roster:
                 text = "every simulation was begun with other parameters already"
                 return [self._refuse(peer, Reason.NO_SIMULATION_LEFT, text)]
             entry.parameters = {name: hello.parameters[name] for name in entry.parameters}
+        self._guests[peer] = simulation
         actions = self._begin(simulation, attempt, None, attached=True)
         entry.waiting[peer] = hello
         return actions + self._welcome_all(simulation)
@@ -214,8 +233,16 @@ class Roster:
     def none_left(self, message: link.NoneLeft) -> list[Action]:
         """The launcher has no simulation for a client that came by itself."""
         request = self._requests.pop(message.token, None)
+        if request is None:
+            return []
+        peer, hello = request
         reason = Reason.BUSY if message.busy else Reason.NO_SIMULATION_LEFT
-        return [] if request is None else [self._refuse(request[0], reason, message.text)]
+        peers = [peer]
+        if hello.simulation is not None:
+            # The other ranks of the same parallel simulation wait for this answer too.
+            peers += self.entries[hello.simulation].waiting
+            self.entries[hello.simulation].waiting.clear()
+        return [self._refuse(peer, reason, message.text) for peer in peers]
 
     def ready(self, simulation: int, attempt: int) -> list[Action]:
         """Every rank has acknowledged the notice of this attempt: its clients may come in."""
@@ -272,7 +299,8 @@ class Roster:
             {"id": message.simulation, "attempts": message.attempts, "reason": message.reason, "log": message.log}
         )
         actions: list[Action] = []
-        redrawn = next(self._spare, None) if message.redraw else None
+        # A redraw is a training simulation, so it cannot take the place of a held-out one.
+        redrawn = next(self._spare, None) if message.redraw and message.simulation >= self._num_held_out else None
         if redrawn is not None:
             self.entries[redrawn] = Entry(parameters=dict(self._parameters[redrawn]))
             run = link.Run(simulation=redrawn, parameters=self.entries[redrawn].parameters)
@@ -280,7 +308,8 @@ class Roster:
         return actions + self._end(message.simulation, State.GIVEN_UP, message.reason)
 
     def too_many(self, text: str) -> list[Action]:
-        """The launcher says that the simulations cannot be made to run."""
+        """The launcher says that the simulations cannot be made to run: the study does not end in order any more."""
+        self._failed = True
         return [StudyFailed(text=text)]
 
     def stop(self, reason: str, grace_s: float) -> list[Action]:
@@ -310,8 +339,6 @@ class Roster:
 
     def _request(self, peer: bytes, hello: Hello) -> list[Action]:
         if any(peer == other for other, _ in self._requests.values()):
-            return []
-        if any(peer in entry.waiting for entry in self.entries.values()):
             return []
         token, self._next_token = self._next_token, self._next_token + 1
         self._requests[token] = (peer, hello)
@@ -360,7 +387,7 @@ class Roster:
         actions: list[Action] = [self._refuse(peer, Reason.STALE_ATTEMPT, text) for peer in entry.waiting]
         entry.waiting.clear()
         actions.append(Tell(notice=notices.Terminal(simulation=simulation, state=state.value, reason=reason)))
-        if all(entry.state.terminal for entry in self.entries.values()):
+        if not self._failed and all(entry.state.terminal for entry in self.entries.values()):
             self._final = True
             states = {i: entry.state.value for i, entry in self.entries.items()}
             actions.append(Tell(notice=notices.Final(states=states)))

@@ -160,7 +160,9 @@ class Sockets:
             if self.rank > 0:
                 yield 0, sender
             elif sender.startswith(RANK) and self._is_ours(frames[-1]):
-                yield int(sender.removeprefix(RANK)), frames[-1].bytes
+                number = sender.removeprefix(RANK)
+                if number.isdigit():
+                    yield int(number), frames[-1].bytes
 
     def link(self) -> Iterator[bytes]:
         """What the launcher says."""

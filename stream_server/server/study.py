@@ -1,5 +1,6 @@
 """A study on one rank, from beginning to end. The only file that builds the parts of a running server."""
 
+import logging
 import socket
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from stream_server.launcher import link
 from stream_server.server import parts
 from stream_server.server.access import Access
 from stream_server.server.closing import Closing, outcome_of, rank_report
-from stream_server.server.design import ParameterDesign
+from stream_server.server.design import ParameterDesign, write_csv
 from stream_server.server.endpoints import Endpoints, ReceiverSettings
 from stream_server.server.failure import Failure, leave_together
 from stream_server.server.identity import Identity
@@ -52,6 +53,10 @@ from stream_server.server.watch import Watch
 
 STOP_GRACE_S = 10.0
 LEAVE_S = 20.0
+WAIT_SLICE_S = 0.2
+PATIENCE_S = 3.0
+
+log = logging.getLogger(__name__)
 
 
 def run_study(config: StudyConfig, *, fresh: bool) -> int:
@@ -146,11 +151,12 @@ class StudyRank:
         """Make all ranks end because of `error`, in order if they can be reached, or else at once."""
         agreed = leave_together(error, self.ranks, self.folder.path, phase=self.stage)
         failure = Failure.read(self.folder.path) or Failure.of(error, rank=self.ranks.rank, phase=self.stage)
-        # The log of rank 0 is on the screen; of another rank's failure the screen has heard nothing yet.
-        if failure.rank != 0 and self.ranks.rank == (failure.rank if agreed is None else 0):
-            print(failure.traceback, file=sys.stderr, flush=True)
+        if agreed is None or self.ranks.rank == 0:
+            print(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", file=sys.stderr, flush=True)
         if agreed is None:
-            self.closing.close_alone(failure, self._report())
+            mine = self._report()
+            with nullcontext() if self.receiver is None else self.receiver.turn:
+                self.closing.close_alone(failure, mine, roster=self.roster, validation=self.validation)
             self.ranks.abort(failure.exit_code)
         return self.closing.outcome_of_failure(failure)
 
@@ -216,8 +222,23 @@ class StudyRank:
             finished = self.stops.agreed is None
             grace_s = self.config.simulation.timeout_s if finished else STOP_GRACE_S
             receiver.post(StopStudy(reason=self.stops.text or "the study has ended", grace_s=grace_s))
-            launcher.wait(grace_s + LEAVE_S)
+            self._wait_for(launcher, grace_s + LEAVE_S)
         self.ranks.barrier()
+        if receiver.error is not None:
+            raise RankLost("the receiver failed after the last batch") from receiver.error
+
+    def _wait_for(self, launcher: LauncherProcess, timeout_s: float) -> None:
+        """Wait until the last job has ended; a signal that comes meanwhile ends the waiting, and so the jobs."""
+        was_asked = self.stops.num_requests
+        start = time.monotonic()
+        told = False
+        while not launcher.wait(WAIT_SLICE_S) and self.stops.num_requests == was_asked:
+            waited_s = time.monotonic() - start
+            if waited_s > timeout_s:
+                return
+            if waited_s > PATIENCE_S and not told:
+                told = True
+                log.warning("all is trained, but simulations still run: waiting for them to end (Ctrl-C ends them)")
 
     def _make_server(self, design: ParameterDesign, metrics: Metrics) -> StreamServer:
         server_class = load_server_class(self.config)
@@ -278,6 +299,7 @@ class StudyRank:
         endpoints = [Endpoints.from_dict(plain) for plain in self.ranks.broadcast(gathered)]
         if self.ranks.rank == 0:
             self.roster = self._make_roster(design, endpoints)
+            write_csv(self.folder.parameters, self.roster.parameters)
         receiver.meet(endpoints, self.roster)
         return endpoints
 
@@ -285,7 +307,6 @@ class StudyRank:
         config = self.config
         num_planned = config.study.simulations + config.validation.simulations
         ids = [i for i in range(num_planned + parts.num_redraws(config)) if i < num_planned or design.has(i)]
-        design.write_csv(self.folder.parameters, ids[:num_planned])
         facts = StudyFacts(
             study=self.identity.study,
             epoch=self.identity.epoch,
@@ -294,7 +315,13 @@ class StudyRank:
             fields=parts.field_specs(config),
             routing=parts.routing(config),
         )
-        return Roster(facts, [design.parameters(i) for i in ids], num_planned=num_planned, num_ranks=self.ranks.size)
+        return Roster(
+            facts,
+            [design.parameters(i) for i in ids],
+            num_planned=num_planned,
+            num_held_out=config.validation.simulations,
+            num_ranks=self.ranks.size,
+        )
 
     def _start_launcher(self, receiver: Receiver, ipc_folder: Path, endpoints: Endpoints) -> LauncherProcess:
         assert self.roster is not None

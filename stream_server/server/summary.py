@@ -45,7 +45,7 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report["failures"]:
         rows.append(("given up", _some([_failure(it) for it in report["failures"]])))
     rows.append(("account", "balanced" if report["balanced"] else "NOT BALANCED: " + _some(list(report["unbalanced"]))))
-    rows.append(("exit code", f"{report['exit_code']} {report['message']}".rstrip()))
+    rows.append(("exit code", f"{report['exit_code']} {first_line(report['message'])}".rstrip()))
     return rows
 
 
@@ -61,3 +61,8 @@ def _counts(counts: Mapping[str, int], names: tuple[str, ...]) -> str:
 def _some(texts: list[str], num: int = 5) -> str:
     more = [f"and {len(texts) - num} more, see report.json"] if len(texts) > num else []
     return "\n".join(texts[:num] + more)
+
+
+def first_line(text: str) -> str:
+    """The first line; the others have been shown above the table."""
+    return text.partition("\n")[0]

@@ -429,7 +429,10 @@ class Tracker:
                     step.present[place.field] = step.present.get(place.field, 0) | sender
             if step.senders == layout.senders and layout.closed:
                 if torn := _torn_field(step):
+                    # The message is refused as a whole: its steps come again with the next attempt.
                     self.abandon(connection, [step])
+                    for run in whole:
+                        self.drop(run)
                     text = f"only some client ranks sent field {torn} in time step {self.label(step.index)}"
                     return self.refuse(Reason.WRONG_FIELDS, text, data.sequence)
                 whole.append(self._complete(step))

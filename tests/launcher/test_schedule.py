@@ -95,15 +95,16 @@ def test_a_redraw_is_asked_for_and_the_new_simulation_runs() -> None:
 
 def test_on_failure_stop_stops_the_study_at_the_first_simulation_that_fails_for_good() -> None:
     schedule = after_the_first_step(running(20, retries=0, on_failure="stop"))
-    stop = fail(schedule, 0, 0, 1.0)[-1]
+    stop, give_up = fail(schedule, 0, 0, 1.0)[-2:]
     assert isinstance(stop, StopStudy)
+    assert isinstance(give_up, GiveUp)
     assert "simulation.on_failure is stop" in stop.text
 
 
 def test_above_max_failed_the_study_stops() -> None:
     schedule = after_the_first_step(running(20, retries=0, max_failed=0.05))
     assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(simulation=1, attempt=0)]
-    stop = fail(schedule, 1, 0, 3.0)[-1]
+    stop = fail(schedule, 1, 0, 3.0)[-2]
     assert isinstance(stop, StopStudy)
     assert "2 of 20 simulations failed for good, more than simulation.max_failed = 0.05" in stop.text
 

@@ -193,7 +193,7 @@ def reception(shape: StudyShape) -> Iterator[Reception]:
             routing=shape.routing,
         )
         parameters = [{"x": float(i)} for i in range(shape.num_simulations)]
-        roster = Roster(facts, parameters, num_planned=shape.num_simulations, num_ranks=shape.num_ranks)
+        roster = Roster(facts, parameters, num_planned=shape.num_simulations, num_held_out=0, num_ranks=shape.num_ranks)
         for rank in ranks:
             rank.receiver.meet(endpoints, roster if rank.receiver.rank == 0 else None)
         for rank in ranks:

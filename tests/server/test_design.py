@@ -7,7 +7,7 @@ import pytest
 
 from stream_server.config import StudyConfig, load
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.design import ParameterDesign
+from stream_server.server.design import ParameterDesign, write_csv
 
 BOUNDS = {"a": [0, 1], "b": [-10, 10], "c": [1e-6, 1, "log"]}
 SAMPLERS = ["uniform", "lhs", "halton", "sobol", "sampler.py:Grid"]
@@ -130,7 +130,7 @@ def test_a_sampler_never_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_what_is_written_as_csv_reads_back_exactly(tmp_path: Path, sampler: str) -> None:
     design = ParameterDesign(study(tmp_path, bounds=BOUNDS, sampler=sampler))
-    design.write_csv(tmp_path / "parameters.csv", range(72))
+    write_csv(tmp_path / "parameters.csv", {i: design.parameters(i) for i in range(72)})
     again = ParameterDesign(study(tmp_path, file="parameters.csv"))
     assert [again.parameters(simulation) for simulation in range(72)] == [
         design.parameters(simulation) for simulation in range(72)

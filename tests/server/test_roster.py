@@ -31,7 +31,7 @@ FACTS = StudyFacts(
 
 @pytest.fixture
 def roster() -> Roster:
-    return Roster(FACTS, [{"x": float(i)} for i in range(4)], num_planned=3, num_ranks=2)
+    return Roster(FACTS, [{"x": float(i)} for i in range(4)], num_planned=3, num_held_out=1, num_ranks=2)
 
 
 def hello(simulation: int | None, attempt: int = 0, **others: object) -> Hello:
@@ -179,6 +179,24 @@ def test_a_client_that_attaches_gets_what_the_launcher_gives_it(roster: Roster) 
     assert welcome.simulation == 2
 
 
+def test_a_client_whose_question_crossed_the_answer_gets_no_second_simulation(roster: Roster) -> None:
+    roster.hello(b"p", hello(None, attempt=ATTACHING))
+    roster.attached(0, 2, 0)
+    roster.ready(2, 0)
+    actions = roster.hello(b"p", hello(None, attempt=ATTACHING))
+    assert to_launcher(actions) == []
+    (welcome,) = replies(actions)
+    assert isinstance(welcome, Welcome)
+    assert welcome.simulation == 2
+
+
+def test_all_ranks_of_a_parallel_simulation_are_told_that_nothing_is_left(roster: Roster) -> None:
+    roster.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
+    roster.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1))
+    actions = roster.none_left(link.NoneLeft(token=0, text="none is left", busy=False))
+    assert {action.peer for action in actions if isinstance(action, Reply)} == {b"p", b"q"}
+
+
 def test_all_ranks_of_an_attaching_simulation_come_in_with_one_request(roster: Roster) -> None:
     first = roster.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
     assert to_launcher(first) == [link.AttachRequest(token=0, simulation=1)]
@@ -261,8 +279,24 @@ def test_a_simulation_keeps_the_parameters_that_it_was_begun_with(roster: Roster
     assert request == link.AttachRequest(token=1, simulation=1)
 
 
+def test_a_study_that_failed_does_not_come_to_its_end_any_more(roster: Roster) -> None:
+    for simulation in (0, 1):
+        finish(roster, simulation)
+    roster.launched(2, 0, None)
+    assert roster.too_many("too many failed") == [StudyFailed(text="too many failed")]
+    roster.gave_up(link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False))
+    assert [failure["id"] for failure in roster.failures] == [2]
+    assert not roster.final
+
+
 def test_the_number_of_steps_is_the_one_that_the_end_told(roster: Roster) -> None:
     roster.launched(1, 0, None)
     roster.share(0, share(1, total=10))
     roster.share(1, share(1, total=7))
     assert roster.num_steps(1) == 7
+
+
+def test_a_held_out_simulation_is_not_redrawn(roster: Roster) -> None:
+    message = link.GaveUp(simulation=0, attempts=3, reason="exit code 1", log="", redraw=True)
+    assert to_launcher(roster.gave_up(message)) == []
+    assert roster.counts()["given_up"] == 1

@@ -280,6 +280,25 @@ def test_the_blocks_of_the_client_ranks_must_cover_a_field_exactly(blocks: list[
     assert words in refusal.text
 
 
+def test_a_refused_message_leaves_no_slot_behind() -> None:
+    tracker = make(fields=[U, OPTIONAL])
+    tracker.begin(0, 0)
+    first = opened(tracker, opening(block("u", 0, 2), block("v", 0, 2), rank=0, num_ranks=2))
+    second = opened(tracker, opening(block("u", 2, 2), block("v", 2, 2), rank=1, num_ranks=2))
+    send(tracker, first, data(first, 0))
+    send(tracker, first, data(first, 1, present=1))
+    assert isinstance(send(tracker, second, data(second, 0, num_steps=2)), Refusal)
+    tracker.over(0, 0)
+    assert sorted(tracker.freed) == [0, 1]
+
+
+def test_the_progress_clock_runs_while_the_types_of_fields_are_not_known() -> None:
+    tracker = make(fields=[FieldSpec(name="u", shape=(4,)), FieldSpec(name="v", shape=(4,))])
+    tracker.begin(0, 0)
+    assert tracker.open(b"p", opening(block("u"), rank=0, num_ranks=2)) is None
+    assert not tracker.changes()[-1].blocked
+
+
 def test_parts_of_a_step_must_come_in_order_and_all() -> None:
     big = FieldSpec(name="u", shape=(3 * MAX_PART_BYTES // 8,), dtype="<f8")
     tracker = make(fields=[big])

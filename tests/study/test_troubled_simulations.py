@@ -95,7 +95,7 @@ def test_the_server_outlives_junk(run: Callable[..., Run]) -> None:
 def test_a_command_with_a_typo_stops_the_study_and_shows_the_end_of_its_log(run: Callable[..., Run]) -> None:
     done = run(num_ranks=2, settings={"simulation.command": ["python", "riple.py"]})
     assert done.exit_code != 0
-    assert done.report["exit_code"] == 4
+    assert done.report["exit_code"] == 4, done.output
     assert "riple.py" in done.output
     assert "No such file or directory" in done.output
 
@@ -115,7 +115,7 @@ def test_a_study_can_end_with_the_first_simulation_that_is_given_up(run: Callabl
     settings = {"simulation.on_failure": "stop", "simulation.max_failed": 0.1, "simulation.retries": 0}
     done = run(num_ranks=2, settings=troubled("crash", **settings))
     assert done.exit_code != 0
-    assert done.report["exit_code"] == 4
+    assert done.report["exit_code"] == 4, done.output
     assert "simulation.on_failure is stop" in done.report["message"]
     assert "the solver diverged" in done.output
 

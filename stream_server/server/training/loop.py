@@ -53,6 +53,7 @@ class Training:
             StreamServerError: this rank or another one failed, in the user's code or ours.
         """
         self.callbacks.on_train_start()
+        self.progress.begin()
         turns = in_lockstep(
             self.stream,
             self.ranks,

@@ -30,6 +30,10 @@ class Progress:
         self._clock = clock
         self._start = clock()
 
+    def begin(self) -> None:
+        """The first batch is waited for: the time of the training starts."""
+        self._start = self._clock()
+
     @property
     def elapsed_s(self) -> float:
         """Seconds of training."""

@@ -27,16 +27,18 @@ class StopReason(IntEnum):
 class StopRequests:
     """This rank's wish to stop, and what all ranks agreed on.
 
-    `request` may be called in a signal handler. The first wish is kept.
+    `request` may be called in a signal handler. The first wish is kept, and all are counted.
     """
 
     def __init__(self) -> None:
         self.pending: StopReason | None = None
+        self.num_requests = 0
         self.text = ""
         self.agreed: StopReason | None = None
 
     def request(self, reason: StopReason, text: str) -> None:
         """Ask all ranks to stop at the next update."""
+        self.num_requests += 1
         if self.pending is None:
             self.text = text
             self.pending = reason

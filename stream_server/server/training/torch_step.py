@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -209,7 +210,7 @@ class TorchStep:
             )
         else:
             size = torch.stack([gradient.sum().float() for gradient in gradients]).sum() if gradients else None
-        if size is None or bool(torch.isfinite(size)):
+        if size is None or isfinite(size):
             return True
         text = f"the gradient of batch {server.progress.batches} is not finite"
         if settings.nonfinite == "stop":

@@ -1,0 +1,103 @@
+"""The commands themselves: what they say, what they refuse, and the exit code they leave with."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.launch import IMPLEMENTATIONS, mpirun
+from tests.study.conftest import NUMPY_STUDY
+from tests.study.runs import Run, command, run_study
+from tests.study.test_every_way import assert_complete
+
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
+STUDIES = (NUMPY_STUDY, CONFIGS / "heat" / "study.json", CONFIGS / "lorenz" / "study.json")
+
+
+def said(program: str, *arguments: str) -> str:
+    """What a command prints that does not run a study."""
+    launch = command(program, 1, None, list(arguments))
+    done = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_finished_study_says_so_and_any_other_is_refused_without_fresh(run: Callable[..., Run]) -> None:
+    first = run(num_ranks=2)
+    assert_complete(first, num_simulations=6)
+    report = first.output_dir / "report.json"
+    written = report.read_bytes()
+
+    again = run(num_ranks=2)
+    assert again.exit_code == 0
+    assert again.output.count("ripple is finished") == 1
+    assert report.read_bytes() == written
+
+    report.write_text(json.dumps({**first.report, "exit_reason": "failed", "exit_code": 7}))
+    refused = run(num_ranks=2)
+    assert refused.exit_code == 2
+    assert refused.output.count("--fresh renames it and starts over") == 1
+
+    fresh = run(num_ranks=2, arguments=["--fresh"])
+    assert_complete(fresh, num_simulations=6)
+    assert json.loads((fresh.output_dir.with_name("run.1") / "report.json").read_text())["exit_code"] == 7
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_stream_launcher_starts_the_ranks_of_the_study_and_returns_its_exit_code(
+    run: Callable[..., Run], num_ranks: int
+) -> None:
+    done = run(program="stream-launcher", mpi=None, settings={"server.ranks": num_ranks})
+    assert_complete(done, num_simulations=6)
+    assert done.report["ranks"] == num_ranks
+    settings = {"server.ranks": num_ranks, "user": {"trouble": "training_step", "rank": num_ranks - 1}}
+    failed = run(program="stream-launcher", mpi=None, settings=settings, arguments=["--fresh"])
+    assert failed.exit_code == failed.report["exit_code"] == 3
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.parent.name)
+def test_a_server_class_can_be_tried_without_a_simulation(study: Path, tmp_path: Path) -> None:
+    done = run_study(study, tmp_path / "run", mpi=None, arguments=["--fast-dev-run"])
+    assert done.exit_code == 0, done.output
+    assert "It works" in done.output
+    assert not done.output_dir.exists()
+
+
+def test_check_tells_what_a_study_takes_and_starts_nothing(run: Callable[..., Run]) -> None:
+    done = run(mpi=None, arguments=["--check"])
+    assert done.exit_code == 0
+    lines = dict(line.split(maxsplit=1) for line in done.output.splitlines() if not line.startswith(("server c", "ba")))
+    assert lines["simulations"] == "6 for training, 1 for validation"
+    assert lines["samples"].startswith("140 samples of 72 B")
+    assert lines["command"] == f"python {NUMPY_STUDY.parent / 'ripple.py'}"
+    assert lines["connections"].endswith("fits")
+    assert not done.output_dir.exists()
+
+
+def test_check_never_begins_mpi(tmp_path: Path) -> None:
+    """Some mpirun kill a job of which a rank leaves without MPI_Finalize; --check must be safe on a login node too."""
+    script = f"""
+import sys
+from stream_server.server.cli import main
+sys.exit(main(["--config", {str(NUMPY_STUDY)!r}, "--check"]) or 10 * ("mpi4py" in sys.modules))
+"""
+    launch = mpirun("mpich", 1, ["-c", script])
+    subprocess.run(launch.argv, env=launch.environment, capture_output=True, timeout=50, check=True)
+
+
+def test_help_teaches_and_the_schema_is_printed() -> None:
+    text = said("stream-server", "--help")
+    assert "mpirun -n 4 stream-server --config study.json" in text
+    assert "exit status:" in text
+    assert "server.ranks" in said("stream-launcher", "--help")
+    assert said("stream-server", "--version").startswith("stream-server 0")
+    assert json.loads(said("stream-server", "--schema"))["properties"].keys() >= {"study", "buffer", "training"}
+
+
+@pytest.mark.parametrize("mpi", IMPLEMENTATIONS)
+def test_a_mistake_in_study_json_is_told_once_by_all_ranks(run: Callable[..., Run], mpi: str) -> None:
+    done = run(num_ranks=2, mpi=mpi, settings={"buffer.policy": "lifo"})
+    assert done.exit_code == 2
+    assert done.output.count("buffer.policy") == 1
