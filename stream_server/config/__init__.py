@@ -6,9 +6,8 @@
 Importing this package and loading a study imports neither torch nor scipy nor mpi4py.
 """
 
+from stream_server.config.checks import check_ranks
 from stream_server.config.loading import load
-from stream_server.config.models import StudyConfig
-from stream_server.config.rank_checks import check_ranks
-from stream_server.config.schema import json_schema
+from stream_server.config.study import StudyConfig, json_schema
 
 __all__ = ["StudyConfig", "check_ranks", "json_schema", "load"]

@@ -1,25 +1,20 @@
-"""The section `parameters`: what differs from one simulation to the next."""
+"""What differs from one simulation to the next: bounds and how they are sampled, or a CSV file of the values."""
 
+import csv
 import math
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_serializer, model_validator
+from pydantic import AfterValidator, GetJsonSchemaHandler, WithJsonSchema, model_serializer, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from stream_server.config.problems import nearest, shown
-from stream_server.config.section import Section
-from stream_server.config.values import CLASS_REFERENCE, FilePath, Name, wrong
+from stream_server.config.problems import counted, nearest, shown, wrong
+from stream_server.config.values import CLASS_REFERENCE, NAME, Section
 
 SAMPLERS = ("uniform", "lhs", "halton", "sobol")
-
-
-def _check_sampler(value: str) -> str:
-    if value not in SAMPLERS and not CLASS_REFERENCE.fullmatch(value):
-        meant = nearest(value, SAMPLERS)
-        known = f"Write one of {', '.join(SAMPLERS)}, or FILE.py:Class"
-        raise wrong(f"{shown(value)} is no sampler", f"Write {shown(meant)}" if meant else known)
-    return value
+ID_COLUMN = "simulation"
 
 
 class Bounds(Section):
@@ -62,17 +57,72 @@ class Bounds(Section):
         return [self.low, self.high, "log"] if self.log else [self.low, self.high]
 
 
-class Parameters(Section):
-    """`parameters`: what differs from one simulation to the next."""
+def _check_sampler(value: str) -> str:
+    if value not in SAMPLERS and not CLASS_REFERENCE.fullmatch(value):
+        meant = nearest(value, SAMPLERS)
+        known = f"Write one of {', '.join(SAMPLERS)}, or FILE.py:Class"
+        raise wrong(f"{shown(value)} is no sampler", f"Write {shown(meant)}" if meant else known)
+    return value
 
-    bounds: dict[Name, Bounds] | None = Field(
-        default=None, description='Range of each parameter, [low, high] or [low, high, "log"].'
-    )
-    file: FilePath | None = Field(default=None, description="CSV file: a header of names, one row per simulation.")
-    sampler: Annotated[
-        str,
-        AfterValidator(_check_sampler),
-        WithJsonSchema(
-            {"anyOf": [{"enum": list(SAMPLERS)}, {"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}]}
-        ),
-    ] = Field(default="uniform", description="How points are chosen within the bounds, or FILE.py:Class.")
+
+Sampler = Annotated[
+    str,
+    AfterValidator(_check_sampler),
+    WithJsonSchema(
+        {"anyOf": [{"enum": list(SAMPLERS)}, {"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}]}
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DesignFile:
+    """Row i holds the parameters of simulation i: the validation simulations first, as in `parameters.csv`."""
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "DesignFile":
+        """Read a CSV file; a first column `simulation`, as Stream Server writes it, must count from 0.
+
+        Raises:
+            ValueError: the file is missing or malformed; says which line.
+        """
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                lines = [line for line in csv.reader(file, skipinitialspace=True) if line]
+        except FileNotFoundError as error:
+            raise ValueError(f"there is no file {path}") from error
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        if not lines:
+            raise ValueError(f"{path} is empty")
+        columns = tuple(name.strip() for name in lines[0])
+        rows = [_row(line, columns, number) for number, line in enumerate(lines[1:], start=2)]
+        if columns[0] != ID_COLUMN:
+            return cls(names=_checked(columns), rows=tuple(rows))
+        if [row[0] for row in rows] != list(range(len(rows))):
+            raise ValueError(f"the column {ID_COLUMN} of {path} must count 0, 1, 2, …")
+        return cls(names=_checked(columns[1:]), rows=tuple(row[1:] for row in rows))
+
+
+def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise ValueError(f'line 1: "{name}" is no name made of letters, digits and underscores')
+        if names.count(name) > 1:
+            raise ValueError(f'line 1: the column "{name}" is there twice')
+    return names
+
+
+def _row(line: list[str], columns: tuple[str, ...], number: int) -> tuple[float, ...]:
+    if len(line) != len(columns):
+        there, expected = counted(len(line), "value"), counted(len(columns), "column")
+        raise ValueError(f"line {number} has {there} for {expected}")
+    try:
+        row = tuple(float(value) for value in line)
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from error
+    if not all(math.isfinite(value) for value in row):
+        raise ValueError(f"line {number} holds a value that is not finite")
+    return row

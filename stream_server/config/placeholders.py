@@ -1,19 +1,95 @@
 """`{initial}` and `{initial:.3f}`: what stands for a value in the command and the templates of a simulation."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 
-from stream_server.config.problems import nearest, shown
+from stream_server.config.parameters import DesignFile
+from stream_server.config.problems import Problem, nearest, shown
+from stream_server.config.sections import Parameters
+from stream_server.config.study import StudyConfig
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 IN_BRACES = re.compile(r"(?<!\$)\{\s*([A-Za-z_]\w*)[^{}]*\}")
 MANY_DIGITS = re.compile(r"[0-9]{4}")
 BUILT_IN: Mapping[str, int | str] = {"simulation": 0, "attempt": 0, "seed": 0, "study_dir": ""}
+EXAMPLE_OF_A_PARAMETER = 0.5
 
 Examples = Mapping[str, float | int | str]
 
 
-def placeholder_problems(text: str, examples: Examples, *, is_template: bool) -> Iterator[tuple[str, str]]:
+def _parameters_do_not_hide_placeholders(config: StudyConfig) -> Iterator[Problem]:
+    for name in config.parameters.bounds or {}:
+        if name in BUILT_IN:
+            yield Problem(
+                path=f"parameters.bounds.{name}",
+                found=f"{{{name}}} already stands for something else in the command",
+                instead=f"Choose another name, such as {shown(name + '_0')}",
+            )
+
+
+def _command_has_values(config: StudyConfig) -> Iterator[Problem]:
+    if config.simulation.command is None:
+        return
+    examples = _examples(config)
+    for position, element in enumerate(config.simulation.command):
+        for found, instead in _problems_in(element, examples, is_template=False):
+            yield Problem(path=f"simulation.command[{position}]", found=found, instead=instead)
+
+
+def _templates_are_there(config: StudyConfig) -> Iterator[Problem]:
+    for position, template in enumerate(config.simulation.templates):
+        if not os.path.isfile(template):
+            yield Problem(
+                path=f"simulation.templates[{position}]",
+                found=f"there is no file {template}",
+                instead="Write a path relative to the folder of study.json",
+            )
+
+
+def _templates_have_values(config: StudyConfig) -> Iterator[Problem]:
+    for position, template in enumerate(config.simulation.templates):
+        path = f"simulation.templates[{position}]"
+        if not os.path.isfile(template):
+            continue
+        try:
+            text = template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            yield Problem(path=path, found=f"{template} cannot be read ({error})", instead="Name a text file in UTF-8")
+            continue
+        for found, instead in _problems_in(text, _examples(config), is_template=True):
+            yield Problem(path=path, found=f"in {template.name}, {found}", instead=instead)
+
+
+def _examples(config: StudyConfig) -> Examples:
+    """A value for each placeholder there is; without names of parameters any name could be one."""
+    names = _parameter_names(config.parameters)
+    return _AnyName() if names is None else {**dict.fromkeys(names, EXAMPLE_OF_A_PARAMETER), **BUILT_IN}
+
+
+class _AnyName(dict[str, float | int | str]):
+    """Has every name: used when parameters.file cannot be read, which is a problem of its own."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> float | int | str:
+        return BUILT_IN.get(name, EXAMPLE_OF_A_PARAMETER)
+
+
+def _parameter_names(parameters: Parameters) -> tuple[str, ...] | None:
+    """The names of the parameters in order; None when the file that should tell cannot be read."""
+    if parameters.bounds is not None:
+        return tuple(parameters.bounds)
+    if parameters.file is None:
+        return None
+    try:
+        return DesignFile.read(parameters.file).names
+    except ValueError:
+        return None
+
+
+def _problems_in(text: str, examples: Examples, *, is_template: bool) -> Iterator[tuple[str, str]]:
     """What was found and what to write instead, for each placeholder of `text` that cannot be filled in.
 
     Braces that hold no name (JSON, a block of C) are text, and so is a shell's `${NAME}`. A template may
@@ -58,3 +134,11 @@ def _problem_of_form(written: str, name: str, examples: Examples) -> tuple[str, 
     if name not in examples:
         return None
     return f"{shown(written)} would not be filled in", f"Write {{{name}}} or {{{name}:FORMAT}}"
+
+
+COMMAND_CHECKS = (
+    _parameters_do_not_hide_placeholders,
+    _command_has_values,
+    _templates_are_there,
+    _templates_have_values,
+)

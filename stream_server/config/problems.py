@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from pydantic_core import PydanticCustomError
+
 from stream_server.errors import ConfigError
 
 MAX_SHOWN_CHARACTERS = 60
+WRONG = "wrong_value"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +28,13 @@ class Problem:
 
 def config_error(file: Path | str, problems: Sequence[Problem]) -> ConfigError:
     """The error that lists `problems`, one per line."""
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    count = counted(len(problems), "problem")
     return ConfigError("\n".join([f"{file} has {count}:", *(f"  {problem}" for problem in problems)]))
+
+
+def wrong(found: str, instead: str, *, needs: str | None = None) -> PydanticCustomError:
+    """What a validator of the models raises; it is not told when the key that it `needs` is wrong as well."""
+    return PydanticCustomError(WRONG, "{found}. {instead}.", {"found": found, "instead": instead, "needs": needs})
 
 
 def shown(value: object) -> str:
@@ -35,11 +43,15 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` was probably meant to be."""
-    known = list(known)
+def counted(num: int, noun: str) -> str:
+    """`1 rank` or `2 ranks`."""
+    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
+
+
+def nearest(word: str, known: Iterable[str], *, likeness: float = 0.65) -> str | None:
+    """The known word that `word` was probably meant to be; with a `likeness` of 0, any is near enough."""
     by_lower_case = {name.lower(): name for name in known}
-    matches = get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.65)
+    matches = get_close_matches(word.lower(), by_lower_case, n=1, cutoff=likeness)
     return by_lower_case[matches[0]] if matches else None
 
 

@@ -93,9 +93,7 @@ def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Probl
             for position, value in enumerate(node):
                 yield from unusable_values(value, f"{path}[{position}]", depth + 1)
         case str() if node != _printable(node) or "\0" in node:
-            yield Problem(
-                path=_printable(path), found=f"{node!a} is no text", instead="Remove what no font can show"
-            )
+            yield Problem(path=_printable(path), found=f"{node!a} is no text", instead="Remove what no font can show")
         case int() if abs(node) > MAX_INTEGER:
             yield Problem(path=_printable(path), found="the number does not fit 64 bits", instead="Write a smaller one")
 

@@ -1,4 +1,4 @@
-"""The section `study`: how many simulations there are, and the samples they produce."""
+"""What one sample holds, and which time steps a simulation sends."""
 
 import math
 from typing import Annotated, Any, Self
@@ -8,9 +8,8 @@ from pydantic import AfterValidator, Field, GetJsonSchemaHandler, model_validato
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from stream_server.config.problems import shown
-from stream_server.config.section import Section, filled_in, or_short_form
-from stream_server.config.values import Count, FilePath, Name, StudyName, wrong
+from stream_server.config.problems import shown, wrong
+from stream_server.config.values import Count, Section, or_short_form
 
 MAX_FIELDS = 64
 MAX_DIMENSIONS = 8
@@ -108,18 +107,3 @@ class TimeSteps(Section):
     def labels(self) -> range:
         """The labels in the order of their indices."""
         return range(self.first, self.last + 1, self.every)
-
-
-class Study(Section):
-    """`study`: the ensemble and the samples it produces."""
-
-    name: StudyName = filled_in("Name of the study; the name of its folder.")
-    output_dir: FilePath = filled_in("Where results go; runs/<name>.")
-    simulations: Count = Field(description="Number of training simulations.", examples=[100])
-    time_steps: TimeSteps | None = Field(
-        default=None, description="Time steps of a simulation: their count, {first, last, every}, or null: unknown."
-    )
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of parameters, buffers and weights.")
-    fields: Annotated[dict[Name, SampleField], Field(min_length=1, max_length=MAX_FIELDS)] = Field(
-        description="What one sample holds.", examples=[{"temperature": [100, 100]}]
-    )

@@ -1,4 +1,4 @@
-"""The kinds of value that study.json has beyond JSON's own: sizes, paths, names, lists."""
+"""What the sections of study.json are made of: the base of all, and values beyond JSON's own (sizes, paths, names)."""
 
 import math
 import re
@@ -7,12 +7,20 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from stream_server.config.problems import shown
+from stream_server.config.problems import shown, wrong
 
-WRONG = "wrong_value"
 MAX_INTEGER = 2**63 - 1
 
 SIZE_PATTERN = r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?i?B)\s*$"
@@ -27,9 +35,25 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CLASS_REFERENCE = re.compile(r".+:[A-Za-z_][A-Za-z0-9_]*")
 
 
-def wrong(found: str, instead: str) -> PydanticCustomError:
-    """The error of a validator here: what was found, and what to write instead."""
-    return PydanticCustomError(WRONG, "{found}. {instead}.", {"found": found, "instead": instead})
+class Section(BaseModel):
+    """One object of study.json: immutable, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def filled_in(description: str) -> Any:
+    """A key whose default follows from other keys: `defaults.py` writes it before the models see it."""
+    return Field(default=None, description=description)
+
+
+def or_short_form(short_form: JsonSchemaValue, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    """The JSON schema of a section that may also be written in a shorter form."""
+    reference = handler(core)
+    schema = handler.resolve_ref_schema(reference)
+    as_object = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [short_form, as_object]
+    return reference
 
 
 def size_in_bytes(text: str) -> int | None:
@@ -56,11 +80,7 @@ def _parse_capacity(value: Any) -> Any:
     if isinstance(value, str):
         if size_in_bytes(value) is None:
             raise wrong(f"{shown(value)} is no size", 'Write a number of samples, or a size such as "4GiB"')
-        raise PydanticCustomError(
-            WRONG,
-            "{found}. {instead}.",
-            {"found": f"{value} holds not one sample", "instead": "Write a larger size", "needs": "study.fields"},
-        )
+        raise wrong(f"{value} holds not one sample", "Write a larger size", needs="study.fields")
     return value
 
 
@@ -115,18 +135,11 @@ def _check_command(value: Any) -> Any:
     return value
 
 
-Bytes = Annotated[
-    int,
-    BeforeValidator(_parse_bytes),
-    Field(ge=1),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": SIZE_PATTERN}]}),
-]
-Capacity = Annotated[
-    int,
-    BeforeValidator(_parse_capacity),
-    Field(ge=1),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": SIZE_PATTERN}]}),
-]
+_NUMBER_OR_SIZE = WithJsonSchema(
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": SIZE_PATTERN}]}
+)
+Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=1), _NUMBER_OR_SIZE]
+Capacity = Annotated[int, BeforeValidator(_parse_capacity), Field(ge=1), _NUMBER_OR_SIZE]
 FilePath = Annotated[Path, BeforeValidator(_parse_path), WithJsonSchema({"type": "string", "minLength": 1})]
 Name = Annotated[str, AfterValidator(_check_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
 StudyName = Annotated[str, AfterValidator(_check_study_name)]

@@ -7,10 +7,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from stream_server.config.drafting import Location, model_in
-from stream_server.config.models import StudyConfig
-from stream_server.config.problems import Problem, nearest, one_of, shown
-from stream_server.config.values import WRONG
+from stream_server.config.problems import WRONG, Problem, counted, nearest, one_of, shown
+from stream_server.config.study import StudyConfig, model_in
+
+Location = tuple[int | str, ...]
 
 KEY_MARK = "[key]"
 KINDS = {
@@ -78,7 +78,8 @@ def _found_and_instead(detail: ErrorDetails) -> tuple[str, str]:
         return f"{shown(value)} {beyond.format(limit)}", write.format(limit)
     if kind in ("too_short", "too_long"):
         allowed = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
-        return f"{shown(value)} has {context['actual_length'] or 'no'} elements", f"Write {allowed}"
+        num = context["actual_length"]
+        return f"{shown(value)} has {counted(num, 'element') if num else 'no elements'}", f"Write {allowed}"
     message = detail["msg"].rstrip(".")
     return f"{shown(value)}: {message[:1].lower()}{message[1:]}", _write_key(detail["loc"])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from numpy.random import SeedSequence
 
 from stream_server.config import StudyConfig
-from stream_server.config.design_file import ID_COLUMN, DesignFile
+from stream_server.config.parameters import ID_COLUMN, DesignFile
 from stream_server.errors import ConfigError
 from stream_server.server.samplers import LatinHypercube, LowDiscrepancy, Sampler, Suggested, Uniform
 

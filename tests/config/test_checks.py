@@ -46,6 +46,11 @@ def test_the_watermark_can_be_reached_on_every_rank(folder: StudyFolder) -> None
         check_ranks(config, 3)
 
 
+def test_one_is_told_as_one(folder: StudyFolder) -> None:
+    changes = {"study.simulations": 1, "study.time_steps": 1, "buffer.watermark": 2}
+    assert "(1 simulation of 1 time step)" in folder.problem(changes)
+
+
 def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFolder) -> None:
     config = folder.load({"buffer.routing": "simulations", "launcher.max_running": 2, "client.max_attached": 1})
     check_ranks(config, 3)
@@ -199,7 +204,11 @@ def test_the_server_class_is_looked_for_without_running_its_file(folder: StudyFo
 @pytest.mark.parametrize(
     ("reference", "problem"),
     [
-        ("sever.py:HeatServer", 'sever.py. Write "server.py".'),
+        ("sever.py:HeatServer", 'sever.py. Write "server.py:HeatServer".'),
+        ("sx.py:S", 'sx.py. Write "server.py:HeatServer".'),
+        ("hat.py:HeatServer", 'hat.py. Write "server.py:HeatServer".'),
+        ("package/model.py:Served", 'package/model.py. Write "package/models.py:PackagedServer".'),
+        ("no_such_folder/server.py:HeatServer", 'server.py. Write "server.py:HeatServer".'),
         ("server.py:HeatSever", "server.py has no class HeatSever. Write HeatServer."),
         ("broken.py:HeatServer", "broken.py, line 2: "),
         ("no_such_package.models:HeatServer", 'there is no module "no_such_package.models".'),
@@ -214,6 +223,11 @@ def test_a_server_class_that_is_not_there_is_told(folder: StudyFolder, reference
     found = folder.problem({"server.class": reference})
     assert found.startswith("server.class: ")
     assert problem in found
+
+
+def test_without_a_class_to_suggest_the_form_of_a_server_class_is_told(folder: StudyFolder) -> None:
+    folder.write("server.py", "")
+    assert 'Write "FILE.py:Class", the file relative to' in folder.problem({"server.class": "sx.py:S"})
 
 
 def test_a_server_class_may_be_in_a_package(folder: StudyFolder) -> None:
@@ -245,8 +259,8 @@ def _csv(folder: StudyFolder, text: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("initial,left\n1,2\n", "it has 1 rows for 2 + 0 simulations."),
-        ("initial,left\n1,2\n3\n", "line 3 has 1 values for 2 columns."),
+        ("initial,left\n1,2\n", "it has 1 row for 2 + 0 simulations."),
+        ("initial,left\n1,2\n3\n", "line 3 has 1 value for 2 columns."),
         ("initial,left\n1,2\n3,x\n", "line 3: could not convert string to float: 'x'."),
         ("initial,left\n1,2\n3,nan\n", "line 3 holds a value that is not finite."),
         ("initial,le ft\n1,2\n3,4\n", '"le ft" is no name'),

@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from stream_server.config import StudyConfig, json_schema
-from stream_server.config.availability import NOT_AVAILABLE
-from stream_server.config.drafting import model_in
+from stream_server.config.study import model_in
+from stream_server.config.usage import NOT_AVAILABLE
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED_ROW = re.compile(r"^\| `([^`]+)`( ○)? \|", re.MULTILINE)

@@ -1,11 +1,13 @@
-"""Settings that exclude each other, and settings that would be ignored."""
+"""Settings that would be ignored: by the others of the study, or because this version lacks the feature."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from stream_server.config.defaults import default_of, value_of
-from stream_server.config.models import StudyConfig
-from stream_server.config.problems import Problem, shown
+from pydantic import BaseModel
+
+from stream_server.config.problems import Problem, one_of, shown
+from stream_server.config.sections import Checkpoint, Job
+from stream_server.config.study import StudyConfig, default_of, value_of
 
 KEYS_OF_STARTED_SIMULATIONS = (
     "simulation.ranks",
@@ -16,18 +18,21 @@ KEYS_OF_STARTED_SIMULATIONS = (
     "simulation.job",
     "launcher.max_running",
 )
-
-
-def _parameters_have_one_source(config: StudyConfig) -> Iterator[Problem]:
-    bounds, file = config.parameters.bounds, config.parameters.file
-    if bounds is None and file is None:
-        yield Problem(
-            path="parameters",
-            found="neither bounds nor file is given",
-            instead='Write "bounds": {"initial": [100, 500]} or "file": "design.csv"',
-        )
-    if bounds is not None and file is not None:
-        yield Problem(path="parameters", found="both bounds and file are given", instead="Remove one of the two")
+NOT_AVAILABLE = (
+    *(f"checkpoint.{key}" for key in Checkpoint.model_fields),
+    *(f"server.job.{key}" for key in Job.model_fields if key != "environment"),
+    *(f"simulation.job.{key}" for key in Job.model_fields if key != "environment"),
+    "simulation.ranks",
+    "simulation.per_job",
+    "client.if_server_away",
+    "client.wait_s",
+    "launcher.scheduler",
+    "launcher.restarts",
+    "training.early_stop",
+    "training.strategy",
+    "training.compile",
+)
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
 def _sampler_is_used(config: StudyConfig) -> Iterator[Problem]:
@@ -67,30 +72,12 @@ def _draws_per_sample_is_used(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _routing_fits_the_policy(config: StudyConfig) -> Iterator[Problem]:
-    if config.buffer.routing == "simulations" and config.buffer.policy != "reservoir":
-        yield Problem(
-            path="buffer.routing",
-            found=f'"simulations" is for the reservoir; ranks of a {config.buffer.policy} could run out of samples',
-            instead='Write "steps", or write "policy": "reservoir"',
-        )
-
-
 def _max_failed_is_used(config: StudyConfig) -> Iterator[Problem]:
     if config.simulation.on_failure == "stop" and config.simulation.max_failed != default_of("simulation.max_failed"):
         yield Problem(
             path="simulation.max_failed",
             found='it would be ignored, for with "on_failure": "stop" the first failure ends the study',
             instead="Leave it out",
-        )
-
-
-def _somebody_can_send(config: StudyConfig) -> Iterator[Problem]:
-    if config.simulation.command is None and config.client.max_attached == 0:
-        yield Problem(
-            path="client.max_attached",
-            found="0, and there is no simulation.command: nobody could send anything",
-            instead="Write simulation.command, or 1 or more here",
         )
 
 
@@ -103,33 +90,35 @@ def _needs_command(path: str, config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
-    if config.study_dir.is_relative_to(config.study.output_dir):
+def _has_its_default(path: str, config: StudyConfig) -> Iterator[Problem]:
+    value, default = value_of(config, path), default_of(path)
+    if value != default:
+        plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
         yield Problem(
-            path="study.output_dir",
-            found=f"{config.study.output_dir} holds the study's own folder, which --fresh would rename",
-            instead=f"Write a folder for results only, such as {shown('runs/' + config.study.name)}",
+            path=path,
+            found=f"{shown(plain)} is not available in this version",
+            instead=f"Leave it out; {shown(default)} is what this version does"
+            if default not in (None, (), {})
+            else "Leave it out",
         )
 
 
-def _ports_are_a_range(config: StudyConfig) -> Iterator[Problem]:
-    low, high = config.network.ports or (1, 1)
-    if low > high:
+def _precision_is_available(config: StudyConfig) -> Iterator[Problem]:
+    if config.training.precision not in PRECISIONS:
         yield Problem(
-            path="network.ports", found=f"low ({low}) is above high ({high})", instead=f"Write [{high}, {low}]"
+            path="training.precision",
+            found=f"{shown(config.training.precision)} is not available in this version",
+            instead=f"Write {one_of(PRECISIONS)}",
         )
 
 
 USAGE_CHECKS: tuple[Callable[[StudyConfig], Iterator[Problem]], ...] = (
-    _parameters_have_one_source,
     _sampler_is_used,
     _watermark_is_used,
     _pseudo_epochs_are_used,
     _draws_per_sample_is_used,
-    _routing_fits_the_policy,
     _max_failed_is_used,
-    _somebody_can_send,
-    _output_is_below_the_study,
-    _ports_are_a_range,
     *(partial(_needs_command, path) for path in KEYS_OF_STARTED_SIMULATIONS),
+    *(partial(_has_its_default, path) for path in NOT_AVAILABLE),
+    _precision_is_available,
 )
