@@ -3,7 +3,7 @@
 Both figures are samples per second of CPU time of the thread that receives; the sender is a process of its own.
 Ours is the whole way: a real client, the receiver, the slot, checked, committed and acknowledged, while the main
 thread draws from a FIFO that stays about half full. The reference receives a header and a payload per sample, and
-copies the payload into the next row. At 4 kB the client puts 8 steps into a message, else one, as the reference has;
+copies the payload into the next row, over TCP with keys as ours. At 4 kB the client puts 8 steps into a message, else one, as the reference has;
 `intake.*.40kB.packed` leaves it to the client, which then puts 13 into a message.
 
     python -m benchmarks.intake
@@ -76,8 +76,13 @@ def bare(sample_bytes: int, *, over_tcp: bool) -> Iterator[Callable[[], float]]:
     rows = [memoryview(row).cast("B") for row in ring]
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.rcvhwm = max(2, MAX_QUEUED_BYTES // sample_bytes)
+        keys = []
+        if over_tcp:
+            public, router.curve_secretkey = zmq.curve_keypair()
+            router.curve_server = True
+            keys = [public.decode()]
         router.bind("tcp://127.0.0.1:*" if over_tcp else "ipc://@*")
-        with sender("bare", router.getsockopt_string(zmq.LAST_ENDPOINT), sample_bytes) as send:
+        with sender("bare", router.getsockopt_string(zmq.LAST_ENDPOINT), sample_bytes, *keys) as send:
             num, at = _num_samples(sample_bytes), 0
 
             def one_round() -> float:

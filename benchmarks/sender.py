@@ -1,7 +1,7 @@
 """A process that sends samples: each line of its input says how many.
 
 python -m benchmarks.sender client CONNECTION_FILE SAMPLE_BYTES [STEPS_PER_MESSAGE]
-python -m benchmarks.sender bare ADDRESS SAMPLE_BYTES
+python -m benchmarks.sender bare ADDRESS SAMPLE_BYTES [SERVER_KEY]
 """
 
 import subprocess
@@ -47,11 +47,14 @@ def send_as_client(connection_file: str, sample_bytes: int, steps_per_message: i
             time_step += 1
 
 
-def send_bare(address: str, sample_bytes: int) -> None:
+def send_bare(address: str, sample_bytes: int, server_key: str = "") -> None:
     """Nothing but ZeroMQ: a header of the same size as ours and the payload, one sample per message."""
     header, sample = bytes(wire.DATA.size), np.ones(sample_bytes // 4, np.float32)
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.sndhwm = max(2, MAX_QUEUED_BYTES // sample_bytes)
+        if server_key:
+            dealer.curve_serverkey = server_key.encode()
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
         dealer.connect(address)
         for line in sys.stdin:
             for _ in range(int(line)):
@@ -60,5 +63,8 @@ def send_bare(address: str, sample_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    kind, target, *sizes = sys.argv[1:]
-    {"client": send_as_client, "bare": send_bare}[kind](target, *map(int, sizes))
+    kind, target, size, *more = sys.argv[1:]
+    if kind == "client":
+        send_as_client(target, int(size), *map(int, more))
+    else:
+        send_bare(target, int(size), *more)

@@ -23,7 +23,7 @@ TERMINAL = ("finished", "given_up", "invalid", "stopped")
 class Outcome:
     """Why the study ended.
 
-    `reason` is one of finished, early_stop, max_batches, saved and failed; `message` is for people.
+    `reason` is one of finished, early_stop, max_batches, max_s, saved and failed; `message` is for people.
     """
 
     exit_code: int

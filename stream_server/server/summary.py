@@ -34,7 +34,10 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         if samples[key]:
             rows.append((title, _some([f"{reason}: {num:,}" for reason, num in samples[key].items()])))
     rows += [
-        ("batches", f"{report['batches']:,} on {report['ranks']} ranks, {rate['batches_per_s']:,.1f}/s"),
+        (
+            "batches",
+            f"{report['batches']:,} on {counted(report['ranks'], 'rank')}, {rate['batches_per_s']:,.1f}/s",
+        ),
         ("draws", f"{report['draws']:,}, {rate['samples_per_s']:,.0f}/s"),
     ]
     if report["validation"]:
@@ -66,3 +69,8 @@ def _some(texts: list[str], num: int = 5) -> str:
 def first_line(text: str) -> str:
     """The first line; the others have been shown above the table."""
     return text.partition("\n")[0]
+
+
+def counted(num: int, noun: str) -> str:
+    """The number with its noun in the singular or plural."""
+    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"

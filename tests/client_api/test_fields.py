@@ -154,6 +154,16 @@ def test_a_rank_may_have_no_block_of_a_field() -> None:
         fields.arrays({"temperature": np.zeros((3, 4)), "energy": 1.0})
 
 
+def test_the_block_of_a_rank_may_be_empty() -> None:
+    nothing = np.zeros((0, 4))
+    fields = Fields([U], rank=1, num_ranks=2)
+    fields.declare("temperature", (6, 4), (6, 0))
+    assert fields.settle({"temperature": nothing}) == ()
+    assert fields.arrays({"temperature": nothing}) == (0, [])
+    with pytest.raises(ValueError, match="must have the shape"):
+        settled(U, temperature=nothing)
+
+
 def test_a_failed_first_sample_leaves_the_next_one_free_to_be_the_first() -> None:
     fields = Fields([U], rank=0, num_ranks=1)
     with pytest.raises(ValueError, match="shape"):

@@ -65,7 +65,8 @@ def test_exit_code_0_without_all_time_steps_is_a_failure() -> None:
     assert failed == Fail(
         simulation=0,
         attempt=0,
-        reason="ended with exit code 0, but only 1 time steps had come and it had not finished",
+        reason="ended with exit code 0, but had not finished: 1 time steps had come and no finish() after them "
+        "(leaving `with connect()` calls it)",
     )
     assert again == Submit(simulation=0, attempt=1)
 

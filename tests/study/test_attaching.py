@@ -96,13 +96,18 @@ def test_a_worker_helps_a_study_that_launches_simulations_itself(start: Callable
         assert_complete(live.end(), num_simulations=6)
 
 
+def fail_after_one_step(connection: Path) -> None:
+    with connect(connection) as simulation:
+        assert simulation.send(1, signal=signal_at(1, simulation.parameters))
+        raise ArithmeticError
+
+
 def test_an_attached_simulation_that_fails_is_one_to_try_again(start: Callable[..., Any]) -> None:
     settings = NOBODY_LAUNCHES | {"study.simulations": 1, "simulation.timeout_s": 1}
     with start(settings=settings) as live:
         live.wait_until(live.connection.exists)
-        with pytest.raises(ArithmeticError), connect(live.connection) as broken:
-            assert broken.send(1, signal=signal_at(1, broken.parameters))
-            raise ArithmeticError
+        with pytest.raises(ArithmeticError):
+            fail_after_one_step(live.connection)
         for simulation in simulations(live.connection):
             assert send_all(simulation)
         done = live.end()
