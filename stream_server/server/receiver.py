@@ -192,10 +192,11 @@ class Receiver:
 
     def _take_turn(self) -> None:
         sockets, clients = self.sockets, self.clients
-        num = 0
-        for num, (peer, header, user) in enumerate(sockets.data(clients.connections, MESSAGES_PER_TURN), 1):  # noqa: B007
+        num_heard = 0
+        for peer, header, user in sockets.data(clients.connections, MESSAGES_PER_TURN):
             clients.hear(peer, header, sockets.inlet, user)
-        self._is_behind = num == MESSAGES_PER_TURN
+            num_heard += 1
+        self._is_behind = num_heard == MESSAGES_PER_TURN
         clients.end_turn()
         if sockets.has_words:
             self._hear_others()

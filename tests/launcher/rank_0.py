@@ -68,6 +68,7 @@ class Rank0:
         self.go()
         self.launcher.kill()
         self.launcher.wait()
+        processes.end_all("STREAM_CONNECTION", self.output_dir, grace_s=0.0)
         self._socket.close()
         self._context.term()
         self.private.cleanup()

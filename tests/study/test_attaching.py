@@ -11,6 +11,8 @@ import pytest
 
 from stream_server.client_api import connect, simulations
 from stream_server.client_api.connection import ConnectionFile, Security
+from stream_server.client_api.control import ask
+from stream_server.client_api.messages import Invalidate, Reason, Refusal
 from stream_server.client_api.simulation import Simulation
 from stream_server.errors import Refused, Unreachable
 from stream_server.launcher.link import key_pair
@@ -50,6 +52,7 @@ def test_a_study_without_a_command_takes_whoever_attaches(start: Callable[..., A
         with connect(live.connection, simulation_id=3, parameters=OWN_PARAMETERS) as third:
             assert (third.id, third.parameters) == (3, OWN_PARAMETERS)
             assert send_all(third)
+        live.wait_until(lambda: "simulation 3 finished" in (live.output_dir / "logs" / "launcher.log").read_text())
         with pytest.raises(Refused, match="simulation 3 is finished already"):
             connect(live.connection, simulation_id=3)
         with pytest.raises(Refused, match="simulation 70 is not in the study"):
@@ -159,6 +162,11 @@ def test_a_key_speaks_for_its_own_attempt_only(waiting_study: LiveRun, tmp_path:
         let_in(replace(files[0], attempt=1))
     with pytest.raises(Refused, match="this key does not speak for simulation 1, attempt 0"):
         let_in(replace(over_tcp(live.connection), simulation=1))
+    for file in (files[0], over_tcp(live.connection)):
+        withdraw = Invalidate(study=file.study, simulation=1, attempt=0, reason="not mine")
+        answer = ask(withdraw, file, who="a stranger", timeout_s=5)
+        assert isinstance(answer, Refusal)
+        assert answer.reason is Reason.WRONG_KEY
     (tmp_path / "go").touch()
     assert_complete(live.end(), num_simulations=2)
 

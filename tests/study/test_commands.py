@@ -13,7 +13,11 @@ from tests.study.runs import Run, command, run_study
 from tests.study.test_every_way import assert_complete
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
-STUDIES = (NUMPY_STUDY, CONFIGS / "heat" / "study.json", CONFIGS / "lorenz" / "study.json")
+STUDIES = (
+    NUMPY_STUDY,
+    CONFIGS / "heat" / "study.json",
+    pytest.param(CONFIGS / "lorenz" / "study.json", marks=pytest.mark.full),
+)
 
 
 def said(program: str, *arguments: str) -> str:
@@ -45,7 +49,7 @@ def test_a_finished_study_says_so_and_any_other_is_refused_without_fresh(run: Ca
     assert json.loads((fresh.output_dir.with_name("run.1") / "report.json").read_text())["exit_code"] == 7
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_stream_launcher_starts_the_ranks_of_the_study_and_returns_its_exit_code(
     run: Callable[..., Run], num_ranks: int
 ) -> None:

@@ -31,7 +31,7 @@ def wait_for(live: LiveRun, word: str) -> None:
 
 def assert_stopped_in_order(done: Run, name: str) -> None:
     report = done.report
-    assert done.exit_code != 0
+    assert done.exit_code == 7
     assert (report["exit_code"], report["exit_reason"]) == (7, "failed")
     assert f"stopped by {name}" in report["message"]
     assert report["balanced"] is True

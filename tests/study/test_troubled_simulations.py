@@ -133,7 +133,7 @@ def test_what_an_invalid_simulation_has_sent_is_withdrawn(run: Callable[..., Run
     assert not (done.output_dir / "simulations" / str(VICTIM) / "attempt-1").exists()
 
 
-@pytest.mark.parametrize("num_ranks", [1, 4])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 4])
 def test_a_simulation_may_end_early(run: Callable[..., Run], num_ranks: int) -> None:
     done = run(num_ranks=num_ranks, settings=troubled("early"))
     assert done.exit_code == 0, done.output
