@@ -30,12 +30,13 @@ class Intake:
 class RankAccount:
     """What one rank knows at the end; all but `intake` is of training simulations alone.
 
-    Of its accepted samples, `drawn` were in a batch at least once, `withdrawn` went before that, and `left` were
+    `refused` counts messages by reason, `duplicates` steps. Of its accepted samples, `drawn` were in a batch at least once, `withdrawn` went before that, and `left` were
     still waiting.
     """
 
     intake: Mapping[int, Intake]
     duplicates: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
     drawn: int = 0
     withdrawn: int = 0
     left: int = 0
@@ -85,6 +86,7 @@ class Account:
     expected: int
     accepted: int
     duplicates: int
+    refused: Mapping[str, int]
     rejected: Mapping[str, int]
     never_produced: Mapping[str, int]
     trained: int
@@ -108,6 +110,7 @@ class Account:
             "expected": self.expected,
             "accepted": self.accepted,
             "duplicates": self.duplicates,
+            "refused": dict(self.refused),
             "rejected": dict(self.rejected),
             "never_produced": dict(self.never_produced),
             "trained": self.trained,
@@ -132,8 +135,11 @@ def close_account(
     training = [entry for entry in settled if not entry.end.held_out]
     held_out = [entry for entry in settled if entry.end.held_out]
     rejected: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
     for entry in training:
         rejected.update(entry.rejected)
+    for account in known:
+        refused.update(account.refused)
     untrained = sum(account.drawn + account.left for account in known) - learned.trained - learned.skipped
     is_whole = len(known) == len(ranks)
     if not is_whole:
@@ -143,6 +149,7 @@ def close_account(
         expected=sum(entry.expected for entry in training),
         accepted=sum(entry.accepted for entry in training),
         duplicates=sum(account.duplicates for account in known),
+        refused=dict(sorted(refused.items())),
         rejected=dict(sorted(rejected.items())),
         never_produced={entry.label: entry.missing for entry in training if entry.missing > 0},
         trained=learned.trained,

@@ -51,6 +51,7 @@ def rank_report(
     account = RankAccount(
         intake={i: Intake(accepted=taken.accepted, rejected=taken.rejected) for i, taken in intake.items()},
         duplicates=0 if reception is None else reception.duplicates,
+        refused={} if reception is None else reception.refused,
         drawn=num_drawn,
         withdrawn=0 if reception is None else reception.withdrawn,
         left=num_left,

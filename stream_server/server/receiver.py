@@ -30,7 +30,8 @@ from stream_server.server.validation_store import ValidationStore
 
 MESSAGES_PER_TURN = 64
 REPORT_S = 0.2
-# A turn costs 30 µs and the interpreter lock, whatever comes in it; so messages gather for a moment first.
+# A turn takes the interpreter lock from the training and has a fixed cost, whatever comes in it; so messages gather for
+# a moment first. What a simulation with the smallest window waits for it is far less than a time step.
 PAUSE_S = 0.0005
 LARGEST_ITEM_BYTES = 16
 
@@ -59,7 +60,6 @@ class ReceptionAccount:
     """What one rank has received: per simulation, and what was refused by reason. `withdrawn` were not yet trained."""
 
     intake: dict[int, Taken]
-    totals: dict[int, int | None]
     duplicates: int
     withdrawn: int
     refused: dict[str, int]
@@ -158,13 +158,11 @@ class Receiver:
         """What has been received so far. Main thread."""
         with self.turn:
             ledger = self.tracker.ledger
-            tracks = {simulation: self.tracker.track(simulation) for simulation in ledger.marks}
             return ReceptionAccount(
                 intake={
                     simulation: Taken(accepted=marks.num_accepted, rejected=dict(marks.reasons))
                     for simulation, marks in ledger.marks.items()
                 },
-                totals={simulation: None if track is None else track.total for simulation, track in tracks.items()},
                 duplicates=ledger.duplicates,
                 withdrawn=self.intake.num_withdrawn,
                 refused=dict(self.tracker.refused),
