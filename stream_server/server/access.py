@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
+from stream_server.client_api.messages import ATTACHING, Hello, Invalidate, Open
+
 DOMAIN = "stream"
 HANDSHAKE_MS = 5000
 ZAP_VERSION = b"1.0"
@@ -57,6 +59,16 @@ class Access:
         if user == self.attaching:
             return simulation not in self._key_of
         return self._attempt_of.get(user) == (simulation, attempt)
+
+    def problem(self, user: str, message: Hello | Invalidate | Open) -> str:
+        """Why the holder of key `user` may not say this; "" if it may."""
+        if message.simulation is None or (isinstance(message, Hello) and message.attempt == ATTACHING):
+            may_speak = user == self.attaching
+        else:
+            may_speak = self.may_speak(user, message.simulation, message.attempt)
+        if may_speak:
+            return ""
+        return f"this key does not speak for simulation {message.simulation}, attempt {message.attempt}"
 
     def guard(self, socket: "zmq.Socket[bytes]") -> None:
         """Make a socket ask who comes, before it is bound to TCP; what it binds to elsewhere is not concerned."""

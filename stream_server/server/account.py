@@ -19,7 +19,7 @@ MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Intake:
+class Received:
     """What one rank's ledger says of one simulation: steps accepted, and rejected by reason."""
 
     accepted: int
@@ -30,11 +30,11 @@ class Intake:
 class RankAccount:
     """What one rank knows at the end; all but `intake` is of training simulations alone.
 
-    `refused` counts messages by reason, `duplicates` steps. Of its accepted samples, `drawn` were in a batch at least once, `withdrawn` went before that, and `left` were
-    still waiting.
+    `refused` counts messages by reason, `duplicates` steps. Of its accepted samples, `drawn` were in a batch at least
+    once, `withdrawn` went before that, and `left` were still waiting.
     """
 
-    intake: Mapping[int, Intake]
+    intake: Mapping[int, Received]
     duplicates: int = 0
     refused: Mapping[str, int] = field(default_factory=dict)
     drawn: int = 0
@@ -48,7 +48,7 @@ class RankAccount:
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "RankAccount":
         """The account of another rank; JSON makes texts of the simulations' ids."""
-        intake = {int(simulation): Intake(**of_one) for simulation, of_one in plain["intake"].items()}
+        intake = {int(simulation): Received(**of_one) for simulation, of_one in plain["intake"].items()}
         return cls(**{**plain, "intake": intake})
 
 

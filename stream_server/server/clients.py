@@ -109,20 +109,14 @@ class Clients:
             else:
                 self.reply(peer, self.tracker.refuse(Reason.WRONG_BLOCKS, "the connection was opened before"))
             return
-        if not self._may_speak(user, message):
-            text = f"this key does not speak for simulation {message.simulation}, attempt {message.attempt}"
-            self.reply(peer, self.tracker.refuse(Reason.WRONG_KEY, text))
+        if self.access is not None and user is not None and (problem := self.access.problem(user, message)):
+            self.reply(peer, self.tracker.refuse(Reason.WRONG_KEY, problem))
             return
         answer = self.tracker.open(peer, message)
         if answer is None:
             self._ask_for_patience(peer)
         else:
             self._opened(peer, answer)
-
-    def _may_speak(self, user: str | None, message: Open) -> bool:
-        if user is None or self.access is None:
-            return True
-        return self.access.may_speak(user, message.simulation, message.attempt)
 
     def _opened(self, peer: bytes, answer: Connection | Refusal) -> None:
         if isinstance(answer, Refusal):
@@ -131,7 +125,7 @@ class Clients:
         self.connections[peer] = answer
         self.intake.allocate()
         self.reply(peer, self.tracker.opened(answer))
-        for run in self.tracker.whole(answer):
+        for run in self.tracker.assembly.whole(answer):
             self.intake.settle(run)
 
     def _end(self, connection: Connection, message: End) -> None:

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from stream_server.config import StudyConfig
-from stream_server.server.account import Intake, Learned, RankAccount, SimulationEnd
+from stream_server.server.account import Learned, RankAccount, SimulationEnd
 from stream_server.server.design import write_csv
+from stream_server.server.entry import State
 from stream_server.server.failure import Failure
 from stream_server.server.identity import Identity
 from stream_server.server.output import OutputFolder
 from stream_server.server.ranks import Ranks
 from stream_server.server.receiver import ReceptionAccount
 from stream_server.server.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
-from stream_server.server.roster import Roster, State
+from stream_server.server.roster import Roster
 from stream_server.server.summary import summary
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import StopReason, StopRequests
@@ -47,9 +48,8 @@ def rank_report(
     buffer_bytes: int,
 ) -> RankReport:
     """What this rank hands to rank 0. `num_drawn` samples were in a batch at least once, `num_left` still wait."""
-    intake = {} if reception is None else reception.intake
     account = RankAccount(
-        intake={i: Intake(accepted=taken.accepted, rejected=taken.rejected) for i, taken in intake.items()},
+        intake={} if reception is None else reception.intake,
         duplicates=0 if reception is None else reception.duplicates,
         refused={} if reception is None else reception.refused,
         drawn=num_drawn,

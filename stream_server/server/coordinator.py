@@ -1,54 +1,34 @@
-"""Rank 0's part: carries out what the roster decides, and tells the other ranks. Pure but for its four doors."""
+"""Rank 0's part: carries out what the roster decides, and tells the other ranks. It acts through its doors alone."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
+from stream_server.client_api import wire
 from stream_server.client_api.messages import Hello, Invalidate, Message, Reason, Refusal
+from stream_server.errors import MalformedMessage
 from stream_server.launcher import link
 from stream_server.server import events, notices
-from stream_server.server.roster import Action, Reply, StudyFailed, Tell, ToLauncher
-
-
-class Decider(Protocol):
-    """The roster, as the receiver sees it: events in, actions out."""
-
-    def hello(self, peer: bytes, hello: Hello) -> list[Action]: ...
-
-    def invalidate(self, peer: bytes, message: Invalidate) -> list[Action]: ...
-
-    def launched(self, simulation: int, attempt: int, key: str | None) -> list[Action]: ...
-
-    def attached(self, token: int, simulation: int, attempt: int) -> list[Action]: ...
-
-    def none_left(self, message: link.NoneLeft) -> list[Action]: ...
-
-    def ready(self, simulation: int, attempt: int) -> list[Action]: ...
-
-    def share(self, rank: int, share: notices.Share) -> list[Action]: ...
-
-    def failed(self, simulation: int, attempt: int) -> list[Action]: ...
-
-    def gave_up(self, message: link.GaveUp) -> list[Action]: ...
-
-    def too_many(self, text: str) -> list[Action]: ...
-
-    def stop(self, reason: str, grace_s: float) -> list[Action]: ...
+from stream_server.server.access import Access
+from stream_server.server.actions import Action, Reply, StudyFailed, Tell, ToLauncher
+from stream_server.server.roster import Roster
 
 
 class Coordinator:
     """Rank 0's door keeper. Receiver thread.
 
     Its doors: `reply` answers a client on the control socket, `tell_launcher` and `tell_main` speak for
-    themselves, `apply` gives a notice to this rank. `channels` lead to the other ranks.
+    themselves, `apply` gives a notice to this rank. `channels` lead to the other ranks. `refuse` says no, and counts
+    it.
 
     A client is welcomed to an attempt only when every rank has heard of it, for it turns to all of them at once.
     """
 
     def __init__(
         self,
-        roster: Decider,
+        roster: Roster,
         channels: Mapping[int, notices.Channel],
         *,
+        access: Access | None,
+        refuse: Callable[[Reason, str], Refusal],
         reply: Callable[[bytes, Message], None],
         tell_launcher: Callable[[link.ToLauncher], None],
         tell_main: Callable[[events.Event], None],
@@ -56,6 +36,8 @@ class Coordinator:
     ) -> None:
         self.roster = roster
         self.channels = channels
+        self.access = access
+        self.refuse = refuse
         self.reply = reply
         self.tell_launcher = tell_launcher
         self.tell_main = tell_main
@@ -90,15 +72,22 @@ class Coordinator:
                 del self._unheard[attempt]
                 self.perform(self.roster.ready(*attempt))
 
-    def client(self, peer: bytes, message: Hello | Invalidate) -> None:
-        """A client rank introduces itself, or withdraws its simulation."""
-        if isinstance(message, Invalidate):
-            self.perform(self.roster.invalidate(peer, message))
+    def hear(self, peer: bytes, header: bytes, user: str | None) -> None:
+        """Deal with one message of a client; `user` is its key over TCP, None where that is of no concern."""
+        try:
+            message = wire.decode(header)
+        except MalformedMessage as problem:
+            self.reply(peer, self.refuse(Reason.MALFORMED, str(problem)))
             return
-        actions = self.roster.hello(peer, message)
-        self.perform(actions)
-        if not any(isinstance(action, Reply) and action.peer == peer for action in actions):
-            self.reply(peer, Refusal(reason=Reason.BUSY, text="the answer follows once the simulation may begin"))
+        if not isinstance(message, Hello | Invalidate):
+            text = f"{type(message).__name__} is nothing that a client says on the control connection"
+            self.reply(peer, self.refuse(Reason.MALFORMED, text))
+        elif self.access is not None and user is not None and (text := self.access.problem(user, message)):
+            self.reply(peer, self.refuse(Reason.WRONG_KEY, text))
+        elif isinstance(message, Invalidate):
+            self.perform(self.roster.invalidate(peer, message))
+        else:
+            self._welcome(peer, message)
 
     def launcher(self, message: link.ToServer) -> None:
         """Word of the launcher."""
@@ -110,7 +99,7 @@ class Coordinator:
             case link.Attached():
                 self.perform(self.roster.attached(message.token, message.simulation, message.attempt))
             case link.NoneLeft():
-                self.perform(self.roster.none_left(message))
+                self.perform(self.roster.lobby.none_left(message))
             case link.TooMany():
                 self.perform(self.roster.too_many(message.text))
             case link.Failed():
@@ -122,3 +111,9 @@ class Coordinator:
     def share(self, rank: int, share: notices.Share) -> None:
         """A rank says how far its share of a simulation has come."""
         self.perform(self.roster.share(rank, share))
+
+    def _welcome(self, peer: bytes, message: Hello) -> None:
+        actions = self.roster.lobby.hello(peer, message)
+        self.perform(actions)
+        if not any(isinstance(action, Reply) and action.peer == peer for action in actions):
+            self.reply(peer, Refusal(reason=Reason.BUSY, text="the answer follows once the simulation may begin"))

@@ -59,6 +59,9 @@ class Intake:
     def __init__(self, *, buffer: Sink, tracker: Tracker, validation: ValidationStore, nonfinite: str) -> None:
         self.buffer = buffer
         self.tracker = tracker
+        self.assembly = tracker.assembly
+        self.settlement = tracker.settlement
+        self.numbering = tracker.numbering
         self.validation = validation
         self.nonfinite = nonfinite
         self.touched: dict[bytes, Connection] = {}
@@ -67,7 +70,7 @@ class Intake:
         self._checked: list[str] = []
         self._stock: list[int] = []
         self._in_streak: list[Track] = []
-        tracker.claim = self.claim
+        self.assembly.claim = self.claim
 
     def allocate(self) -> None:
         """Make the arrays once the types of all fields are known."""
@@ -96,7 +99,7 @@ class Intake:
         if not streak.num_messages:
             # Two connections may send the same steps; the second one must meet what the first one has settled.
             self.settle_streak(connection.track)
-            streak.room = self.tracker.room_for_streak(connection, streak.index)
+            streak.room = self.assembly.room_for_streak(connection, streak.index)
         return streak.room >= streak.num_steps
 
     def take_next(self, connection: Connection, inlet: Inlet) -> Refusal | None:
@@ -112,7 +115,7 @@ class Intake:
         try:
             is_fit = fill_rows(streak.targets, slots, inlet)
         except Unfit as problem:
-            self.tracker.drop(self._place_apart(connection, streak, slots))
+            self.settlement.drop(self._place_apart(connection, streak, slots))
             return self.tracker.refuse(problem.reason, str(problem), streak.sequence - 1)
         if not is_fit:
             self.settle(self._place_apart(connection, streak, slots))
@@ -125,7 +128,7 @@ class Intake:
 
     def expect(self, connection: Connection, data: Data, header: bytes) -> None:
         """Begin a streak after this message, if messages like it can make one."""
-        connection.streak = self.tracker.streak_after(connection, data, header, self.buffer.slots.arrays)
+        connection.streak = self.assembly.streak_after(connection, data, header, self.buffer.slots.arrays)
 
     def settle_streak(self, track: Track) -> None:
         """Settle what has come of a streak of this simulation, if there is one."""
@@ -133,7 +136,7 @@ class Intake:
         if connection is None or connection.streak is None:
             return
         streak = connection.streak
-        run = self.tracker.place_streak(connection, streak.first, streak.slots, streak.num_messages)
+        run = self.assembly.place_streak(connection, streak.first, streak.slots, streak.num_messages)
         streak.slots, streak.num_messages = [], 0
         self.settle(run, is_fit=True)
 
@@ -145,7 +148,7 @@ class Intake:
         """
         self.touched[connection.peer] = connection
         self.settle_streak(connection.track)
-        placed = self.tracker.place(connection, data)
+        placed = self.assembly.place(connection, data)
         if isinstance(placed, Refusal):
             return placed
         arrays = self.buffer.slots.arrays
@@ -153,7 +156,7 @@ class Intake:
             try:
                 is_fit = fill_whole(arrays, connection, data, placed.slots, inlet)
             except Unfit as problem:
-                self.tracker.drop(placed)
+                self.settlement.drop(placed)
                 return self.tracker.refuse(problem.reason, str(problem), data.sequence)
             self.settle(placed, is_fit=is_fit)
             return None
@@ -167,9 +170,9 @@ class Intake:
                 num_bytes = min(connection.places[data.field].num_bytes - data.offset, MAX_PART_BYTES)
                 fill_part(arrays, connection, data, placed[0].slot, num_bytes, inlet)
         except Unfit as problem:
-            self.tracker.abandon(connection, placed)
+            self.assembly.abandon(connection, placed)
             return self.tracker.refuse(problem.reason, str(problem), data.sequence)
-        whole = self.tracker.arrived(connection, data, placed)
+        whole = self.assembly.arrived(connection, data, placed)
         if isinstance(whole, Refusal):
             return whole
         for run in whole:
@@ -180,7 +183,7 @@ class Intake:
         """Accept or reject steps that are all there; those that are not known to be fit are looked at."""
         slots = self.buffer.slots
         rows: slice | list[int] = side_by_side(run.slots) or run.slots
-        first, every = self.tracker.label(run.indices.start), self.tracker.time_steps.every * run.indices.step
+        first, every = self.numbering.label(run.indices.start), self.numbering.time_steps.every * run.indices.step
         slots.simulation_ids[rows] = run.track.simulation
         slots.time_steps[rows] = first if len(run.slots) == 1 else range(first, first + every * len(run.slots), every)
         for name in run.absent:
@@ -202,28 +205,28 @@ class Intake:
         if self._ready:
             self.buffer.commit(self._ready)
             self._ready = []
-        if self.tracker.has_committed:
-            self._touch(self.tracker.in_stream(len(self.buffer.admit())))
+        if self.settlement.has_committed:
+            self._touch(self.settlement.in_stream(len(self.buffer.admit())))
         self._discard_freed()
 
     def withdraw(self, simulation: int) -> None:
         """Take back what came of a simulation and was not trained on yet."""
         self.flush()
         self.num_withdrawn += self.buffer.withdraw(simulation)
-        self.tracker.withdraw(simulation)
+        self.settlement.withdraw(simulation)
         self.validation.withdraw(simulation)
 
     def _place_apart(self, connection: Connection, streak: Streak, slots: list[int]) -> Run:
         """A message of the streak that must not be settled together with those before it."""
         self.settle_streak(connection.track)
-        run = self.tracker.place_streak(connection, streak.index, slots, 1)
+        run = self.assembly.place_streak(connection, streak.index, slots, 1)
         streak.pass_over()
         return run
 
     def _discard_freed(self) -> None:
-        if self.tracker.freed:
-            self.buffer.discard(self.tracker.freed)
-            self.tracker.freed = []
+        if self.settlement.freed:
+            self.buffer.discard(self.settlement.freed)
+            self.settlement.freed = []
 
     def _is_fit(self, slot: int) -> bool:
         arrays = self.buffer.slots.arrays
@@ -234,24 +237,24 @@ class Intake:
             self._hold_out(run)
         else:
             self._ready += run.slots
-            self.tracker.accept(run)
+            self.settlement.accept(run)
 
     def _reject(self, run: Run) -> None:
         if self.nonfinite == "stop":
-            simulation, time_step = run.track.simulation, self.tracker.label(run.indices.start)
+            simulation, time_step = run.track.simulation, self.numbering.label(run.indices.start)
             raise NonFiniteData(
                 f"simulation {simulation} sent NaN or infinity in time step {time_step}, and training.nonfinite is "
                 '"stop"; "reject" would leave such samples out'
             )
-        self._touch(self.tracker.reject(run, REJECTED))
+        self._touch(self.settlement.reject(run, REJECTED))
 
     def _hold_out(self, run: Run) -> None:
         arrays = self.buffer.slots.arrays
         present = {name: name not in run.absent for name in arrays}
         for index, slot in zip(run.indices, run.slots, strict=True):
             fields = {name: array[slot] for name, array in arrays.items()}
-            self.validation.add(run.track.simulation, self.tracker.label(index), fields, present)
-        self._touch(self.tracker.set_apart(run))
+            self.validation.add(run.track.simulation, self.numbering.label(index), fields, present)
+        self._touch(self.settlement.set_apart(run))
 
     def _touch(self, connections: Sequence[Connection]) -> None:
         for connection in connections:

@@ -7,6 +7,7 @@ import numpy as np
 from stream_server.client_api.messages import Block, FieldSpec, Open, Reason, Refusal
 from stream_server.server.layout import place_of
 from stream_server.server.room import Room
+from stream_server.server.stale import stale
 from stream_server.server.tracks import Connection, Track
 
 DTYPE_OF_THE_NEVER_SENT = "<f8"
@@ -62,11 +63,8 @@ class Openings:
             return self.refuse(Reason.STALE_EPOCH, text)
         if track is None:
             return self.refuse(Reason.UNKNOWN_SIMULATION, f"simulation {message.simulation} is not running")
-        if track.terminal:
-            state = track.terminal.replace("_", " ")
-            return self.refuse(Reason.STALE_ATTEMPT, f"simulation {message.simulation} is {state} already")
-        if message.attempt != track.attempt or track.over:
-            text = f"attempt {message.attempt} of simulation {message.simulation} is not the current one"
+        if track.terminal or track.over or message.attempt != track.attempt:
+            text = stale(message.simulation, message.attempt, current=track.attempt, state=track.terminal)
             return self.refuse(Reason.STALE_ATTEMPT, text)
         return None
 

@@ -14,16 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_server.client_api import wire
-from stream_server.client_api.messages import ATTACHING, MAX_PART_BYTES, Hello, Invalidate, Message, Reason
+from stream_server.client_api.messages import MAX_PART_BYTES, Message
 from stream_server.errors import MalformedMessage
 from stream_server.launcher import link
 from stream_server.server import events, notices
 from stream_server.server.access import Access
-from stream_server.server.account import Intake as Taken
+from stream_server.server.account import Received
 from stream_server.server.clients import Clients
-from stream_server.server.coordinator import Coordinator, Decider
+from stream_server.server.coordinator import Coordinator
 from stream_server.server.endpoints import Endpoints, ReceiverSettings
+from stream_server.server.follower import Follower
 from stream_server.server.intake import Intake, Sink
+from stream_server.server.roster import Roster
 from stream_server.server.sockets import Sockets
 from stream_server.server.tracker import Tracker
 from stream_server.server.validation_store import ValidationStore
@@ -59,7 +61,7 @@ class WakingSink(Sink, Protocol):
 class ReceptionAccount:
     """What one rank has received: per simulation, and what was refused by reason. `withdrawn` were not yet trained."""
 
-    intake: dict[int, Taken]
+    intake: dict[int, Received]
     duplicates: int
     withdrawn: int
     refused: dict[str, int]
@@ -90,7 +92,6 @@ class Receiver:
         self.num_ranks = num_ranks
         self.buffer = buffer
         self.tracker = tracker
-        self.validation = validation
         self.access = access
         self.events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self.error: BaseException | None = None
@@ -101,11 +102,19 @@ class Receiver:
         self.sockets = Sockets(rank=rank, max_unread=_most_messages(tracker), access=access, settings=settings)
         self.intake = Intake(buffer=buffer, tracker=tracker, validation=validation, nonfinite=settings.nonfinite)
         self.clients = Clients(tracker=tracker, intake=self.intake, access=access, reply=self._reply)
+        self.follower = Follower(
+            tracker=tracker,
+            clients=self.clients,
+            intake=self.intake,
+            validation=validation,
+            access=access,
+            parameters=self.parameters,
+            tell_main=self.events.put,
+        )
         self._coordinator: Coordinator | None = None
         self._channels = {other: notices.Channel() for other in (range(1, num_ranks) if rank == 0 else [0])}
         self._commands: deque[Command] = deque()
         self._is_leaving = False
-        self._is_final = False
         self._has_ended = False
         self._is_behind = False
         self._reported_at = float("-inf")
@@ -115,7 +124,7 @@ class Receiver:
         """Open the sockets; returns where this rank can be reached. Main thread."""
         return self.sockets.open()
 
-    def meet(self, endpoints: Sequence[Endpoints], roster: Decider | None = None) -> None:
+    def meet(self, endpoints: Sequence[Endpoints], roster: Roster | None = None) -> None:
         """Get to know all ranks; `roster` is rank 0's. Main thread, before the thread starts."""
         assert (roster is not None) == (self.rank == 0)
         self.sockets.meet(endpoints[0])
@@ -125,10 +134,12 @@ class Receiver:
         self._coordinator = Coordinator(
             roster,
             self._channels,
+            access=self.access,
+            refuse=self.tracker.refuse,
             reply=lambda peer, message: self.sockets.send_control(peer, wire.encode(message)),
             tell_launcher=lambda message: self.sockets.send_link(link.encode(message)),
             tell_main=self.events.put,
-            apply=self._apply,
+            apply=self.follower.apply,
         )
 
     def __enter__(self) -> Self:
@@ -160,7 +171,7 @@ class Receiver:
             ledger = self.tracker.ledger
             return ReceptionAccount(
                 intake={
-                    simulation: Taken(accepted=marks.num_accepted, rejected=dict(marks.reasons))
+                    simulation: Received(accepted=marks.num_accepted, rejected=dict(marks.reasons))
                     for simulation, marks in ledger.marks.items()
                 },
                 duplicates=ledger.duplicates,
@@ -209,39 +220,14 @@ class Receiver:
         self.sockets.answer_newcomers()
         self._hear_ranks()
         if self._coordinator is not None:
-            self._hear_control(self._coordinator)
-            self._hear_launcher(self._coordinator)
+            self._hear_clients_and_launcher(self._coordinator)
 
     def _reply(self, peer: bytes, message: Message) -> None:
         self.sockets.send_data(peer, wire.encode(message))
 
-    def _hear_control(self, coordinator: Coordinator) -> None:
+    def _hear_clients_and_launcher(self, coordinator: Coordinator) -> None:
         for peer, header, user in self.sockets.control():
-            try:
-                message = wire.decode(header)
-            except MalformedMessage as problem:
-                answer = self.tracker.refuse(Reason.MALFORMED, str(problem))
-                self.sockets.send_control(peer, wire.encode(answer))
-                continue
-            if not isinstance(message, Hello | Invalidate):
-                text = f"{type(message).__name__} is nothing that a client says on the control connection"
-                answer = self.tracker.refuse(Reason.MALFORMED, text)
-            elif not self._may_speak(user, message):
-                text = f"this key does not speak for simulation {message.simulation}, attempt {message.attempt}"
-                answer = self.tracker.refuse(Reason.WRONG_KEY, text)
-            else:
-                coordinator.client(peer, message)
-                continue
-            self.sockets.send_control(peer, wire.encode(answer))
-
-    def _may_speak(self, user: str | None, message: Hello | Invalidate) -> bool:
-        if user is None or self.access is None:
-            return True
-        if message.simulation is None or (isinstance(message, Hello) and message.attempt == ATTACHING):
-            return user == self.access.attaching
-        return self.access.may_speak(user, message.simulation, message.attempt)
-
-    def _hear_launcher(self, coordinator: Coordinator) -> None:
+            coordinator.hear(peer, header, user)
         for frame in self.sockets.link():
             coordinator.launcher(link.to_server(frame))
 
@@ -260,38 +246,9 @@ class Receiver:
                 assert self._coordinator is not None
                 self._coordinator.share(rank, notice)
             elif notice is not None:
-                self._apply(notice)
+                self.follower.apply(notice)
         if self._coordinator is not None:
             self._coordinator.heard()
-
-    def _apply(self, notice: notices.Notice) -> None:
-        match notice:
-            case notices.Attempt():
-                self.clients.leave(notice.simulation)
-                self.tracker.begin(notice.simulation, notice.attempt)
-                self.parameters[notice.simulation] = np.array(list(notice.parameters.values()), np.float64)
-                if self.access is not None:
-                    self.access.allow(notice.simulation, notice.attempt, notice.key)
-            case notices.Over():
-                self.tracker.over(notice.simulation, notice.attempt)
-            case notices.Terminal():
-                self._conclude(notice)
-            case notices.Final():
-                self._is_final = True
-            case notices.Stop():
-                self.clients.stop()
-
-    def _conclude(self, notice: notices.Terminal) -> None:
-        self.tracker.finish(notice.simulation, notice.state)
-        if notice.state == "finished":
-            if notice.simulation in self.validation:
-                self.validation.complete(notice.simulation)
-            self.events.put(events.SimulationFinished(simulation=notice.simulation))
-        elif notice.state == "invalid":
-            self.intake.withdraw(notice.simulation)
-        if self.access is not None and notice.state != "finished":
-            self.access.forget(notice.simulation)
-        self.clients.leave(notice.simulation)
 
     def _obey(self) -> None:
         while self._commands:
@@ -299,23 +256,23 @@ class Receiver:
             if not isinstance(command, StopStudy):
                 self.sockets.send_link(link.encode(command))
             elif self._coordinator is None:
-                self._apply(notices.Stop(reason=command.reason))
+                self.follower.apply(notices.Stop(reason=command.reason))
             else:
                 self._coordinator.perform(self._coordinator.roster.stop(command.reason, command.grace_s))
 
     def _report(self) -> None:
         now = time.monotonic()
-        if not self.tracker.has_settled_share and now - self._reported_at < REPORT_S:
+        if not self.tracker.settlement.has_settled_share and now - self._reported_at < REPORT_S:
             return
         self._reported_at = now
-        for share in self.tracker.changes():
+        for share in self.tracker.settlement.changes():
             if self._coordinator is not None:
                 self._coordinator.share(0, share)
             else:
                 self._channels[0].post(share)
 
     def _end_reception(self) -> None:
-        if self._is_final and not self._has_ended and not self.tracker.has_committed:
+        if self.follower.is_final and not self._has_ended and not self.tracker.settlement.has_committed:
             self.intake.flush()
             self._has_ended = True
             self.buffer.close()

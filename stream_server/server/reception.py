@@ -20,11 +20,12 @@ from stream_server.server.design import ParameterDesign, write_csv
 from stream_server.server.endpoints import Endpoints, ReceiverSettings
 from stream_server.server.identity import Identity
 from stream_server.server.launcher_process import LauncherProcess
+from stream_server.server.lobby import StudyFacts
 from stream_server.server.output import OutputFolder
 from stream_server.server.plan import Plan
 from stream_server.server.ranks import Ranks
 from stream_server.server.receiver import Receiver, ReceptionAccount, StopStudy
-from stream_server.server.roster import Roster, StudyFacts
+from stream_server.server.roster import Roster
 from stream_server.server.tracker import Tracker
 from stream_server.server.training.stop import StopRequests
 from stream_server.server.validation_store import ValidationStore

@@ -1,102 +1,14 @@
 """Which simulations the study has, and how far each has come. Rank 0 only; pure: events in, actions out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
-from stream_server.client_api.messages import (
-    ATTACHING,
-    FieldSpec,
-    Hello,
-    Invalidate,
-    Invalidated,
-    Message,
-    Reason,
-    Refusal,
-    Routing,
-    Stop,
-    TimeSteps,
-    Welcome,
-)
+from stream_server.client_api.messages import Invalidate, Invalidated, Reason
 from stream_server.launcher import link
 from stream_server.server import notices
-
-
-class State(StrEnum):
-    """Where a simulation stands; the last four are terminal."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-    GIVEN_UP = "given_up"
-    INVALID = "invalid"
-    STOPPED = "stopped"
-
-    @property
-    def terminal(self) -> bool:
-        return self not in (State.WAITING, State.RUNNING)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """Answer the client that sits behind `peer` on the control socket."""
-
-    peer: bytes
-    message: Message
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tell:
-    """Tell every rank of the server, this one too."""
-
-    notice: notices.Notice
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToLauncher:
-    """Tell the launcher."""
-
-    message: link.ToLauncher
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyFailed:
-    """The simulations cannot be made to run: the study ends with this text."""
-
-    text: str
-
-
-Action = Reply | Tell | ToLauncher | StudyFailed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyFacts:
-    """What every `Welcome` says."""
-
-    study: str
-    epoch: int
-    endpoints: tuple[tuple[str, ...], ...]
-    time_steps: TimeSteps
-    fields: tuple[FieldSpec, ...]
-    routing: Routing
-
-
-@dataclass(kw_only=True, slots=True)
-class Entry:
-    """One simulation of the roster; `shares[r]` is the newest word of server rank r.
-
-    `begun`: there was an attempt. `attached`: the current one is run by clients that nobody launched.
-    """
-
-    parameters: dict[str, float]
-    state: State = State.WAITING
-    attempt: int = 0
-    begun: bool = False
-    attached: bool = False
-    ready: bool = False
-    reason: str = ""
-    shares: dict[int, notices.Share] = field(default_factory=dict)
-    waiting: dict[bytes, Hello] = field(default_factory=dict)
+from stream_server.server.actions import Action, Reply, StudyFailed, Tell, ToLauncher, refuse
+from stream_server.server.entry import Entry, State
+from stream_server.server.lobby import Lobby, StudyFacts
+from stream_server.server.stale import stale
 
 
 class Roster:
@@ -120,12 +32,10 @@ class Roster:
         self.num_ranks = num_ranks
         self.failures: list[dict[str, object]] = []
         self.entries = {i: Entry(parameters=dict(parameters[i])) for i in range(num_planned)}
+        self.lobby = Lobby(facts, self.entries, tuple(parameters[0]))
         self._spare = iter(range(num_planned, len(parameters)))
         self._parameters = parameters
         self._num_held_out = num_held_out
-        self._requests: dict[int, tuple[bytes, Hello]] = {}
-        self._guests: dict[bytes, int] = {}
-        self._next_token = 0
         self._stopped = False
         self._failed = False
         self._final = False
@@ -167,55 +77,13 @@ class Roster:
         # A rank that has its whole share may not have heard yet that the simulation ended early.
         return min(totals, default=None)
 
-    def hello(self, peer: bytes, hello: Hello) -> list[Action]:
-        """A client rank says who it is; the answer may have to wait until every server rank knows the attempt."""
-        if hello.study != self.facts.study:
-            text = f"this is study {self.facts.study}, but the message is for study {hello.study}"
-            return [self._refuse(peer, Reason.WRONG_STUDY, text)]
-        if self._stopped or self._final:
-            return [Reply(peer=peer, message=Stop(text="the study has ended"))]
-        problem = self._parameters_problem(hello)
-        if problem:
-            return [self._refuse(peer, Reason.WRONG_FIELDS, problem)]
-        if hello.simulation is None:
-            if hello.num_ranks > 1:
-                text = "a parallel simulation that attaches by itself needs simulation_id=… on each of its ranks"
-                return [self._refuse(peer, Reason.UNKNOWN_SIMULATION, text)]
-            if peer in self._guests:
-                # Its question crossed our answer: the same client must not get a second simulation.
-                self.entries[self._guests[peer]].waiting[peer] = hello
-                return self._welcome_all(self._guests[peer])
-            return self._request(peer, hello)
-        entry = self.entries.get(hello.simulation)
-        if entry is None:
-            text = f"simulation {hello.simulation} is not in the study, whose ids are 0 to {max(self.entries)}"
-            return [self._refuse(peer, Reason.UNKNOWN_SIMULATION, text)]
-        if entry.state.terminal:
-            text = f"simulation {hello.simulation} is {entry.state.value.replace('_', ' ')} already"
-            return [self._refuse(peer, Reason.STALE_ATTEMPT, text)]
-        if hello.attempt == ATTACHING and entry.state is State.WAITING:
-            if any(other.simulation == hello.simulation for _, other in self._requests.values()):
-                entry.waiting[peer] = hello
-                return []
-            return self._request(peer, hello)
-        if hello.attempt == ATTACHING and not entry.attached:
-            text = f"simulation {hello.simulation} is run by the study itself"
-            return [self._refuse(peer, Reason.STALE_ATTEMPT, text)]
-        if hello.attempt not in (ATTACHING, entry.attempt) and entry.state is State.RUNNING:
-            text = (
-                f"attempt {hello.attempt} of simulation {hello.simulation} is over; attempt {entry.attempt} is current"
-            )
-            return [self._refuse(peer, Reason.STALE_ATTEMPT, text)]
-        entry.waiting[peer] = hello
-        return self._welcome_all(hello.simulation)
-
     def launched(self, simulation: int, attempt: int, key: str | None) -> list[Action]:
         """The launcher is about to start an attempt; `key` is the public key that will speak for it."""
         return self._begin(simulation, attempt, key)
 
     def attached(self, token: int, simulation: int, attempt: int) -> list[Action]:
         """The launcher gives a client that came by itself this simulation."""
-        request = self._requests.pop(token, None)
+        request = self.lobby.take_request(token)
         if request is None:
             return []
         peer, hello = request
@@ -223,26 +91,10 @@ class Roster:
         if hello.parameters is not None:
             if entry.begun and hello.parameters != entry.parameters:
                 text = "every simulation was begun with other parameters already"
-                return [self._refuse(peer, Reason.NO_SIMULATION_LEFT, text)]
+                return [refuse(peer, Reason.NO_SIMULATION_LEFT, text)]
             entry.parameters = {name: hello.parameters[name] for name in entry.parameters}
-        self._guests[peer] = simulation
         actions = self._begin(simulation, attempt, None, attached=True)
-        entry.waiting[peer] = hello
-        return actions + self._welcome_all(simulation)
-
-    def none_left(self, message: link.NoneLeft) -> list[Action]:
-        """The launcher has no simulation for a client that came by itself."""
-        request = self._requests.pop(message.token, None)
-        if request is None:
-            return []
-        peer, hello = request
-        reason = Reason.BUSY if message.busy else Reason.NO_SIMULATION_LEFT
-        peers = [peer]
-        if hello.simulation is not None:
-            # The other ranks of the same parallel simulation wait for this answer too.
-            peers += self.entries[hello.simulation].waiting
-            self.entries[hello.simulation].waiting.clear()
-        return [self._refuse(peer, reason, message.text) for peer in peers]
+        return actions + self.lobby.seat(peer, hello, simulation)
 
     def ready(self, simulation: int, attempt: int) -> list[Action]:
         """Every rank has acknowledged the notice of this attempt: its clients may come in."""
@@ -250,7 +102,7 @@ class Roster:
         if entry.attempt != attempt:
             return []
         entry.ready = True
-        return self._welcome_all(simulation)
+        return self.lobby.welcome(simulation)
 
     def share(self, rank: int, share: notices.Share) -> list[Action]:
         """Rank `rank` says how far its share of a simulation has come."""
@@ -275,7 +127,7 @@ class Roster:
         entry = self.entries.get(message.simulation)
         if message.study != self.facts.study or entry is None or message.attempt != entry.attempt:
             text = f"simulation {message.simulation}, attempt {message.attempt} is not running"
-            return [self._refuse(peer, Reason.STALE_ATTEMPT, text)]
+            return [refuse(peer, Reason.STALE_ATTEMPT, text)]
         actions: list[Action] = [Reply(peer=peer, message=Invalidated(simulation=message.simulation))]
         if not entry.state.terminal:
             actions.append(ToLauncher(message=link.Invalid(simulation=message.simulation, reason=message.reason)))
@@ -317,32 +169,14 @@ class Roster:
         if self._stopped:
             return []
         self._stopped = True
-        actions: list[Action] = [ToLauncher(message=link.StopAll(reason=reason, grace_s=grace_s))]
         for entry in self.entries.values():
-            actions += [Reply(peer=peer, message=Stop(text=reason)) for peer in entry.waiting]
-            entry.waiting.clear()
             if not entry.state.terminal:
                 entry.state, entry.reason = State.STOPPED, reason
-        return [*actions, Tell(notice=notices.Stop(reason=reason))]
-
-    def _parameters_problem(self, hello: Hello) -> str:
-        """What is wrong with the parameters that a client brings along."""
-        if hello.parameters is None or hello.attempt != ATTACHING:
-            return ""
-        wanted = self._parameters[0]
-        if hello.parameters.keys() != wanted.keys():
-            return f"the study has the parameters {', '.join(wanted)}, but these are {', '.join(hello.parameters)}"
-        entry = None if hello.simulation is None else self.entries.get(hello.simulation)
-        if entry is not None and entry.begun and hello.parameters != entry.parameters:
-            return f"simulation {hello.simulation} was begun with other parameters, {entry.parameters}"
-        return ""
-
-    def _request(self, peer: bytes, hello: Hello) -> list[Action]:
-        if any(peer == other for other, _ in self._requests.values()):
-            return []
-        token, self._next_token = self._next_token, self._next_token + 1
-        self._requests[token] = (peer, hello)
-        return [ToLauncher(message=link.AttachRequest(token=token, simulation=hello.simulation))]
+        return [
+            ToLauncher(message=link.StopAll(reason=reason, grace_s=grace_s)),
+            *self.lobby.close(reason),
+            Tell(notice=notices.Stop(reason=reason)),
+        ]
 
     def _begin(self, simulation: int, attempt: int, key: str | None, *, attached: bool = False) -> list[Action]:
         entry = self.entries[simulation]
@@ -354,44 +188,15 @@ class Roster:
         notice = notices.Attempt(simulation=simulation, attempt=attempt, parameters=entry.parameters, key=key)
         return [Tell(notice=notice)]
 
-    def _welcome_all(self, simulation: int) -> list[Action]:
-        entry = self.entries[simulation]
-        if not entry.ready:
-            return []
-        welcome = Welcome(
-            study=self.facts.study,
-            simulation=simulation,
-            attempt=entry.attempt,
-            epoch=self.facts.epoch,
-            endpoints=self.facts.endpoints,
-            parameters=entry.parameters,
-            time_steps=self.facts.time_steps,
-            fields=self.facts.fields,
-            routing=self.facts.routing,
-        )
-        text = f"another attempt of simulation {simulation} is over or not begun; attempt {entry.attempt} is current"
-        wanted = ATTACHING if entry.attached else entry.attempt
-        actions: list[Action] = [
-            Reply(peer=peer, message=welcome)
-            if hello.attempt == wanted
-            else self._refuse(peer, Reason.STALE_ATTEMPT, text)
-            for peer, hello in entry.waiting.items()
-        ]
-        entry.waiting.clear()
-        return actions
-
     def _end(self, simulation: int, state: State, reason: str) -> list[Action]:
         entry = self.entries[simulation]
         entry.state, entry.reason = state, reason
-        text = reason or f"simulation {simulation} is {state.value}"
-        actions: list[Action] = [self._refuse(peer, Reason.STALE_ATTEMPT, text) for peer in entry.waiting]
-        entry.waiting.clear()
+        text = reason or stale(simulation, entry.attempt, current=entry.attempt, state=state.value)
+        actions = self.lobby.turn_away(simulation, Reason.STALE_ATTEMPT, text)
         actions.append(Tell(notice=notices.Terminal(simulation=simulation, state=state.value, reason=reason)))
         if not self._failed and all(entry.state.terminal for entry in self.entries.values()):
             self._final = True
+            self.lobby.open = False
             states = {i: entry.state.value for i, entry in self.entries.items()}
             actions.append(Tell(notice=notices.Final(states=states)))
         return actions
-
-    def _refuse(self, peer: bytes, reason: Reason, text: str) -> Reply:
-        return Reply(peer=peer, message=Refusal(reason=reason, text=text))

@@ -20,7 +20,7 @@ class Streak:
 
     A simulation sends little else, and such a message need not be looked at as closely as the first. `sequence` and
     `index` are what the next one must have; `num_messages` with the steps from `first` on are received into `slots`
-    and not settled yet; `room` is for how many more steps the tracker need not be asked.
+    and not settled yet; `room` is for how many more steps the assembly need not be asked.
     """
 
     header: bytes

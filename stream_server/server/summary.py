@@ -8,7 +8,12 @@ from rich.text import Text
 
 from stream_server.server.training.display import number, shares
 
-REASONS = {"rejected": "rejected", "messages refused": "refused", "never produced": "never_produced", "untrained": "untrained_reasons"}
+REASONS = {
+    "rejected": "rejected",
+    "messages refused": "refused",
+    "never produced": "never_produced",
+    "untrained": "untrained_reasons",
+}
 
 
 def summary(report: Mapping[str, Any]) -> Table:

@@ -58,6 +58,11 @@ class Step:
     parts: dict[tuple[int, int], int] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
 
+    def torn_field(self) -> str | None:
+        """A field of which only some client ranks sent their part."""
+        owners = self.track.layout.owners
+        return next((name for name, ranks in self.present.items() if ranks != owners[name]), None)
+
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Track:

@@ -23,8 +23,9 @@ from stream_server.launcher import link
 from stream_server.server import events
 from stream_server.server.access import Access, KeyPair
 from stream_server.server.endpoints import Endpoints, ReceiverSettings
+from stream_server.server.lobby import StudyFacts
 from stream_server.server.receiver import Receiver
-from stream_server.server.roster import Roster, StudyFacts
+from stream_server.server.roster import Roster
 from stream_server.server.tracker import Tracker
 from stream_server.server.validation_store import ValidationStore
 

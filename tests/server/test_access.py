@@ -2,6 +2,7 @@
 
 from zmq.utils import z85
 
+from stream_server.client_api.messages import ATTACHING, Hello, Invalidate
 from stream_server.server.access import DOMAIN, Access, KeyPair
 
 
@@ -40,6 +41,18 @@ def test_the_attaching_key_speaks_only_where_no_other_does() -> None:
     access.allow(1, 0, None)
     assert not access.may_speak(attaching.public, 0, 0)
     assert access.may_speak(attaching.public, 1, 0)
+
+
+def test_only_the_attaching_key_may_say_that_it_comes_by_itself() -> None:
+    server, attaching, client = (KeyPair.make() for _ in range(3))
+    access = Access(server, attaching=attaching.public)
+    access.allow(0, 0, client.public)
+    guest = Hello(study="s", simulation=0, attempt=ATTACHING, rank=0, num_ranks=1)
+    assert access.problem(attaching.public, guest) == ""
+    assert access.problem(client.public, guest)
+    invalidate = Invalidate(study="s", simulation=0, attempt=0, reason="")
+    assert access.problem(client.public, invalidate) == ""
+    assert access.problem(attaching.public, invalidate) == "this key does not speak for simulation 0, attempt 0"
 
 
 def test_a_secret_key_is_not_shown() -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from stream_server.server.account import (
     UNEVEN_STOP,
     Account,
-    Intake,
     Learned,
     RankAccount,
+    Received,
     SimulationEnd,
     close_account,
 )
@@ -20,7 +20,7 @@ NUM_STEPS = 10
 
 
 def one_rank(*, accepted: int = 10, **counts: int) -> RankAccount:
-    return RankAccount(intake={0: Intake(accepted=accepted)}, **{"drawn": accepted, **counts})
+    return RankAccount(intake={0: Received(accepted=accepted)}, **{"drawn": accepted, **counts})
 
 
 def close(
@@ -42,7 +42,7 @@ def honest_studies(draw: st.DrawFn) -> Study:
     """Studies in which every step was followed on its way: the account must balance."""
     num_ranks = draw(st.integers(1, 3))
     ends: dict[int, SimulationEnd] = {}
-    intake: list[dict[int, Intake]] = [{} for _ in range(num_ranks)]
+    intake: list[dict[int, Received]] = [{} for _ in range(num_ranks)]
     fates = [dict.fromkeys(("withdrawn", "left", "drawn"), 0) for _ in range(num_ranks)]
     for simulation in range(draw(st.integers(0, 3))):
         held_out = draw(st.booleans())
@@ -51,7 +51,7 @@ def honest_studies(draw: st.DrawFn) -> Study:
         for rank in range(num_ranks):
             rejected = {"nonfinite": draw(st.integers(1, 5))} if draw(st.booleans()) else {}
             accepted = draw(st.integers(0, 20))
-            intake[rank][simulation] = Intake(accepted=accepted, rejected=rejected)
+            intake[rank][simulation] = Received(accepted=accepted, rejected=rejected)
             arrived += accepted + sum(rejected.values())
             if not held_out:
                 withdrawn = draw(st.integers(0, accepted))
@@ -176,7 +176,7 @@ def test_more_steps_than_a_simulation_has_are_a_problem() -> None:
 
 
 def test_samples_of_simulations_that_rank_0_does_not_know_are_one_problem() -> None:
-    stranger = RankAccount(intake={i: Intake(accepted=1) for i in range(7)}, drawn=7)
+    stranger = RankAccount(intake={i: Received(accepted=1) for i in range(7)}, drawn=7)
     account = close_account([stranger], {}, Learned(trained=7), complete=True)
     assert account.problems == [
         "7 simulations have samples on server ranks, but rank 0 does not know them: 0, 1, 2, 3, 4, …"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stream_server.server.account import Intake, Learned, RankAccount, SimulationEnd
+from stream_server.server.account import Learned, RankAccount, Received, SimulationEnd
 from stream_server.server.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
 from stream_server.server.summary import summary
 
@@ -44,7 +44,7 @@ FINISHED = Outcome(exit_code=0, reason="finished")
 
 
 def rank_report(*, drawn: int = 10, **values: Any) -> RankReport:
-    return RankReport(account=RankAccount(intake={0: Intake(accepted=10)}, drawn=drawn), **values)
+    return RankReport(account=RankAccount(intake={0: Received(accepted=10)}, drawn=drawn), **values)
 
 
 def study_report(**values: Any) -> StudyReport:

@@ -17,7 +17,9 @@ from stream_server.client_api.messages import (
 )
 from stream_server.launcher import link
 from stream_server.server import notices
-from stream_server.server.roster import Action, Reply, Roster, StudyFacts, StudyFailed, Tell, ToLauncher
+from stream_server.server.actions import Action, Reply, StudyFailed, Tell, ToLauncher
+from stream_server.server.lobby import StudyFacts
+from stream_server.server.roster import Roster
 
 FACTS = StudyFacts(
     study="s",
@@ -74,7 +76,7 @@ def to_launcher(actions: list[Action]) -> list[object]:
 
 def test_a_hello_is_answered_only_when_every_rank_knows_the_attempt(roster: Roster) -> None:
     roster.launched(1, 0, None)
-    assert roster.hello(b"p", hello(1)) == []
+    assert roster.lobby.hello(b"p", hello(1)) == []
     (reply,) = roster.ready(1, 0)
     assert isinstance(reply, Reply)
     assert reply.peer == b"p"
@@ -83,15 +85,15 @@ def test_a_hello_is_answered_only_when_every_rank_knows_the_attempt(roster: Rost
 
 
 def test_a_hello_that_comes_before_its_attempt_waits_for_it(roster: Roster) -> None:
-    assert roster.hello(b"p", hello(1)) == []
+    assert roster.lobby.hello(b"p", hello(1)) == []
     roster.launched(1, 0, None)
     assert [type(message) for message in replies(roster.ready(1, 0))] == [Welcome]
 
 
 def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
     roster.launched(1, 0, None)
-    roster.hello(b"p", hello(1))
-    roster.hello(b"p", hello(1))
+    roster.lobby.hello(b"p", hello(1))
+    roster.lobby.hello(b"p", hello(1))
     assert len(replies(roster.ready(1, 0))) == 1
 
 
@@ -108,7 +110,7 @@ def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
 def test_a_hello_that_cannot_be_right_is_refused(roster: Roster, message: Hello, reason: Reason) -> None:
     roster.launched(1, 1, None)
     roster.ready(1, 1)
-    (refusal,) = replies(roster.hello(b"p", message))
+    (refusal,) = replies(roster.lobby.hello(b"p", message))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is reason
 
@@ -117,7 +119,7 @@ def test_a_new_attempt_is_not_welcomed_by_the_readiness_of_the_old_one(roster: R
     roster.launched(1, 0, None)
     roster.ready(1, 0)
     roster.launched(1, 1, None)
-    roster.hello(b"p", hello(1, attempt=1))
+    roster.lobby.hello(b"p", hello(1, attempt=1))
     assert roster.ready(1, 0) == []
     assert len(roster.ready(1, 1)) == 1
 
@@ -168,11 +170,11 @@ def test_a_simulation_that_finished_is_not_given_up(roster: Roster) -> None:
 
 
 def test_a_client_that_attaches_gets_what_the_launcher_gives_it(roster: Roster) -> None:
-    (request,) = to_launcher(roster.hello(b"p", hello(None, attempt=ATTACHING, parameters={"x": 9.0})))
+    (request,) = to_launcher(roster.lobby.hello(b"p", hello(None, attempt=ATTACHING, parameters={"x": 9.0})))
     assert request == link.AttachRequest(token=0, simulation=None)
-    assert roster.hello(b"p", hello(None, attempt=ATTACHING)) == []
+    assert roster.lobby.hello(b"p", hello(None, attempt=ATTACHING)) == []
     (notice,) = told(roster.attached(0, 2, 0))
-    assert roster.hello(b"p", hello(None, attempt=ATTACHING)) == []
+    assert roster.lobby.hello(b"p", hello(None, attempt=ATTACHING)) == []
     assert notice == notices.Attempt(simulation=2, attempt=0, parameters={"x": 9.0}, key=None)
     (welcome,) = replies(roster.ready(2, 0))
     assert isinstance(welcome, Welcome)
@@ -180,10 +182,10 @@ def test_a_client_that_attaches_gets_what_the_launcher_gives_it(roster: Roster) 
 
 
 def test_a_client_whose_question_crossed_the_answer_gets_no_second_simulation(roster: Roster) -> None:
-    roster.hello(b"p", hello(None, attempt=ATTACHING))
+    roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
     roster.attached(0, 2, 0)
     roster.ready(2, 0)
-    actions = roster.hello(b"p", hello(None, attempt=ATTACHING))
+    actions = roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
     assert to_launcher(actions) == []
     (welcome,) = replies(actions)
     assert isinstance(welcome, Welcome)
@@ -191,23 +193,23 @@ def test_a_client_whose_question_crossed_the_answer_gets_no_second_simulation(ro
 
 
 def test_all_ranks_of_a_parallel_simulation_are_told_that_nothing_is_left(roster: Roster) -> None:
-    roster.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
-    roster.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1))
-    actions = roster.none_left(link.NoneLeft(token=0, text="none is left", busy=False))
+    roster.lobby.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
+    roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1))
+    actions = roster.lobby.none_left(link.NoneLeft(token=0, text="none is left", busy=False))
     assert {action.peer for action in actions if isinstance(action, Reply)} == {b"p", b"q"}
 
 
 def test_all_ranks_of_an_attaching_simulation_come_in_with_one_request(roster: Roster) -> None:
-    first = roster.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
+    first = roster.lobby.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
     assert to_launcher(first) == [link.AttachRequest(token=0, simulation=1)]
-    assert roster.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1)) == []
+    assert roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1)) == []
     roster.attached(0, 1, 0)
     assert len(replies(roster.ready(1, 0))) == 2
 
 
 def test_a_client_for_which_nothing_is_left_is_told(roster: Roster) -> None:
-    roster.hello(b"p", hello(None, attempt=ATTACHING))
-    (refusal,) = replies(roster.none_left(link.NoneLeft(token=0, text="none is left", busy=False)))
+    roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
+    (refusal,) = replies(roster.lobby.none_left(link.NoneLeft(token=0, text="none is left", busy=False)))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.NO_SIMULATION_LEFT
 
@@ -221,11 +223,11 @@ def test_a_simulation_that_invalidates_itself_is_not_tried_again(roster: Roster)
 
 
 def test_after_a_stop_waiting_and_new_clients_are_told_that_the_study_has_ended(roster: Roster) -> None:
-    roster.hello(b"p", hello(1))
+    roster.lobby.hello(b"p", hello(1))
     actions = roster.stop("max_batches", grace_s=1.0)
     assert [type(message) for message in replies(actions)] == [Stop]
     assert told(actions) == [notices.Stop(reason="max_batches")]
-    assert [type(message) for message in replies(roster.hello(b"q", hello(2)))] == [Stop]
+    assert [type(message) for message in replies(roster.lobby.hello(b"q", hello(2)))] == [Stop]
     assert roster.counts()["stopped"] == 3
     assert roster.stop("again", grace_s=1.0) == []
 
@@ -239,7 +241,7 @@ def test_a_failed_attempt_is_over_on_every_rank_and_the_next_one_waits_for_its_o
     roster.ready(1, 0)
     assert told(roster.failed(1, 0)) == [notices.Over(simulation=1, attempt=0)]
     assert roster.failed(1, 0) == []
-    assert roster.hello(b"p", hello(1, attempt=1)) == []
+    assert roster.lobby.hello(b"p", hello(1, attempt=1)) == []
     roster.launched(1, 1, None)
     assert [type(message) for message in replies(roster.ready(1, 1))] == [Welcome]
 
@@ -247,7 +249,7 @@ def test_a_failed_attempt_is_over_on_every_rank_and_the_next_one_waits_for_its_o
 def test_a_client_of_a_failed_attempt_that_comes_late_is_refused(roster: Roster) -> None:
     roster.launched(1, 0, None)
     roster.failed(1, 0)
-    roster.hello(b"p", hello(1, attempt=0))
+    roster.lobby.hello(b"p", hello(1, attempt=0))
     roster.launched(1, 1, None)
     (refusal,) = replies(roster.ready(1, 1))
     assert isinstance(refusal, Refusal)
@@ -257,25 +259,25 @@ def test_a_client_of_a_failed_attempt_that_comes_late_is_refused(roster: Roster)
 def test_a_client_that_attaches_cannot_take_over_what_the_study_runs_itself(roster: Roster) -> None:
     roster.launched(1, 0, "key")
     roster.ready(1, 0)
-    (refusal,) = replies(roster.hello(b"p", hello(1, attempt=ATTACHING)))
+    (refusal,) = replies(roster.lobby.hello(b"p", hello(1, attempt=ATTACHING)))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.STALE_ATTEMPT
 
 
 def test_parameters_that_a_client_brings_must_have_the_names_of_the_study(roster: Roster) -> None:
-    (refusal,) = replies(roster.hello(b"p", hello(None, attempt=ATTACHING, parameters={"y": 9.0})))
+    (refusal,) = replies(roster.lobby.hello(b"p", hello(None, attempt=ATTACHING, parameters={"y": 9.0})))
     assert isinstance(refusal, Refusal)
     assert refusal.text == "the study has the parameters x, but these are y"
 
 
 def test_a_simulation_keeps_the_parameters_that_it_was_begun_with(roster: Roster) -> None:
     """What came of it before is in the buffer, and must not be trained with those of another one."""
-    roster.hello(b"p", hello(1, attempt=ATTACHING, parameters={"x": 9.0}))
+    roster.lobby.hello(b"p", hello(1, attempt=ATTACHING, parameters={"x": 9.0}))
     roster.attached(0, 1, 0)
     roster.failed(1, 0)
-    (refusal,) = replies(roster.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 8.0})))
+    (refusal,) = replies(roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 8.0})))
     assert isinstance(refusal, Refusal)
-    (request,) = to_launcher(roster.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 9.0})))
+    (request,) = to_launcher(roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 9.0})))
     assert request == link.AttachRequest(token=1, simulation=1)
 
 

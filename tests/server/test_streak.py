@@ -82,11 +82,14 @@ def test_two_connections_that_send_the_same_steps_make_duplicates() -> None:
             for client in (one, other):
                 assert isinstance(client.ask(opening()), Opened)
             with study.first.receiver.turn:
-                for step in range(NUM):
+                for step in range(NUM - 1):
                     for client in (one, other):
                         client.say(data(step, step), [value(0, step).tobytes()])
             for client in (one, other):
-                assert hear_all(client, NUM) == []
+                assert hear_all(client, NUM - 1) == []
+            # The simulation is finished with its last step, and refuses what comes after it.
+            one.say(data(NUM - 1, NUM - 1), [value(0, NUM - 1).tobytes()])
+            assert hear_all(one, NUM) == []
         study.first.drain()
         assert sorted(study.first.drawn) == [(0, step) for step in range(NUM)]
-        assert study.first.receiver.account().duplicates == NUM
+        assert study.first.receiver.account().duplicates == NUM - 1

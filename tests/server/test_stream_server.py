@@ -10,7 +10,7 @@ from stream_server.server.ranks import SoloRanks
 from stream_server.server.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.step import LearnerStep, Outcome
+from stream_server.server.training.step import LearnerStep, StepOutcome
 from stream_server.server.training.stop import StopReason
 from stream_server.server.training.union_mean import UnionMean
 from tests.server.settings import settings
@@ -187,7 +187,7 @@ def test_training_step_must_return_the_loss() -> None:
 def test_training_step_may_return_nothing_with_manual_optimisation() -> None:
     server = Silent()
     server.automatic_optimization = False
-    assert LearnerStep(server, SoloRanks()).run(turn_of([1], 0), None, 0) == Outcome(loss=None)
+    assert LearnerStep(server, SoloRanks()).run(turn_of([1], 0), None, 0) == StepOutcome(loss=None)
 
 
 def test_stop_study_asks_for_an_early_stop() -> None:

@@ -13,7 +13,7 @@ from stream_server.server.ranks import SoloRanks
 from stream_server.server.torch_collate import TorchCollate
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.step import Outcome
+from stream_server.server.training.step import StepOutcome
 from stream_server.server.training.torch_group import torch_threads
 from stream_server.server.training.torch_step import TorchStep
 from tests.server.settings import settings
@@ -44,9 +44,9 @@ def turn_of(values: Sequence[float]) -> tuple[Turn, Any]:
     return Turn(batch=batch, sizes=(len(values),), num_first=len(values), lonely=False), data
 
 
-def train(server: TorchServer, batches: Sequence[Sequence[float]]) -> list[Outcome | None]:
+def train(server: TorchServer, batches: Sequence[Sequence[float]]) -> list[StepOutcome | None]:
     with TorchStep(server, SoloRanks(), server.config) as step:
-        outcomes: list[Outcome | None] = [
+        outcomes: list[StepOutcome | None] = [
             step.run(turn, step.place(data), index) for index, (turn, data) in enumerate(map(turn_of, batches))
         ]
         return [*outcomes, step.finish()]
@@ -59,20 +59,20 @@ def weight(server: TorchServer) -> float:
 
 def test_a_step_updates_the_model_and_tells_the_loss() -> None:
     server = Scale(settings())
-    assert train(server, [[0.25, 0.75], [0.5]]) == [Outcome(loss=0.5), Outcome(loss=0.25), None]
+    assert train(server, [[0.25, 0.75], [0.5]]) == [StepOutcome(loss=0.5), StepOutcome(loss=0.25), None]
     assert weight(server) == 0.0
 
 
 def test_accumulated_batches_count_by_their_samples() -> None:
     server = Scale(settings(accumulate=2))
     outcomes = train(server, [[0.25, 0.75], [0.8]])
-    assert outcomes == [Outcome(loss=0.5, updated=False), Outcome(loss=0.8), None]
+    assert outcomes == [StepOutcome(loss=0.5, updated=False), StepOutcome(loss=0.8), None]
     assert weight(server) == pytest.approx(1 - (0.25 + 0.75 + 0.8) / 3, rel=1e-15)
 
 
 def test_an_accumulation_that_is_cut_short_is_ended_with_what_it_has() -> None:
     server = Scale(settings(accumulate=3))
-    assert train(server, [[0.25, 0.75], [0.8]])[-1] == Outcome()
+    assert train(server, [[0.25, 0.75], [0.8]])[-1] == StepOutcome()
     assert weight(server) == pytest.approx(1 - (0.25 + 0.75 + 0.8) / 3, rel=1e-15)
 
 
@@ -135,7 +135,7 @@ class Manual(Scale):
 
 def test_manual_optimisation_steps_by_itself_and_needs_no_loss() -> None:
     server = Manual(settings())
-    assert train(server, [[0.25], [0.5]]) == [Outcome(loss=None), Outcome(loss=None), None]
+    assert train(server, [[0.25], [0.5]]) == [StepOutcome(loss=None), StepOutcome(loss=None), None]
     assert weight(server) == 0.25
 
 
@@ -229,7 +229,7 @@ def test_each_precision_sets_the_dtype_of_weights_and_data(
     assert (stacked[0].dtype, stacked[1].dtype) == (data, torch.int64)
     with TorchStep(server, SoloRanks(), server.config) as step:
         turn = Turn(batch=batch_of(stacked[0], 2), sizes=(2,), num_first=2, lonely=False)
-        assert step.run(turn, stacked[0], 0) == Outcome(loss=1.0)
+        assert step.run(turn, stacked[0], 0) == StepOutcome(loss=1.0)
         assert server.model.weight.dtype == weights
 
 

@@ -76,14 +76,14 @@ def data(connection: Connection, index: int, **changes: object) -> Data:
 
 def send(tracker: Tracker, connection: Connection, message: Data) -> int | Refusal:
     """Send with a perfect payload; returns how many steps it completed, which are accepted."""
-    placed = tracker.place(connection, message)
+    placed = tracker.assembly.place(connection, message)
     if isinstance(placed, Refusal):
         return placed
-    runs = [placed] if isinstance(placed, Run) else tracker.arrived(connection, message, placed)
+    runs = [placed] if isinstance(placed, Run) else tracker.assembly.arrived(connection, message, placed)
     if isinstance(runs, Refusal):
         return runs
     for run in runs:
-        tracker.accept(run)
+        tracker.settlement.accept(run)
     return sum(len(run.slots) for run in runs)
 
 
@@ -102,9 +102,9 @@ def test_a_step_is_acknowledged_only_when_it_is_in_the_stream() -> None:
     client = opened(tracker, opening(block()))
     assert send(tracker, client, data(client, 0, num_steps=2)) == 2
     assert tracker.ack(client).received == 0
-    tracker.in_stream(1)
+    tracker.settlement.in_stream(1)
     assert tracker.ack(client).received == 0
-    assert tracker.in_stream(1) == [client]
+    assert tracker.settlement.in_stream(1) == [client]
     assert tracker.ack(client).received == 1
 
 
@@ -113,7 +113,7 @@ def test_a_step_of_several_client_ranks_is_whole_when_all_have_sent_their_part()
     one, other = halves(tracker)
     assert send(tracker, one, data(one, 0)) == 0
     assert send(tracker, other, data(other, 0)) == 1
-    assert set(tracker.in_stream(1)) == {one, other}
+    assert set(tracker.settlement.in_stream(1)) == {one, other}
     assert (tracker.ack(one).received, tracker.ack(other).received) == (1, 1)
 
 
@@ -122,7 +122,7 @@ def test_a_known_step_is_dropped_counted_and_acknowledged() -> None:
     tracker.begin(0, 0)
     client = opened(tracker, opening(block()))
     send(tracker, client, data(client, 0))
-    tracker.in_stream(1)
+    tracker.settlement.in_stream(1)
     assert send(tracker, client, data(client, 0)) == 0
     assert tracker.ledger.duplicates == 1
     assert tracker.ack(client).received == 2
@@ -137,7 +137,7 @@ def test_a_higher_attempt_discards_half_assembled_steps_and_fences_the_older_one
     send(tracker, one, data(one, 1))
     send(tracker, other, data(other, 0))
     new_one, new_other = halves(tracker, attempt=1)
-    assert len(tracker.freed) == 1
+    assert len(tracker.settlement.freed) == 1
     late = send(tracker, other, data(other, 1))
     assert isinstance(late, Refusal)
     assert late.reason is Reason.STALE_ATTEMPT
@@ -164,7 +164,7 @@ def test_the_share_of_a_known_number_of_steps_is_settled_without_an_end() -> Non
     tracker.begin(0, 0)
     client = opened(tracker, opening(block()))
     send(tracker, client, data(client, 0, num_steps=2))
-    (share,) = tracker.changes()
+    (share,) = tracker.settlement.changes()
     assert (share.complete, share.accepted, share.total) == (True, 2, 2)
 
 
@@ -175,17 +175,17 @@ def test_of_an_unknown_number_of_steps_every_client_rank_must_say_the_end() -> N
         send(tracker, client, data(client, 0))
     end = End(simulation=0, attempt=0, epoch=0, share=1, total=1)
     tracker.finished_sending(one, end)
-    assert not tracker.changes()[0].complete
+    assert not tracker.settlement.changes()[0].complete
     tracker.finished_sending(other, end)
-    assert tracker.changes()[0].complete
+    assert tracker.settlement.changes()[0].complete
 
 
 def test_a_rank_without_a_share_is_done_from_the_beginning() -> None:
     tracker = make(num=None, routing=Routing.SIMULATIONS, num_ranks=2)
     tracker.begin(1, 0)
-    assert tracker.changes()[0].complete
+    assert tracker.settlement.changes()[0].complete
     tracker.begin(2, 0)
-    assert not tracker.changes()[0].complete
+    assert not tracker.settlement.changes()[0].complete
 
 
 def test_a_simulation_may_end_before_its_last_time_step() -> None:
@@ -194,7 +194,7 @@ def test_a_simulation_may_end_before_its_last_time_step() -> None:
     client = opened(tracker, opening(block()))
     send(tracker, client, data(client, 0, num_steps=3))
     assert tracker.finished_sending(client, End(simulation=0, attempt=0, epoch=0, share=3, total=3)) is None
-    (share,) = tracker.changes()
+    (share,) = tracker.settlement.changes()
     assert (share.complete, share.accepted, share.total) == (True, 3, 3)
 
 
@@ -219,7 +219,7 @@ def test_the_window_counts_steps_that_wait_for_other_client_ranks_or_for_room() 
     send(tracker, other, data(other, 0))
     refusal = send(tracker, one, data(one, 3))
     assert isinstance(refusal, Refusal)
-    tracker.in_stream(1)
+    tracker.settlement.in_stream(1)
     assert send(tracker, one, data(one, 4)) == 0
 
 
@@ -229,11 +229,11 @@ def test_a_simulation_waits_outside_while_there_is_no_room_for_its_window() -> N
         tracker.begin(simulation, 0)
     client = opened(tracker, opening(block()))
     assert tracker.open(b"x", opening(block(), simulation=1)) is None
-    assert {share.simulation: share.blocked for share in tracker.changes()}[1]
+    assert {share.simulation: share.blocked for share in tracker.settlement.changes()}[1]
     send(tracker, client, data(client, 0, num_steps=3))
     tracker.over(0, 0)
     assert tracker.come_in() == []
-    tracker.in_stream(2)
+    tracker.settlement.in_stream(2)
     ((peer, answer),) = tracker.come_in()
     assert peer == b"x"
     assert isinstance(answer, Connection)
@@ -245,7 +245,7 @@ def test_a_client_rank_without_blocks_completes_what_waited_for_it() -> None:
     one = opened(tracker, opening(block(), num_ranks=2))
     assert send(tracker, one, data(one, 0)) == 0
     idle = opened(tracker, opening(rank=1, num_ranks=2))
-    (run,) = tracker.whole(idle)
+    (run,) = tracker.assembly.whole(idle)
     assert run.absent == ("v",)
 
 
@@ -289,14 +289,14 @@ def test_a_refused_message_leaves_no_slot_behind() -> None:
     send(tracker, first, data(first, 1, present=1))
     assert isinstance(send(tracker, second, data(second, 0, num_steps=2)), Refusal)
     tracker.over(0, 0)
-    assert sorted(tracker.freed) == [0, 1]
+    assert sorted(tracker.settlement.freed) == [0, 1]
 
 
 def test_the_progress_clock_runs_while_the_types_of_fields_are_not_known() -> None:
     tracker = make(fields=[FieldSpec(name="u", shape=(4,)), FieldSpec(name="v", shape=(4,))])
     tracker.begin(0, 0)
     assert tracker.open(b"p", opening(block("u"), rank=0, num_ranks=2)) is None
-    assert not tracker.changes()[-1].blocked
+    assert not tracker.settlement.changes()[-1].blocked
 
 
 def test_parts_of_a_step_must_come_in_order_and_all() -> None:
@@ -311,7 +311,7 @@ def test_parts_of_a_step_must_come_in_order_and_all() -> None:
     assert gap.reason is Reason.WRONG_STEP
     send(tracker, client, data(client, 0, field=0, offset=MAX_PART_BYTES, last=False))
     assert send(tracker, client, data(client, 0, field=0, offset=2 * MAX_PART_BYTES)) == 1
-    tracker.in_stream(1)
+    tracker.settlement.in_stream(1)
     assert tracker.ack(client).received == client.next_sequence
 
 
@@ -364,9 +364,9 @@ def test_clients_that_keep_to_their_window_are_never_refused_and_always_done(
             sent[rank] += k
             on_the_way[rank].append((clients[rank].next_sequence, k))
         elif move == "admit":
-            tracker.in_stream(1)
+            tracker.settlement.in_stream(1)
             committed, population = committed - 1, population + 1
         else:
             population -= 1
         assert tracker.num_under_way <= credit
-    assert tracker.changes()[0].complete
+    assert tracker.settlement.changes()[0].complete

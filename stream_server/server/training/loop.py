@@ -10,7 +10,7 @@ from stream_server.server.training.lockstep import Stream, Turn, in_lockstep
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
-from stream_server.server.training.step import Outcome, Step
+from stream_server.server.training.step import Step, StepOutcome
 from stream_server.server.training.stop import StopReason, StopRequests
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Training:
             if turn.batch is not None:
                 self.callbacks.on_batch_end(data, batch_idx, outcome.loss)
 
-    def _count(self, turn: Turn, outcome: Outcome) -> None:
+    def _count(self, turn: Turn, outcome: StepOutcome) -> None:
         self.progress.count_turn(turn)
         if outcome.updated:
             self.progress.count_update(outcome)

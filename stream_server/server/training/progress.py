@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stream_server.server.training.lockstep import Turn
-    from stream_server.server.training.step import Outcome
+    from stream_server.server.training.step import StepOutcome
 
 
 class Progress:
@@ -47,7 +47,7 @@ class Progress:
         self.batches_per_rank = [num + (size > 0) for num, size in zip(self.batches_per_rank, turn.sizes, strict=True)]
         self._unsettled += turn.num_first
 
-    def count_update(self, outcome: "Outcome") -> None:
+    def count_update(self, outcome: "StepOutcome") -> None:
         """The optimizer used, or refused, all that was drawn since the last time."""
         if outcome.skipped:
             self.skipped += self._unsettled

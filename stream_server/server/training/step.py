@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What a step did: this rank's loss, if it had a batch and returned one, and whether it ended an update.
 
     `skipped`: the gradient was not finite, so that the model was left as it was.
@@ -49,11 +49,11 @@ class Step(Protocol):
         """A batch's data where the model is."""
         ...
 
-    def run(self, turn: "Turn", data: Any, batch_idx: int) -> Outcome:
+    def run(self, turn: "Turn", data: Any, batch_idx: int) -> StepOutcome:
         """Train on the union batch; `data` is this rank's part of it."""
         ...
 
-    def finish(self) -> Outcome | None:
+    def finish(self) -> StepOutcome | None:
         """End an accumulation that is under way with an update, and make the model the same on all ranks."""
         ...
 
@@ -99,7 +99,7 @@ class LearnerStep:
     def place(self, data: Any) -> Any:
         return data
 
-    def run(self, turn: "Turn", data: Any, batch_idx: int) -> Outcome:
+    def run(self, turn: "Turn", data: Any, batch_idx: int) -> StepOutcome:
         if any(turn.sizes[rank] for rank in self._behind):
             self._catch_up()
         server = self._server
@@ -109,9 +109,9 @@ class LearnerStep:
         if server.union_mean.num_joined:
             self._behind |= {rank for rank, size in enumerate(turn.sizes) if not size}
             self._newest = turn.lowest_rank
-        return Outcome() if turn.batch is None else Outcome(loss=self._as_number(name, loss))
+        return StepOutcome() if turn.batch is None else StepOutcome(loss=self._as_number(name, loss))
 
-    def finish(self) -> Outcome | None:
+    def finish(self) -> StepOutcome | None:
         self._catch_up()
         return None
 

@@ -16,7 +16,7 @@ from stream_server.server.ranks import Ranks
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.step import Outcome
+from stream_server.server.training.step import StepOutcome
 from stream_server.server.training.torch_group import TorchGroup, limit_threads
 from stream_server.server.training.torch_union import UnionStrategy
 
@@ -73,7 +73,7 @@ class TorchStep:
     def place(self, data: Any) -> Any:
         return self._server.fabric.to_device(data)
 
-    def run(self, turn: Turn, data: Any, batch_idx: int) -> Outcome:
+    def run(self, turn: Turn, data: Any, batch_idx: int) -> StepOutcome:
         server = self._server
         self._buffers_from = turn.lowest_rank
         self._num_samples += turn.num_samples
@@ -85,15 +85,15 @@ class TorchStep:
                 loss = None if turn.batch is None else call_user(name, server.training_step, data, batch_idx)
             if not server.automatic_optimization:
                 self._num_accumulated = 0
-                return Outcome(loss=None if loss is None else _scalar(name, loss).item())
+                return StepOutcome(loss=None if loss is None else _scalar(name, loss).item())
             if turn.batch is not None:
                 call_user(f"the backward pass of {name}", self._backward, _scalar(name, loss), turn)
             elif last and self._union:
                 self._union.empty_pass()
         value = None if loss is None else loss.item()
-        return self._update(value) if last else Outcome(loss=value, updated=False)
+        return self._update(value) if last else StepOutcome(loss=value, updated=False)
 
-    def finish(self) -> Outcome | None:
+    def finish(self) -> StepOutcome | None:
         if self._union:
             self._union.share_buffers(self._buffers_from)
         if self.at_boundary:
@@ -187,7 +187,7 @@ class TorchStep:
             weight *= self._ranks.size / turn.num_samples
         self._server.fabric.backward(loss * weight if weight != 1 else loss)
 
-    def _update(self, loss: float | None) -> Outcome:
+    def _update(self, loss: float | None) -> StepOutcome:
         server = self._server
         gradients = [parameter.grad for parameter in server.model.parameters() if parameter.grad is not None]
         if self._settings.accumulate != 1:
@@ -199,7 +199,7 @@ class TorchStep:
             if server.lr_scheduler is not None and not isinstance(server.lr_scheduler, ReduceLROnPlateau):
                 server.lr_scheduler.step()
         server.optimizer.zero_grad()
-        return Outcome(loss=loss, skipped=not finite)
+        return StepOutcome(loss=loss, skipped=not finite)
 
     def _clip_and_check(self, gradients: Sequence[Tensor]) -> bool:
         """Clip, and say whether all gradients are finite; the same on all ranks, since they are reduced."""

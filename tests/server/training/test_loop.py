@@ -13,7 +13,7 @@ from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
-from stream_server.server.training.step import LearnerStep, Outcome
+from stream_server.server.training.step import LearnerStep, StepOutcome
 from stream_server.server.training.stop import StopReason, StopRequests
 from stream_server.server.training.union_mean import UnionMean
 from tests.server.settings import settings
@@ -71,12 +71,12 @@ class Accumulating(LearnerStep):
     def at_boundary(self) -> bool:  # type: ignore[override]
         return self.num % 2 == 0
 
-    def run(self, turn: Turn, data: Any, batch_idx: int) -> Outcome:
+    def run(self, turn: Turn, data: Any, batch_idx: int) -> StepOutcome:
         self.num += 1
-        return Outcome(loss=float(data), updated=self.at_boundary)
+        return StepOutcome(loss=float(data), updated=self.at_boundary)
 
-    def finish(self) -> Outcome | None:
-        return None if self.at_boundary else Outcome()
+    def finish(self) -> StepOutcome | None:
+        return None if self.at_boundary else StepOutcome()
 
 
 Run = SimpleNamespace
@@ -179,7 +179,7 @@ def test_progress_comes_back_as_it_was() -> None:
     progress = Progress(2, clock=lambda: now[0])
     turn = Turn(batch=None, sizes=(0, 4), num_first=3, lonely=True)
     progress.count_turn(turn)
-    progress.count_update(Outcome(skipped=True))
+    progress.count_update(StepOutcome(skipped=True))
     now[0] = 15.0
     restored = Progress(2, clock=lambda: now[0])
     restored.load_state_dict(progress.state_dict())

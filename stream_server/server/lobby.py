@@ -1,0 +1,176 @@
+"""Where clients wait until their simulation may begin. Rank 0 only; pure: events in, actions out."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stream_server.client_api.messages import (
+    ATTACHING,
+    FieldSpec,
+    Hello,
+    Reason,
+    Routing,
+    Stop,
+    TimeSteps,
+    Welcome,
+)
+from stream_server.launcher import link
+from stream_server.server.actions import Action, Reply, ToLauncher, refuse
+from stream_server.server.entry import Entry, State
+from stream_server.server.stale import stale
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyFacts:
+    """What every `Welcome` says."""
+
+    study: str
+    epoch: int
+    endpoints: tuple[tuple[str, ...], ...]
+    time_steps: TimeSteps
+    fields: tuple[FieldSpec, ...]
+    routing: Routing
+
+
+class Lobby:
+    """The client ranks between their `Hello` and their `Welcome`.
+
+    One that belongs to an attempt waits until every server rank knows of it; one that came by itself, until the
+    launcher has given it a simulation. `entries` are the roster's, by id. While the lobby is not `open`, the study
+    has ended.
+    """
+
+    def __init__(self, facts: StudyFacts, entries: Mapping[int, Entry], parameter_names: Sequence[str]) -> None:
+        self.facts = facts
+        self.entries = entries
+        self.parameter_names = parameter_names
+        self.open = True
+        self._waiting: defaultdict[int, dict[bytes, Hello]] = defaultdict(dict)
+        self._requests: dict[int, tuple[bytes, Hello]] = {}
+        self._guests: dict[bytes, int] = {}
+        self._next_token = 0
+
+    def hello(self, peer: bytes, hello: Hello) -> list[Action]:
+        """A client rank says who it is; the answer may have to wait until every server rank knows the attempt."""
+        if hello.study != self.facts.study:
+            text = f"this is study {self.facts.study}, but the message is for study {hello.study}"
+            return [refuse(peer, Reason.WRONG_STUDY, text)]
+        if not self.open:
+            return [Reply(peer=peer, message=Stop(text="the study has ended"))]
+        problem = self._parameters_problem(hello)
+        if problem:
+            return [refuse(peer, Reason.WRONG_FIELDS, problem)]
+        if hello.simulation is None:
+            return self._ask_for_any(peer, hello)
+        entry = self.entries.get(hello.simulation)
+        if entry is None:
+            text = f"simulation {hello.simulation} is not in the study, whose ids are 0 to {max(self.entries)}"
+            return [refuse(peer, Reason.UNKNOWN_SIMULATION, text)]
+        if hello.attempt == ATTACHING and entry.state is State.WAITING:
+            return self._ask_for(hello.simulation, peer, hello)
+        problem = _stale(hello, hello.simulation, entry)
+        if problem:
+            return [refuse(peer, Reason.STALE_ATTEMPT, problem)]
+        self._waiting[hello.simulation][peer] = hello
+        return self.welcome(hello.simulation)
+
+    def take_request(self, token: int) -> tuple[bytes, Hello] | None:
+        """The launcher has answered the request of a client that came by itself; None if it was answered before."""
+        return self._requests.pop(token, None)
+
+    def seat(self, peer: bytes, hello: Hello, simulation: int) -> list[Action]:
+        """A client that came by itself gets a simulation."""
+        self._guests[peer] = simulation
+        self._waiting[simulation][peer] = hello
+        return self.welcome(simulation)
+
+    def none_left(self, message: link.NoneLeft) -> list[Action]:
+        """The launcher has no simulation for a client that came by itself."""
+        request = self.take_request(message.token)
+        if request is None:
+            return []
+        peer, hello = request
+        reason = Reason.BUSY if message.busy else Reason.NO_SIMULATION_LEFT
+        actions: list[Action] = [refuse(peer, reason, message.text)]
+        if hello.simulation is not None:
+            # The other ranks of the same parallel simulation wait for this answer too.
+            actions += self.turn_away(hello.simulation, reason, message.text)
+        return actions
+
+    def welcome(self, simulation: int) -> list[Action]:
+        """Let in those that wait for this simulation, if every rank knows of its attempt."""
+        entry = self.entries[simulation]
+        if not entry.ready:
+            return []
+        welcome = Welcome(
+            study=self.facts.study,
+            simulation=simulation,
+            attempt=entry.attempt,
+            epoch=self.facts.epoch,
+            endpoints=self.facts.endpoints,
+            parameters=entry.parameters,
+            time_steps=self.facts.time_steps,
+            fields=self.facts.fields,
+            routing=self.facts.routing,
+        )
+        return [
+            Reply(peer=peer, message=welcome)
+            if hello.attempt == entry.wanted
+            else refuse(peer, Reason.STALE_ATTEMPT, _stale(hello, simulation, entry))
+            for peer, hello in self._waiting.pop(simulation, {}).items()
+        ]
+
+    def turn_away(self, simulation: int, reason: Reason, text: str) -> list[Action]:
+        """Nobody waits for this simulation any longer."""
+        return [refuse(peer, reason, text) for peer in self._waiting.pop(simulation, {})]
+
+    def close(self, text: str) -> list[Action]:
+        """The study ends: nobody waits any longer, and nobody else comes in."""
+        self.open = False
+        peers = [peer for waiting in self._waiting.values() for peer in waiting]
+        self._waiting.clear()
+        return [Reply(peer=peer, message=Stop(text=text)) for peer in peers]
+
+    def _ask_for_any(self, peer: bytes, hello: Hello) -> list[Action]:
+        if hello.num_ranks > 1:
+            text = "a parallel simulation that attaches by itself needs simulation_id=… on each of its ranks"
+            return [refuse(peer, Reason.UNKNOWN_SIMULATION, text)]
+        if peer in self._guests:
+            # Its question crossed our answer: the same client must not get a second simulation.
+            return self.seat(peer, hello, self._guests[peer])
+        return self._request(peer, hello)
+
+    def _ask_for(self, simulation: int, peer: bytes, hello: Hello) -> list[Action]:
+        if any(other.simulation == simulation for _, other in self._requests.values()):
+            self._waiting[simulation][peer] = hello
+            return []
+        return self._request(peer, hello)
+
+    def _request(self, peer: bytes, hello: Hello) -> list[Action]:
+        if any(peer == other for other, _ in self._requests.values()):
+            return []
+        token, self._next_token = self._next_token, self._next_token + 1
+        self._requests[token] = (peer, hello)
+        return [ToLauncher(message=link.AttachRequest(token=token, simulation=hello.simulation))]
+
+    def _parameters_problem(self, hello: Hello) -> str:
+        """What is wrong with the parameters that a client brings along."""
+        if hello.parameters is None or hello.attempt != ATTACHING:
+            return ""
+        if set(hello.parameters) != set(self.parameter_names):
+            names, brought = ", ".join(self.parameter_names), ", ".join(hello.parameters)
+            return f"the study has the parameters {names}, but these are {brought}"
+        entry = None if hello.simulation is None else self.entries.get(hello.simulation)
+        if entry is not None and entry.begun and hello.parameters != entry.parameters:
+            return f"simulation {hello.simulation} was begun with other parameters, {entry.parameters}"
+        return ""
+
+
+def _stale(hello: Hello, simulation: int, entry: Entry) -> str:
+    """Why a client rank can speak neither for the current attempt nor for the next one; "" if it can."""
+    if entry.state is State.WAITING or (entry.state is State.RUNNING and hello.attempt == entry.wanted):
+        return ""
+    if hello.attempt == ATTACHING and not entry.state.terminal:
+        return f"simulation {simulation} is run by the study itself"
+    state = entry.state.value if entry.state.terminal else ""
+    return stale(simulation, hello.attempt, current=entry.attempt, state=state)
