@@ -17,7 +17,7 @@ from stream_server.server.torch_server import TorchServer
 from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.step import StepOutcome
-from stream_server.server.training.torch_group import TorchGroup, limit_threads
+from stream_server.server.training.torch_group import TorchGroup, keep_freed_memory, limit_threads
 from stream_server.server.training.torch_union import UnionStrategy
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class TorchStep:
     def __enter__(self) -> "TorchStep":
         limit_threads(self._ranks)
         device = _device(self._ranks)
+        if device.type == "cpu":
+            keep_freed_memory()
         shared = device.type == "cuda" and self._ranks.local_size > torch.cuda.device_count()
         backend = "nccl" if device.type == "cuda" and not shared else "gloo"
         with ExitStack() as stack:
@@ -71,7 +73,8 @@ class TorchStep:
         self._stack.__exit__(*exc_info)
 
     def place(self, data: Any) -> Any:
-        return self._server.fabric.to_device(data)
+        # Asking Fabric costs 40 µs a batch even when there is nothing to move.
+        return data if self._server.fabric.device.type == "cpu" else self._server.fabric.to_device(data)
 
     def run(self, turn: Turn, data: Any, batch_idx: int) -> StepOutcome:
         server = self._server
