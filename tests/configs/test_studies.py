@@ -28,10 +28,16 @@ def test_a_study_passes_its_own_check(study: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
+# Training starts when more samples wait than could come before the held-out simulations have ended, so that the first
+# validation is of a network that has learned little.
+LATE_ENOUGH = 400
+
+
 @pytest.mark.timeout(180)
 def test_heat_learns_on_two_ranks(tmp_path: Path) -> None:
     settings = {
         "study.simulations": 12,
+        "buffer.watermark": LATE_ENOUGH,
         "training.draws_per_sample": 8,
         "validation.simulations": 2,
         "validation.every_batches": 40,
@@ -44,7 +50,13 @@ def test_heat_learns_on_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_lorenz_learns_on_two_ranks(tmp_path: Path) -> None:
-    settings = {"study.simulations": 8, "validation.simulations": 2, "validation.every_batches": 20}
+    settings = {
+        "study.simulations": 8,
+        "buffer.watermark": 4 * LATE_ENOUGH,
+        "training.draws_per_sample": 24,
+        "validation.simulations": 2,
+        "validation.every_batches": 20,
+    }
     done = run_study(CONFIGS / "lorenz" / "study.json", tmp_path / "run", num_ranks=2, settings=settings, limit_s=150)
     assert_all_finished(done, num_simulations=10)
     first, last = first_and_last_loss(done)
