@@ -113,12 +113,15 @@ class Lobby:
             fields=self.facts.fields,
             routing=self.facts.routing,
         )
-        return [
-            Reply(peer=peer, message=welcome)
-            if hello.attempt == entry.wanted
-            else refuse(peer, Reason.STALE_ATTEMPT, _stale(hello, simulation, entry))
-            for peer, hello in self._waiting.pop(simulation, {}).items()
-        ]
+        actions: list[Action] = []
+        for peer, hello in self._waiting.pop(simulation, {}).items():
+            if hello.attempt == entry.wanted:
+                actions.append(Reply(peer=peer, message=welcome))
+            elif _is_ahead(hello, entry):
+                self._waiting[simulation][peer] = hello
+            else:
+                actions.append(refuse(peer, Reason.STALE_ATTEMPT, _stale(hello, simulation, entry)))
+        return actions
 
     def turn_away(self, simulation: int, reason: Reason, text: str) -> list[Action]:
         """Nobody waits for this simulation any longer."""
@@ -166,9 +169,16 @@ class Lobby:
         return ""
 
 
+def _is_ahead(hello: Hello, entry: Entry) -> bool:
+    """The client of a new attempt was faster than the launcher's word of it, which comes on another socket."""
+    return hello.attempt != ATTACHING and hello.attempt > entry.attempt
+
+
 def _stale(hello: Hello, simulation: int, entry: Entry) -> str:
     """Why a client rank can speak neither for the current attempt nor for the next one; "" if it can."""
     if entry.state is State.WAITING or (entry.state is State.RUNNING and hello.attempt == entry.wanted):
+        return ""
+    if not entry.state.terminal and _is_ahead(hello, entry):
         return ""
     if hello.attempt == ATTACHING and not entry.state.terminal:
         return f"simulation {simulation} is run by the study itself"

@@ -103,7 +103,6 @@ def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
         (hello(1, study="other"), Reason.WRONG_STUDY),
         (hello(17), Reason.UNKNOWN_SIMULATION),
         (hello(1, attempt=0), Reason.STALE_ATTEMPT),
-        (hello(1, attempt=2), Reason.STALE_ATTEMPT),
         (hello(None, attempt=ATTACHING, num_ranks=2), Reason.UNKNOWN_SIMULATION),
     ],
 )
@@ -302,3 +301,12 @@ def test_a_held_out_simulation_is_not_redrawn(roster: Roster) -> None:
     message = link.GaveUp(simulation=0, attempts=3, reason="exit code 1", log="", redraw=True)
     assert to_launcher(roster.gave_up(message)) == []
     assert roster.counts()["given_up"] == 1
+
+
+def test_the_client_of_a_new_attempt_may_come_before_the_word_of_the_launcher(roster: Roster) -> None:
+    roster.launched(1, 0, None)
+    roster.ready(1, 0)
+    assert replies(roster.lobby.hello(b"p", hello(1, attempt=1))) == []
+    roster.failed(1, 0)
+    roster.launched(1, 1, None)
+    assert [type(message) for message in replies(roster.ready(1, 1))] == [Welcome]
