@@ -217,19 +217,18 @@ class Receiver:
             self._send_letters()
 
     def _hear_others(self) -> None:
-        self.sockets.answer_newcomers()
-        self._hear_ranks()
+        # In this order: the launcher names an attempt and its key before the attempt's client is there to use them.
         if self._coordinator is not None:
-            self._hear_clients_and_launcher(self._coordinator)
+            for frame in self.sockets.link():
+                self._coordinator.launcher(link.to_server(frame))
+        self._hear_ranks()
+        self.sockets.answer_newcomers()
+        if self._coordinator is not None:
+            for peer, header, user in self.sockets.control():
+                self._coordinator.hear(peer, header, user)
 
     def _reply(self, peer: bytes, message: Message) -> None:
         self.sockets.send_data(peer, wire.encode(message))
-
-    def _hear_clients_and_launcher(self, coordinator: Coordinator) -> None:
-        for peer, header, user in self.sockets.control():
-            coordinator.hear(peer, header, user)
-        for frame in self.sockets.link():
-            coordinator.launcher(link.to_server(frame))
 
     def _hear_ranks(self) -> None:
         for rank, frame in self.sockets.letters():
