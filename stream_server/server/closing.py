@@ -125,7 +125,7 @@ class Closing:
             failures=() if roster is None else roster.failures,
             validation=() if validation is None else validation.history,
             best={} if validation is None else validation.best,
-            versions=versions(self.ranks.library),
+            versions=versions(self.ranks.mpi_version),
         )
         if roster is not None:
             write_csv(self.folder.parameters, roster.parameters)

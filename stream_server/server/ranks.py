@@ -31,8 +31,8 @@ class Ranks(Protocol):
     num_nodes: int
     num_cores: int
     """How many cores the ranks of this node may use, together."""
-    library: str
-    """Name and version of the MPI library, "" without one."""
+    mpi_version: str
+    """Which MPI runs this job, such as "MPICH 5.0.2"; "" without one."""
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add up over the ranks; rounds are kept apart from all other collectives."""
@@ -79,7 +79,7 @@ class SoloRanks:
     local_size = 1
     node = 0
     num_nodes = 1
-    library = ""
+    mpi_version = ""
 
     def __init__(self) -> None:
         self.num_cores = len(os.sched_getaffinity(0))
@@ -116,7 +116,7 @@ class MpiRanks:
         from mpi4py import MPI
 
         self._mpi = MPI
-        self.library = _short(MPI.Get_library_version())
+        self.mpi_version = _short(MPI.Get_library_version())
         # Two communicators: an error offered to the round must never match another collective of the peers.
         self._rounds = MPI.COMM_WORLD.Dup()
         self._others = MPI.COMM_WORLD.Dup()
@@ -195,9 +195,9 @@ def _wait(request: Any, timeout_s: float = math.inf) -> bool:
     return True
 
 
-def _short(library_version: str) -> str:
-    """Name and version, out of the text in which an MPI library speaks of itself."""
-    first_line = library_version.splitlines()[0].partition(",")[0]
+def _short(text: str) -> str:
+    """Name and version, out of the text in which an MPI speaks of itself."""
+    first_line = text.splitlines()[0].partition(",")[0]
     return " ".join(first_line.replace("Version:", "").split())
 
 

@@ -140,7 +140,7 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
 
 
 def versions(mpi: str = "") -> dict[str, str]:
-    """Versions of Python and of the packages that matter, without importing them; `mpi` is the library's own text."""
+    """Versions of Python and of the packages that matter, without importing them; `mpi` names the MPI."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

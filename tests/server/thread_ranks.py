@@ -51,7 +51,7 @@ class ThreadRanks:
 
     node = 0
     num_nodes = 1
-    library = ""
+    mpi_version = ""
     num_cores = 1
 
     def __init__(self, job: Job, rank: int) -> None:
