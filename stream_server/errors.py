@@ -2,15 +2,21 @@
 
 StreamServerError
 ├── ConfigError             study.json or the command line: the user can mend it          exit 2
+│   └── DamagedRecord       recorded samples are not as they were written                 exit 2
 ├── UserCodeError           a method of the user's server class raised                    exit 3
 ├── TooManyFailures         the simulations cannot be made to run                         exit 4
 ├── NonFiniteData           a sample has NaN or infinity, and the study says to stop      exit 4
 ├── NotBalanced             an accepted sample is unaccounted for                         exit 5
+├── DamagedCheckpoint       what was read is not what was saved                           exit 6
+│   └── OtherFormat         a checkpoint of another release
+├── NoUsableCheckpoint      there are checkpoints, but none that can be continued         exit 6
 ├── RankLost                a rank, a thread or a node ended without a word               exit 7
+├── StaleEpoch              a newer start of the server has taken over                    exit 7
 ├── MalformedMessage        bytes that are no message of the protocol
 │   └── WrongProtocol       a message of another version of the protocol
 ├── SimulationError         what a simulation can meet at its own `connect` or `send`
 │   ├── Refused             the server said no, and why
+│   ├── StepsLost           a restarted server misses steps that nobody holds any longer
 │   └── Unreachable         the server did not answer in time
 ├── Closed                  the buffer is closed and empty: the stream has ended
 └── ProducerFailed          the buffer was closed by an error, which is the cause
@@ -27,6 +33,10 @@ class ConfigError(StreamServerError):
     """Something in study.json, the command line or the user's files that the user can mend."""
 
     exit_code = 2
+
+
+class DamagedRecord(ConfigError):
+    """Recorded samples are not as they were written: bytes or files of the record are damaged or lost."""
 
 
 class UserCodeError(StreamServerError):
@@ -51,6 +61,28 @@ class NotBalanced(StreamServerError):
     """The closing account does not add up."""
 
     exit_code = 5
+
+
+class DamagedCheckpoint(StreamServerError):
+    """Bytes of a checkpoint are missing, or are not those that were saved."""
+
+    exit_code = 6
+
+
+class OtherFormat(DamagedCheckpoint):
+    """The checkpoint is whole, but a release with another format wrote it."""
+
+
+class NoUsableCheckpoint(StreamServerError):
+    """The study was saved before, but nothing of it can be continued; it is not begun anew without being told to."""
+
+    exit_code = 6
+
+
+class StaleEpoch(StreamServerError):
+    """This server is an older start of the study than the newest one, and must not change anything any more."""
+
+    exit_code = 7
 
 
 class RankLost(StreamServerError):
@@ -81,6 +113,13 @@ class SimulationError(StreamServerError):
 
 class Refused(SimulationError):
     """The server refused a message; the text says what it expected, what it found and what to do."""
+
+
+class StepsLost(SimulationError):
+    """The study went back to its last checkpoint, and misses steps there that this process no longer holds.
+
+    Only a new attempt of the simulation can produce them. It is nobody's failure.
+    """
 
 
 class Unreachable(SimulationError, TimeoutError):
