@@ -15,12 +15,14 @@ class Bits:
         byte = number >> 3
         return byte < len(self._content) and bool(self._content[byte] >> (number & 7) & 1)
 
-    def add(self, number: int) -> None:
-        """Set a bit."""
-        if number in self:
-            return
-        byte = number >> 3
-        if byte >= len(self._content):
-            self._content.extend(bytes(byte + 1 - len(self._content)))
-        self._content[byte] |= 1 << (number & 7)
+    def add(self, number: int) -> bool:
+        """Set a bit; False if it was set before."""
+        byte, bit = number >> 3, 1 << (number & 7)
+        content = self._content
+        if byte >= len(content):
+            content.extend(bytes(byte + 1 - len(content)))
+        elif content[byte] & bit:
+            return False
+        content[byte] |= bit
         self._num += 1
+        return True

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Iterator, Mapping
 
-from stream_server.client_api.connection import ConnectionFile, find
+from stream_server.client_api.connection import ConnectionFile
 from stream_server.client_api.control import ask
 from stream_server.client_api.delivery import Delivery
 from stream_server.client_api.messages import ATTACHING, Hello, Message, Reason, Refusal, Stop, Welcome
 from stream_server.client_api.simulation import Nowhere, Simulation
+from stream_server.client_api.watch import ConnectionWatch, watch
 from stream_server.errors import Refused
 
 TIMEOUT_S = 60.0
@@ -31,7 +32,8 @@ def connect(
         rank: this process's rank within the simulation, of `num_ranks`.
         simulation_id: which simulation this is, when it attaches by itself; by default the server chooses.
         parameters: what is simulated, when it attaches by itself; by default the server's.
-        timeout_s: how long the server may say nothing while it is waited for, now and later.
+        timeout_s: how long the server may say nothing while it is waited for. Later it is away after that time, and
+            the study says what then happens (`client.if_server_away`).
 
     Raises:
         ConfigError: the connection file is missing or cannot be read.
@@ -39,13 +41,14 @@ def connect(
         Unreachable: the server said nothing for `timeout_s`.
     """
     _check_ranks(rank, num_ranks)
-    file = find(connection)
-    if file is None:
+    watched = watch(connection)
+    if watched is None:
         return _alone(simulation_id, parameters)
+    file = watched.file
     hello = _hello(file, rank=rank, num_ranks=num_ranks, simulation_id=simulation_id, parameters=parameters)
-    answer = _introduce(file, hello, timeout_s)
+    answer = ask(hello, watched, who=_who(hello), timeout_s=timeout_s)
     if isinstance(answer, Welcome):
-        return _simulation(file, hello, answer, timeout_s)
+        return _simulation(watched, hello, answer, timeout_s)
     if isinstance(answer, Stop) and hello.simulation is not None:
         known = parameters or file.parameters or {}
         return Simulation(
@@ -63,19 +66,19 @@ def simulations(connection: Connection = None, *, rank: int = 0, num_ranks: int 
         ConfigError, Refused, Unreachable: as for `connect`.
     """
     _check_ranks(rank, num_ranks)
-    file = find(connection)
-    if file is None:
+    watched = watch(connection)
+    if watched is None:
         with _alone(None, None) as simulation:
             yield simulation
         return
-    hello = _hello(file, rank=rank, num_ranks=num_ranks, simulation_id=None, parameters=None)
+    hello = _hello(watched.file, rank=rank, num_ranks=num_ranks, simulation_id=None, parameters=None)
     while True:
-        answer = _introduce(file, hello, TIMEOUT_S)
+        answer = ask(hello, watched, who=_who(hello), timeout_s=TIMEOUT_S)
         if isinstance(answer, Stop) or _is_none_left(answer):
             return
         if not isinstance(answer, Welcome):
-            raise Refused(f"{_who(hello)} cannot take part in study {file.study}: {getattr(answer, 'text', answer)}")
-        with _simulation(file, hello, answer, TIMEOUT_S) as simulation:
+            raise Refused(f"{_who(hello)} cannot take part in study {hello.study}: {getattr(answer, 'text', answer)}")
+        with _simulation(watched, hello, answer, TIMEOUT_S) as simulation:
             yield simulation
         if hello.simulation is not None:
             return
@@ -118,14 +121,9 @@ def _hello(
     )
 
 
-def _introduce(file: ConnectionFile, hello: Hello, timeout_s: float) -> Message:
-    return ask(hello, file, who=_who(hello), timeout_s=timeout_s)
-
-
-def _simulation(file: ConnectionFile, hello: Hello, welcome: Welcome, timeout_s: float) -> Simulation:
-    delivery = Delivery(file, welcome, rank=hello.rank, num_ranks=hello.num_ranks, timeout_s=timeout_s)
+def _simulation(watched: ConnectionWatch, hello: Hello, welcome: Welcome, timeout_s: float) -> Simulation:
     return Simulation(
-        delivery,
+        Delivery(watched, hello, welcome, timeout_s=timeout_s),
         id=welcome.simulation,
         attempt=welcome.attempt,
         parameters=dict(welcome.parameters),

@@ -84,14 +84,12 @@ class ConnectionFile:
         )
 
 
-def find(connection: str | os.PathLike[str] | ConnectionFile | None) -> ConnectionFile | None:
-    """The connection that the caller names, or else the environment; None to run alone.
+def find(connection: str | os.PathLike[str] | None) -> Path | None:
+    """The path that the caller names, or else the environment; None to run alone.
 
     Raises:
-        ConfigError: neither names one, or the file cannot be read.
+        ConfigError: neither names one.
     """
-    if isinstance(connection, ConnectionFile):
-        return connection
     if connection is None:
         connection = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if os.fspath(connection) == ALONE:
@@ -101,4 +99,4 @@ def find(connection: str | os.PathLike[str] | ConnectionFile | None) -> Connecti
             f"no study to connect to: {ENVIRONMENT_VARIABLE} is not set, as it is for simulations that a study starts. "
             f"Pass the path of the study's connection.json, or set {ENVIRONMENT_VARIABLE}={ALONE} to run alone"
         )
-    return ConnectionFile.read(connection)
+    return Path(connection)

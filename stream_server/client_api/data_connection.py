@@ -22,35 +22,54 @@ from stream_server.client_api.messages import (
     Stop,
 )
 from stream_server.client_api.pending import PendingSteps
+from stream_server.client_api.retention import Retention, Steps
 from stream_server.client_api.transport import Dealer
 from stream_server.client_api.window import Window
 from stream_server.errors import Refused
+from stream_server.failpoints import failpoint
 
 MESSAGE_BYTES = 512 * 1024
 PENDING_BYTES = 16 * 1024 * 1024
 PENDING_S = 0.005
+OF_ANOTHER_EPOCH = (Reason.STALE_EPOCH, Reason.NOT_OPEN)
 
 
 class DataConnection:
     """Sends this client rank's steps to one server rank; small ones travel several to a message.
 
-    Nothing here waits: whoever wants to send looks whether there is `room`, and reads the answers if not.
+    Nothing here waits: whoever wants to send looks whether there is `room`, and reads the answers if not. What was
+    sent is in the `retention`.
+
+    Attributes:
+        known: the steps that the server had before the connection was opened.
+        num_steps: how many different steps belong to this server rank so far; whoever sends counts them.
+        stale: what a server that was started again has answered, or "".
     """
 
-    def __init__(self, dealer: Dealer, opening: Open, *, server_rank: int, stride: int, num_server_ranks: int) -> None:
+    def __init__(
+        self,
+        dealer: Dealer,
+        opening: Open,
+        retention: Retention,
+        *,
+        server_rank: int,
+        stride: int,
+        num_server_ranks: int,
+    ) -> None:
         self.dealer = dealer
         self.is_open = False
         self.has_stopped = False
         self.has_ended = False
+        self.known = Bits()
+        self.num_steps = 0
+        self.stale = ""
         self._opening = opening
         self._server_rank = server_rank
         self._stride = stride
         self._message_bytes = min(MESSAGE_BYTES, PENDING_BYTES // num_server_ranks)
-        self._block_bytes = [wire.block_bytes(block) for block in opening.blocks]
-        self._share = Bits()
-        self._known = Bits()
         self._epoch = opening.epoch
         self._window = Window(0)
+        self._backlog = retention.backlog()
         self._pending: PendingSteps | None = None
         self._pending_since = self._last_send = -PENDING_S
 
@@ -62,11 +81,6 @@ class DataConnection:
         """Whether credit is left for one more step."""
         return self._window.room > (0 if self._pending is None else self._pending.num)
 
-    @property
-    def num_steps(self) -> int:
-        """How many different steps belong to this server rank so far."""
-        return len(self._share)
-
     def ask_to_open(self) -> None:
         """Announce this rank's blocks; may be repeated until the answer is there."""
         self.dealer.send(self._opening)
@@ -75,35 +89,42 @@ class DataConnection:
         """Ask for a new acknowledgement."""
         self.dealer.send(Ping())
 
-    def enter(self, index: int) -> bool:
-        """Note that this step belongs to this server rank; False if it has it already."""
-        self._share.add(index)
-        return index not in self._known
-
-    def send(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
-        """Send one step, now or together with the next ones; the arrays are copied. Needs `has_room`."""
-        if self._pending is None:
-            self._send_alone(index, present, arrays)
-            return
-        if not self._pending.fits(index, present):
+    def send(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> bool:
+        """Send one step, now (True) or together with the next ones; the arrays are copied. Needs `has_room`."""
+        pending = self._pending
+        if pending is None:
+            self._send(range(index, index + 1), present, [np.ascontiguousarray(array) for array in arrays])
+            self.take_answers()
+            return True
+        if not pending.fits(index, present):
             self.flush()
         now = time.monotonic()
-        if not self._pending.num:
+        if not pending.num:
             self._pending_since = now
-        self._pending.add(index, present, arrays)
+        pending.add(index, present, arrays)
         # A sender that pauses between its steps is slower than the network: its steps go at once.
         is_slow = now - self._pending_since > PENDING_S or now - self._last_send > PENDING_S
         self._last_send = now
-        if is_slow or self._pending.is_full or not self.has_room:
+        if is_slow or pending.is_full or not self.has_room:
             self.flush()
+            return True
+        return False
 
     def flush(self) -> None:
         """Send what waits for company, and read what the server has said."""
-        if self._pending is not None and self._pending.num:
-            index, num_steps, present = self._pending.index, self._pending.num, self._pending.present
-            self._send_data(index, present, self._pending.take(), num_steps=num_steps)
-            self._window.sent(num_steps=num_steps, num_messages=1)
+        pending = self._pending
+        if pending is not None and pending.num:
+            indices, present = pending.indices, pending.present
+            self._send(indices, present, pending.take())
         self.take_answers()
+
+    def leave(self) -> None:
+        """Send nothing more; all that was sent, or waited for company, is in the retention."""
+        pending = self._pending
+        if pending is not None and pending.num:
+            indices, present = pending.indices, pending.present
+            steps = Steps(indices, present, [[_bytes_of(array)] for array in pending.take()])
+            self._backlog.add(self._window.sequence + 1, steps)
 
     def end(self, total: int) -> None:
         """Say that all steps have been sent: `total` to all server ranks together."""
@@ -119,59 +140,67 @@ class DataConnection:
         )
 
     def take_answers(self) -> bool:
-        """Read what the server has said; whether it was anything.
+        """Read what the server has said; whether it was anything for us.
 
         Raises:
             Refused: it refused a message.
         """
         heard = False
         while (answer := self.dealer.receive()) is not None:
-            heard = True
-            self._take(answer)
+            heard |= self._take(answer)
         return heard
 
-    def _take(self, answer: Message) -> None:
+    def _take(self, answer: Message) -> bool:
         match answer:
             case Ack():
                 self._window.received(answer.received)
+                self._backlog.received = answer.received
+                self._backlog.durable(answer.durable)
                 self.has_ended |= answer.ended
                 self.has_stopped |= answer.stop
             case Opened() if not self.is_open:
                 self._opened(answer)
             case Stop():
                 self.has_stopped = True
+            case Refusal() if answer.reason in OF_ANOTHER_EPOCH:
+                self.stale = answer.text
+                return False
             case Refusal() if answer.reason is not Reason.BUSY:
                 raise Refused(f"{self} refused simulation {self._opening.simulation}: {answer.text}")
+        return True
 
     def _opened(self, opened: Opened) -> None:
         self.is_open = True
         self._epoch = opened.epoch
         self._window = Window(opened.credit)
-        self._known = Bits(opened.known)
-        steps_per_message = min(self._message_bytes // max(1, sum(self._block_bytes)), opened.credit // 2)
+        self.known = Bits(opened.known)
+        blocks = self._opening.blocks
+        steps_per_message = min(self._message_bytes // max(1, sum(map(wire.block_bytes, blocks))), opened.credit // 2)
         if steps_per_message > 1:
-            self._pending = PendingSteps(self._opening.blocks, capacity=steps_per_message, stride=self._stride)
+            self._pending = PendingSteps(blocks, capacity=steps_per_message, stride=self._stride)
 
-    def _send_alone(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
-        numbers = [i for i in range(len(self._block_bytes)) if present >> i & 1]
-        arrays = [np.ascontiguousarray(array) for array in arrays]
-        if sum(array.nbytes for array in arrays) <= MAX_PART_BYTES:
-            self._send_data(index, present, arrays)
-            num_messages = 1
+    def _send(self, indices: range, present: int, payload: Sequence[np.ndarray]) -> None:
+        """Send steps in one message, or one of more than MAX_PART_BYTES in parts."""
+        if len(indices) > 1 or sum(array.nbytes for array in payload) <= MAX_PART_BYTES:
+            copies = self._send_data(indices.start, present, payload, num_steps=len(indices))
+            pieces, num_messages = [[copy] for copy in copies], 1
         else:
-            num_messages = self._send_parts(index, present, dict(zip(numbers, arrays, strict=True)))
-        self._window.sent(num_steps=1, num_messages=num_messages)
-        self.take_answers()
+            pieces = self._send_parts(indices.start, present, payload)
+            num_messages = sum(map(len, pieces))
+        failpoint("client.after_send")
+        self._window.sent(num_steps=len(indices), num_messages=num_messages)
+        self._backlog.add(self._window.sequence, Steps(indices, present, pieces))
 
-    def _send_parts(self, index: int, present: int, arrays: dict[int, np.ndarray]) -> int:
-        """Send a step of more than MAX_PART_BYTES in parts; how many they are."""
-        sizes = {number: array.nbytes for number, array in arrays.items()}
-        parts = [(number, at) for number, size in sizes.items() for at in range(0, size, MAX_PART_BYTES)]
-        for count, (number, at) in enumerate(parts):
-            part = arrays[number].reshape(-1).view(np.uint8)[at : at + MAX_PART_BYTES]
+    def _send_parts(self, index: int, present: int, payload: Sequence[np.ndarray]) -> list[list[memoryview]]:
+        numbers = [i for i in range(len(self._opening.blocks)) if present >> i & 1]
+        arrays = [array.reshape(-1).view(np.uint8) for array in payload]
+        parts = [(i, at) for i, array in enumerate(arrays) for at in range(0, array.nbytes, MAX_PART_BYTES)]
+        pieces: list[list[memoryview]] = [[] for _ in arrays]
+        for count, (i, at) in enumerate(parts):
+            part = arrays[i][at : at + MAX_PART_BYTES]
             last = count == len(parts) - 1
-            self._send_data(index, present, [part], field=number, offset=at, last=last, sequence=count)
-        return len(parts)
+            pieces[i] += self._send_data(index, present, [part], field=numbers[i], offset=at, last=last, sequence=count)
+        return pieces
 
     def _send_data(
         self,
@@ -184,7 +213,7 @@ class DataConnection:
         offset: int = 0,
         last: bool = True,
         sequence: int = 0,
-    ) -> None:
+    ) -> list[memoryview]:
         data = Data(
             simulation=self._opening.simulation,
             attempt=self._opening.attempt,
@@ -198,4 +227,8 @@ class DataConnection:
             last=last,
             checksum=wire.checksum(payload) if self.dealer.needs_checksum else None,
         )
-        self.dealer.send(data, payload)
+        return self.dealer.send_data(data, payload)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data

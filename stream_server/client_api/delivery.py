@@ -1,42 +1,37 @@
-"""One client rank's steps on their way to all the server ranks."""
+"""One client rank's steps on their way to the study, whether its server is there or not."""
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from stream_server.client_api import routing
-from stream_server.client_api.connection import ConnectionFile
 from stream_server.client_api.control import ask
-from stream_server.client_api.data_connection import DataConnection
+from stream_server.client_api.conversation import Conversation
 from stream_server.client_api.fields import Fields
-from stream_server.client_api.messages import Block, Invalidate, Invalidated, Open, Stop, Welcome
-from stream_server.client_api.patience import Patience
-from stream_server.client_api.transport import Transport
-from stream_server.errors import Refused, SimulationError, Unreachable
-
-PING_S = 0.5
-REOPEN_S = 1.0
+from stream_server.client_api.messages import Away, Block, Hello, Invalidate, Invalidated, Stop, Welcome
+from stream_server.client_api.watch import ConnectionWatch
+from stream_server.errors import Refused, StepsLost, Unreachable
+from stream_server.failpoints import failpoint
 
 
 class Delivery:
-    """Routes steps to the server ranks, waits for credit, and sees to it that all has arrived.
+    """Checks the user's arrays, has them sent, and knows what to do while the server is away.
 
-    The connections are made at the first step, when the blocks are known.
+    The server is away when it says nothing for `timeout_s` while it is waited for; what then happens is the study's
+    to say (`Welcome.if_server_away`).
     """
 
-    def __init__(
-        self, connection: ConnectionFile, welcome: Welcome, *, rank: int, num_ranks: int, timeout_s: float
-    ) -> None:
-        self.has_stopped = False
-        self._connection = connection
+    def __init__(self, watch: ConnectionWatch, hello: Hello, welcome: Welcome, *, timeout_s: float) -> None:
+        self._watch = watch
+        self._hello = replace(hello, simulation=welcome.simulation)
         self._welcome = welcome
-        self._rank = rank
-        self._num_ranks = num_ranks
-        self._timeout_s = timeout_s
-        self._who = f"simulation {welcome.simulation} rank {rank}"
-        self._fields = Fields(welcome.fields, rank=rank, num_ranks=num_ranks)
-        self._transport: Transport | None = None
-        self._connections: list[DataConnection] = []
+        self._who = f"simulation {welcome.simulation} rank {hello.rank}"
+        waits = welcome.if_server_away is Away.WAIT
+        self._silence_s = max(timeout_s, welcome.wait_s) if waits else timeout_s
+        self._fields = Fields(welcome.fields, rank=hello.rank, num_ranks=hello.num_ranks)
+        self._conversation: Conversation | None = None
+        self._is_away = False
+        self._is_lost = False
 
     def declare_field(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None:
         """Say where this rank's block of a field begins; before the first step."""
@@ -44,34 +39,32 @@ class Delivery:
 
     def send(self, index: int, sample: Mapping[str, Any]) -> bool:
         """Send a step; False once the study has ended."""
-        if not self._connections:
-            self._open(self._fields.settle(sample))
+        failpoint("client.before_send")
+        if self._conversation is None:
+            self._conversation = self._converse(self._fields.settle(sample))
         present, arrays = self._fields.arrays(sample)
-        welcome = self._welcome
-        rank = routing.server_rank(welcome.routing, welcome.simulation, index, len(self._connections))
-        connection = self._connections[rank]
-        is_new = connection.enter(index)
-        if not arrays:
-            connection.take_answers()
-        elif is_new:
-            if not connection.has_room:
-                self._wait_for_room(connection)
-            if not self.has_stopped:
-                connection.send(index, present, arrays)
-        self.has_stopped |= connection.has_stopped
-        return not self.has_stopped
+        conversation = self._conversation
+        if not self._is_away or self._may_resume(conversation):
+            try:
+                conversation.send(index, present, arrays)
+                self._is_away = False
+            except (Unreachable, StepsLost) as error:
+                self._go_on_without(conversation, error)
+        if self._is_away and not self._is_lost:
+            conversation.keep(index, present, arrays)
+        return not conversation.has_stopped
 
     def finish(self) -> None:
         """Wait until every step is settled on the server."""
-        if not self._connections:
-            self._open(())
-        for connection in self._connections:
-            connection.flush()
-        total = sum(connection.num_steps for connection in self._connections)
-        for connection in self._connections:
-            connection.end(total)
-        for connection in self._connections:
-            self._wait(connection, lambda it: it.has_ended, DataConnection.ping, repeat_s=PING_S)
+        if self._conversation is None:
+            self._conversation = self._converse(())
+        if not self._is_away or self._may_resume(self._conversation, look_now=True):
+            try:
+                self._conversation.finish()
+                return
+            except (Unreachable, StepsLost) as error:
+                self._go_on_without(self._conversation, error)
+        self._say_that_it_ends_without()
 
     def invalidate(self, reason: str) -> None:
         """Withdraw all that was sent, and leave."""
@@ -82,78 +75,43 @@ class Delivery:
             attempt=self._welcome.attempt,
             reason=reason,
         )
-        answer = ask(question, self._connection, who=self._who, timeout_s=self._timeout_s)
+        try:
+            answer = ask(question, self._watch, who=self._who, timeout_s=self._silence_s)
+        except Unreachable:
+            if self._welcome.if_server_away is not Away.CONTINUE:
+                raise
+            self._say_that_it_ends_without()
+            return
         if not isinstance(answer, Invalidated | Stop):
             raise Refused(f"{self._who} could not be invalidated: {getattr(answer, 'text', answer)}")
 
     def abandon(self) -> None:
         """Leave unfinished, but let what was sent go out for a moment."""
-        with contextlib.suppress(SimulationError):
-            for connection in self._connections:
-                connection.flush()
-        self._close_transport(linger=True)
+        if self._conversation is not None:
+            self._conversation.abandon()
 
     def close(self) -> None:
         """Leave without a word. May be called at any time, and again."""
-        self._close_transport(linger=False)
+        if self._conversation is not None:
+            self._conversation.close()
 
-    def _close_transport(self, *, linger: bool) -> None:
-        if self._transport is not None:
-            self._transport.close(linger=linger)
-            self._transport = None
+    def _converse(self, blocks: Sequence[Block]) -> Conversation:
+        return Conversation(self._watch, self._hello, self._welcome, blocks, silence_s=self._silence_s)
 
-    def _open(self, blocks: tuple[Block, ...]) -> None:
-        welcome = self._welcome
-        self._transport = Transport(host=self._connection.host, security=self._connection.security)
-        opening = Open(
-            study=welcome.study,
-            simulation=welcome.simulation,
-            attempt=welcome.attempt,
-            epoch=welcome.epoch,
-            rank=self._rank,
-            num_ranks=self._num_ranks,
-            blocks=blocks,
+    def _may_resume(self, conversation: Conversation, *, look_now: bool = False) -> bool:
+        return not self._is_lost and conversation.may_resume(look_now=look_now)
+
+    def _go_on_without(self, conversation: Conversation, error: Unreachable | StepsLost) -> None:
+        """The server is away: end the simulation, or let it run on, as the study says."""
+        if self._welcome.if_server_away is not Away.CONTINUE:
+            raise error
+        self._is_away = True
+        self._is_lost = isinstance(error, StepsLost)
+        conversation.interrupt()
+
+    def _say_that_it_ends_without(self) -> None:
+        print(
+            f"{self._who}: the server of study {self._welcome.study} is away. The simulation ends without it; "
+            "a new attempt will produce what is missing.",
+            file=sys.stderr,
         )
-        num_ranks = len(welcome.endpoints)
-        self._connections = [
-            DataConnection(
-                self._transport.connect(addresses),
-                opening,
-                server_rank=rank,
-                stride=routing.stride(welcome.routing, num_ranks),
-                num_server_ranks=num_ranks,
-            )
-            for rank, addresses in enumerate(welcome.endpoints)
-        ]
-        for connection in self._connections:
-            connection.ask_to_open()
-        for connection in self._connections:
-            self._wait(connection, lambda it: it.is_open, DataConnection.ask_to_open, repeat_s=REOPEN_S)
-
-    def _wait_for_room(self, connection: DataConnection) -> None:
-        # What this rank holds back for one server rank may be what the others wait for.
-        for other in self._connections:
-            other.flush()
-        self._wait(connection, lambda it: it.has_room, DataConnection.ping, repeat_s=PING_S)
-
-    def _wait(
-        self,
-        connection: DataConnection,
-        done: Callable[[DataConnection], bool],
-        repeat: Callable[[DataConnection], None],
-        *,
-        repeat_s: float,
-    ) -> None:
-        """Wait for an answer on one connection, listening to all; ends early when the study has."""
-        assert self._transport is not None
-        patience = Patience(timeout_s=self._timeout_s, repeat_s=repeat_s)
-        while not self.has_stopped and not done(connection):
-            if patience.is_over:
-                raise Unreachable(f"{self._who} waits for {connection}: no word for {self._timeout_s:g} s")
-            ready = self._transport.wait(patience.slice_s)
-            for other in self._connections:
-                if other.dealer in ready and other.take_answers() and other is connection:
-                    patience.heard()
-            self.has_stopped = any(it.has_stopped for it in self._connections)
-            if patience.may_repeat():
-                repeat(connection)

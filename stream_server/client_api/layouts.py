@@ -13,6 +13,7 @@ from stream_server.client_api.messages import (
     MAX_DIMENSIONS,
     MAX_FIELDS,
     Ack,
+    Away,
     Block,
     End,
     FieldSpec,
@@ -132,6 +133,8 @@ def _open_problem(message: Open) -> str | None:
 def _welcome_problem(message: Welcome) -> str | None:
     if not message.endpoints or not all(message.endpoints):
         return "no server rank, or one without an address"
+    if message.wait_s < 0:
+        return f"nobody can wait {message.wait_s:g} s"
     return _repetition(field.name for field in message.fields)
 
 
@@ -196,6 +199,9 @@ LAYOUTS: dict[int, Record[Any]] = {
             "time_steps": TIME_STEPS,
             "fields": Many(FIELD, limit=MAX_FIELDS),
             "routing": Choice(Routing, U8),
+            "window_bytes": COUNT,
+            "if_server_away": Choice(Away, U8),
+            "wait_s": REAL,
         },
         problem=_welcome_problem,
     ),

@@ -23,6 +23,14 @@ class Routing(IntEnum):
     SIMULATIONS = 1
 
 
+class Away(IntEnum):
+    """What a simulation does while the server says nothing: wait for it, go on without it, or end."""
+
+    WAIT = 0
+    CONTINUE = 1
+    STOP = 2
+
+
 class Reason(IntEnum):
     """Why a message was refused; the accompanying text is for people."""
 
@@ -93,7 +101,8 @@ class Hello:
 class Welcome:
     """Rank 0's answer to `Hello`: all that the client needs to know of the study.
 
-    `endpoints[r]` lists the addresses of server rank r, the preferred one first.
+    `endpoints[r]` lists the addresses of server rank r, the preferred one first. A client rank keeps at most
+    `window_bytes` of what it sent until that is durable, and waits `wait_s` for a server that says nothing.
     """
 
     study: str
@@ -105,6 +114,9 @@ class Welcome:
     time_steps: TimeSteps
     fields: tuple[FieldSpec, ...]
     routing: Routing
+    window_bytes: int
+    if_server_away: Away
+    wait_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,10 @@ class PendingSteps:
         self._used: list[np.ndarray] = []
 
     @property
+    def indices(self) -> range:
+        return range(self.index, self.index + self.num * self._stride, self._stride)
+
+    @property
     def is_full(self) -> bool:
         return self.num == self._capacity
 

@@ -109,9 +109,11 @@ class Simulation:
             TypeError: a field is not numeric, or of a type that cannot become what the study keeps.
             ValueError: a field is unknown, missing or of a wrong shape, or the study has no such time step.
             Refused: the server refused this sample or an earlier one.
-            Unreachable: the server said nothing for `timeout_s`.
+            StepsLost: the server went back to a checkpoint, and misses steps that are not retained any more.
+            Unreachable: the server stayed away for longer than the study lets a simulation wait.
         """
-        self._check_failure()
+        if self._failure is not None:
+            raise self._failure
         if self._finished:
             raise ValueError(f"simulation {self.id} is finished: nothing can be sent any more")
         index = self._index(time_step)
@@ -141,7 +143,7 @@ class Simulation:
         """Wait until all that was sent has arrived, and leave. A second call does nothing.
 
         Raises:
-            Refused, Unreachable: as for `send`.
+            Refused, StepsLost, Unreachable: as for `send`.
         """
         self._check_failure()
         if self._finished:

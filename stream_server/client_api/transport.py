@@ -9,7 +9,7 @@ import zmq
 
 from stream_server.client_api import wire
 from stream_server.client_api.connection import Security
-from stream_server.client_api.messages import Message
+from stream_server.client_api.messages import Data, Message
 from stream_server.errors import MalformedMessage, Refused, Unreachable
 
 LINGER_MS = 2000
@@ -23,15 +23,23 @@ class Dealer:
         self.address = address
         self.needs_checksum = address.startswith("tcp:") and not encrypted
 
-    def send(self, message: Message, payload: Sequence[np.ndarray] = ()) -> None:
-        """Give a message to ZeroMQ, which copies it at once; never blocks.
+    def send(self, message: Message) -> None:
+        """Give a message without a payload to ZeroMQ; never blocks."""
+        (header,) = wire.encode(message)
+        self._socket.send(header)
+
+    def send_data(self, data: Data, payload: Sequence[np.ndarray]) -> list[memoryview]:
+        """Give a message to ZeroMQ, which copies it at once; never blocks. Returns these copies, to be kept or not.
 
         Credit bounds what can pile up here, not a high-water mark: it counts steps, a mark would count parts.
         """
-        *first, last = wire.encode(message, payload)
-        for frame in first:
-            self._socket.send(frame, zmq.SNDMORE)
-        self._socket.send(last)
+        header, *frames = wire.encode(data, payload)
+        copies = [zmq.Frame(frame, copy=True) for frame in frames]
+        self._socket.send(header, zmq.SNDMORE)
+        for copy in copies[:-1]:
+            self._socket.send(copy, zmq.SNDMORE, copy=False)
+        self._socket.send(copies[-1], copy=False)
+        return [copy.buffer for copy in copies]
 
     def receive(self) -> Message | None:
         """The next message, or None if none waits.
@@ -93,8 +101,13 @@ class Transport:
 
 
 def usable(addresses: Sequence[str], *, is_same_node: bool) -> str:
-    """The first address that means something here: ipc only on the server's own node, where its file is."""
+    """The first address that means something here: ipc only on the server's own node, where its file is.
+
+    A server that is gone has no file any more. Its address is as good as any that does not answer.
+    """
     for address in addresses:
         if address.startswith("tcp:") or (is_same_node and os.path.exists(address.removeprefix("ipc://"))):
             return address
+    if is_same_node:
+        return addresses[0]
     raise Unreachable(f"none of the server's addresses can be used from {socket.gethostname()}: {', '.join(addresses)}")

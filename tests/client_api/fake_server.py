@@ -5,8 +5,8 @@ import socket
 import tempfile
 import threading
 import zlib
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +18,7 @@ from stream_server.client_api.connection import ConnectionFile, Security
 from stream_server.client_api.messages import (
     ALL_FIELDS,
     Ack,
+    Away,
     Block,
     Data,
     End,
@@ -29,6 +30,8 @@ from stream_server.client_api.messages import (
     Open,
     Opened,
     Ping,
+    Reason,
+    Refusal,
     Routing,
     TimeSteps,
     Welcome,
@@ -38,7 +41,8 @@ from stream_server.client_api.messages import (
 class FakeServer:
     """Set the attributes before a client comes, or by `do` from then on; read them after the client is done.
 
-    `steps[simulation, index][field]` is the assembled array; `messages[rank]` all that a server rank got.
+    `steps[simulation, index][field]` is the assembled array; `messages[rank]` all that a server rank got, and
+    `num_sent[index]` how often it got a step, both since its last start. `path` is the connection file.
     """
 
     def __init__(
@@ -55,10 +59,16 @@ class FakeServer:
         self.routing = Routing.STEPS
         self.parameters = {"viscosity": 0.5}
         self.credit = 64
+        self.window_bytes = 2**26
+        self.if_server_away = Away.STOP
+        self.wait_s = 600.0
         self.known: dict[int, bytes] = {}
+        self.epoch = 3
+        self.attempt: int | None = None
         self.silent = False
         self.withholds_acks = False
         self.drops_acks = False
+        self.makes_durable = False
         self.answers_to_hello: list[Message | None] = []
         self.answers_to_open: list[Message | None] = []
         self.answers_to_data: list[Message | None] = []
@@ -66,10 +76,12 @@ class FakeServer:
         self.invalidated: list[Invalidate] = []
         self.messages: dict[int, list[Message]] = {rank: [] for rank in range(num_ranks)}
         self.steps: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
+        self.num_sent: Counter[int] = Counter()
         self.failure: BaseException | None = None
         self._transport = transport
         self._blocks: dict[tuple[int, bytes], tuple[Block, ...]] = {}
         self._received: dict[tuple[int, bytes], int] = defaultdict(int)
+        self._durable: dict[tuple[int, bytes], int] = defaultdict(int)
         self._ended: set[tuple[int, bytes]] = set()
         self._changed = threading.Condition()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -78,16 +90,15 @@ class FakeServer:
         self._keys = zmq.curve_keypair() if self._transport == "curve" else None
         self._folder = tempfile.TemporaryDirectory(prefix="fake-")
         self._context = zmq.Context()
-        self._control, control = self._bind("control")
-        bound = [self._bind(f"data-{rank}") for rank in range(self.num_ranks)]
-        self._data = [it for it, _ in bound]
-        self.endpoints = tuple((address,) for _, address in bound)
+        self.path = Path(self._folder.name) / "connection.json"
+        self._poller = zmq.Poller()
         self._bell, self._ear = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._ear.bind("inproc://bell")
         self._bell.connect("inproc://bell")
-        self.connection = ConnectionFile(
-            study="heat/1", epoch=3, host=socket.gethostname(), control=(control,), security=self._security()
-        )
+        # What it is told to do comes before what its clients say.
+        self._poller.register(self._ear, zmq.POLLIN)
+        self._bind_all()
+        self.connection.write(self.path)
         self._thread = threading.Thread(target=self._run, name="fake-server")
         self._thread.start()
         return self
@@ -108,6 +119,52 @@ class FakeServer:
         self._work.put(work)
         self._bell.send(b"")
 
+    def do_now(self, work: Callable[[], None]) -> None:
+        """Have the server's thread do this, and wait until it is done."""
+        done = threading.Event()
+        self.do(lambda: (work(), done.set()))  # type: ignore[func-returns-value]
+        assert done.wait(20)
+
+    def die(self) -> None:
+        """Close all sockets without a word, and forget the clients (for `do`)."""
+        for it in (self._control, *self._data):
+            self._poller.unregister(it)
+            it.close(linger=0)
+        self._forget_clients()
+
+    def restart(self, *, epoch: int, known: Collection[int] = (), num_ranks: int | None = None) -> None:
+        """Come back elsewhere after `die`, from a checkpoint that has these steps of every simulation (for `do`)."""
+        self.num_ranks = num_ranks or self.num_ranks
+        self.epoch = epoch
+        self._bind_all()
+        self.go_back_to(known)
+        self.connection.write(self.path)
+
+    def move(self, *, epoch: int, known: Collection[int] = (), num_ranks: int | None = None) -> None:
+        """Die and restart at once, from another thread."""
+        self.do_now(lambda: (self.die(), self.restart(epoch=epoch, known=known, num_ranks=num_ranks)))  # type: ignore
+
+    def restart_in_place(self, *, epoch: int, known: Collection[int] = ()) -> None:
+        """Another server at the same addresses, which the connection file does not yet tell (for `do`)."""
+        self.epoch = epoch
+        self._forget_clients()
+        self.go_back_to(known)
+
+    def go_back_to(self, known: Collection[int]) -> None:
+        """Have these steps, if they came, and no others."""
+        self.steps = defaultdict(dict, {key: it for key, it in self.steps.items() if key[1] in known})
+        for rank in range(self.num_ranks):
+            bits = np.zeros(1 + max((index for _, index in self.steps), default=0), bool)
+            for simulation, index in self.steps:
+                bits[index] |= routing.server_rank(self.routing, simulation, index, self.num_ranks) == rank
+            self.known[rank] = np.packbits(bits, bitorder="little").tobytes()
+
+    def commit(self) -> None:
+        """All that was received is in a checkpoint now (for `do`)."""
+        for key, received in self._received.items():
+            self._durable[key] = received
+            self._acknowledge(*key)
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until something that the server received makes this true."""
         with self._changed:
@@ -123,6 +180,25 @@ class FakeServer:
         """Tell everybody that the study has ended (for `do`)."""
         for rank, peer in self._blocks:
             self._reply(self._data[rank], peer, Ack(received=self._received[rank, peer], durable=0, stop=True))
+
+    def _bind_all(self) -> None:
+        self._control, control = self._bind(f"control-{self.epoch}")
+        bound = [self._bind(f"data-{self.epoch}-{rank}") for rank in range(self.num_ranks)]
+        self._data = [it for it, _ in bound]
+        self.endpoints = tuple((address,) for _, address in bound)
+        for it in (self._control, *self._data):
+            self._poller.register(it, zmq.POLLIN)
+        self.connection = ConnectionFile(
+            study="heat/1", epoch=self.epoch, host=socket.gethostname(), control=(control,), security=self._security()
+        )
+
+    def _forget_clients(self) -> None:
+        self.messages = defaultdict(list)
+        self.num_sent = Counter()
+        self._blocks.clear()
+        self._received.clear()
+        self._durable.clear()
+        self._ended.clear()
 
     def _security(self) -> Security | None:
         if self._keys is None:
@@ -145,19 +221,18 @@ class FakeServer:
         return router, router.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        for it in (self._control, self._ear, *self._data):
-            poller.register(it, zmq.POLLIN)
         try:
             while True:
-                for ready, _ in poller.poll():
+                for ready, _ in self._poller.poll():
                     if ready is self._ear:
                         self._ear.recv()
                         work = self._work.get()
                         if work is None:
                             return
                         work()
-                    elif ready is self._control:
+                        # The sockets may be others now.
+                        break
+                    if ready is self._control:
                         self._take_control(*self._control.recv_multipart())
                     else:
                         rank = self._data.index(ready)
@@ -184,13 +259,16 @@ class FakeServer:
         return Welcome(
             study=hello.study,
             simulation=7 if hello.simulation is None else hello.simulation,
-            attempt=hello.attempt % 2**31,
-            epoch=3,
+            attempt=hello.attempt % 2**31 if self.attempt is None else self.attempt,
+            epoch=self.epoch,
             endpoints=self.endpoints,
             parameters=self.parameters,
             time_steps=self.time_steps,
             fields=self.fields,
             routing=self.routing,
+            window_bytes=self.window_bytes,
+            if_server_away=self.if_server_away,
+            wait_s=self.wait_s,
         )
 
     def _take(self, rank: int, peer: bytes, header: bytes, *payload: bytes) -> None:
@@ -200,11 +278,15 @@ class FakeServer:
             return
         key = rank, peer
         match message:
+            case Open() if message.epoch != self.epoch:
+                self._reply(self._data[rank], peer, Refusal(reason=Reason.STALE_EPOCH, text="say Hello again"))
+            case Data() | End() | Ping() if key not in self._blocks:
+                self._reply(self._data[rank], peer, Refusal(reason=Reason.NOT_OPEN, text="nothing was opened"))
             case Open():
                 answer = self.answers_to_open.pop(0) if self.answers_to_open else None
                 if answer is None:
                     self._blocks[key] = message.blocks
-                    answer = Opened(epoch=3, credit=self.credit, known=self.known.get(rank, b""))
+                    answer = Opened(epoch=self.epoch, credit=self.credit, known=self.known.get(rank, b""))
                 self._reply(self._data[rank], peer, answer)
             case Data():
                 assert message.sequence == self._received[key]
@@ -240,6 +322,7 @@ class FakeServer:
             for i, row in enumerate(rows):
                 index = data.index + i * stride
                 assert routing.server_rank(self.routing, data.simulation, index, self.num_ranks) == rank
+                self.num_sent[index] += block is present[0]
                 self._field(data.simulation, index, block)[place] = row
 
     def _field(self, simulation: int, index: int, block: Block) -> np.ndarray:
@@ -248,7 +331,9 @@ class FakeServer:
     def _acknowledge(self, rank: int, peer: bytes) -> None:
         mark = 0 if self.withholds_acks else self._received[rank, peer]
         ended = (rank, peer) in self._ended and not self.withholds_acks
-        self._reply(self._data[rank], peer, Ack(received=mark, durable=0, ended=ended))
+        if self.makes_durable:
+            self._durable[rank, peer] = mark
+        self._reply(self._data[rank], peer, Ack(received=mark, durable=self._durable[rank, peer], ended=ended))
 
     def _reply(self, router: "zmq.Socket[bytes]", peer: bytes, message: Message) -> None:
         router.send_multipart([peer, *wire.encode(message)])

@@ -6,6 +6,7 @@ from stream_server.client_api.layouts import DTYPES
 from stream_server.client_api.messages import (
     MAX_PART_BYTES,
     Ack,
+    Away,
     Block,
     Data,
     End,
@@ -130,6 +131,9 @@ welcomes = st.builds(
     time_steps=time_steps,
     fields=several(fields),
     routing=st.sampled_from(Routing),
+    window_bytes=counts,
+    if_server_away=st.sampled_from(Away),
+    wait_s=st.floats(min_value=0, allow_nan=False, allow_infinity=False),
 )
 messages: st.SearchStrategy[Message] = st.one_of(
     hellos(),

@@ -268,9 +268,13 @@ def test_refused_data_raises_at_the_users_call_and_ends_the_simulation() -> None
     with FakeServer(SMALL, num_ranks=1) as server:
         server.answers_to_data = [Refusal(reason=Reason.WRONG_STEP, text="step 0 is not wanted", sequence=0)]
         simulation = connect(server.connection)
-        simulation.send(0, u=TINY)
-        with pytest.raises(Refused, match=r"server rank 0 .* refused simulation 7: step 0 is not wanted"):
+
+        def run() -> None:
+            simulation.send(0, u=TINY)
             simulation.finish()
+
+        with pytest.raises(Refused, match=r"server rank 0 .* refused simulation 7: step 0 is not wanted"):
+            run()
         with pytest.raises(Refused, match="step 0 is not wanted"):
             simulation.send(5, u=TINY)
 

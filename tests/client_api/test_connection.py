@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.client_api.connection import ConnectionFile, Security, find
+from stream_server.client_api.watch import watch
 from stream_server.errors import ConfigError
 
 FILE = ConnectionFile(
@@ -57,7 +58,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_the_environment_names_the_connection_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FILE.write(tmp_path / "connection.json")
     monkeypatch.setenv("STREAM_CONNECTION", str(tmp_path / "connection.json"))
-    assert find(None) == FILE
+    watched = watch(None)
+    assert watched is not None
+    assert watched.file == FILE
 
 
 def test_none_in_the_environment_means_alone(monkeypatch: pytest.MonkeyPatch) -> None:

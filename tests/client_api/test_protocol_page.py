@@ -9,6 +9,7 @@ from stream_server.client_api import wire
 from stream_server.client_api.layouts import DTYPES, KINDS
 from stream_server.client_api.messages import (
     Ack,
+    Away,
     Block,
     Data,
     End,
@@ -42,6 +43,9 @@ EXAMPLES: dict[str, Message] = {
         time_steps=TimeSteps(num=100),
         fields=(FieldSpec(name="u", shape=(6, 4), dtype="<f4"),),
         routing=Routing.STEPS,
+        window_bytes=2**26,
+        if_server_away=Away.WAIT,
+        wait_s=600.0,
     ),
     "Open": Open(
         study="heat",

@@ -1,0 +1,183 @@
+"""What one client rank tells the study, over all starts of the server."""
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from stream_server.client_api.control import ask
+from stream_server.client_api.entered import Entered
+from stream_server.client_api.messages import Block, Hello, Stop, Welcome
+from stream_server.client_api.retention import Retention, Steps
+from stream_server.client_api.session import ServerMoved, Session, StudyEnded, epoch_of
+from stream_server.client_api.watch import ConnectionWatch
+from stream_server.errors import Refused, SimulationError, StepsLost
+from stream_server.failpoints import failpoint
+
+
+class Conversation:
+    """Sends steps to the server, and again to one that was started again and does not know them.
+
+    It begins with the first step, or with the end if there is none. `has_stopped` says that the study has ended.
+    `hello` is said to each new server; `welcome` is what the first one answered.
+
+    Raises, from `send` and `finish`:
+        Refused, Unreachable: as for a `Session`.
+        StepsLost: a new server misses a step that is retained no longer.
+    """
+
+    def __init__(
+        self,
+        watch: ConnectionWatch,
+        hello: Hello,
+        welcome: Welcome,
+        blocks: Sequence[Block],
+        *,
+        silence_s: float,
+    ) -> None:
+        self.has_stopped = False
+        self._watch = watch
+        self._hello = hello
+        self._welcome = welcome
+        self._epoch = epoch_of(watch.file, welcome)
+        self._blocks = blocks
+        self._silence_s = silence_s
+        self._who = f"simulation {welcome.simulation} rank {hello.rank}"
+        self._entered = Entered()
+        self._retention = Retention(window_bytes=welcome.window_bytes)
+        self._session: Session | None = None
+        # The connection file is looked at between messages, not between the steps of one.
+        self._has_sent = False
+
+    def send(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
+        """Send a step, now or together with the next ones; blocks while there is no credit."""
+        while not self.has_stopped:
+            try:
+                session = self._session
+                if session is None or self._has_sent:
+                    session = self._current_session()
+                connection = session.connection(index)
+                is_wanted = bool(arrays) and index not in connection.known
+                if is_wanted and not connection.has_room:
+                    session.wait_for_room(connection)
+                # From here on the step belongs to what a new server has to have.
+                connection.num_steps += self._entered.add(index)
+                if is_wanted:
+                    self._has_sent = connection.send(index, present, arrays)
+                else:
+                    connection.take_answers()
+                self.has_stopped = connection.has_stopped
+                return
+            except ServerMoved:
+                self.close()
+            except StudyEnded:
+                self.has_stopped = True
+
+    def finish(self) -> None:
+        """Wait until every step is settled on the server."""
+        while not self.has_stopped:
+            try:
+                self._current_session().end()
+                return
+            except ServerMoved:
+                self.close()
+            except StudyEnded:
+                self.has_stopped = True
+
+    def interrupt(self) -> None:
+        """Go on without the server: `keep` what would be sent, until `may_resume` and then `send` or `finish`."""
+        self._set_aside()
+        self._retention.unsent_may_go = True
+
+    def keep(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
+        """Keep a step while interrupted; the oldest ones go when the window is full."""
+        if self._entered.add(index) and arrays:
+            payload = [[memoryview(array.tobytes())] for array in arrays]
+            self._retention.keep(index, Steps(range(index, index + 1), present, payload))
+
+    def may_resume(self, *, look_now: bool = False) -> bool:
+        """Whether the server was started again since it was spoken to."""
+        return self._watch.newer_than(self._epoch, look_now=look_now)
+
+    def close(self) -> None:
+        """Leave without a word."""
+        if self._session is not None:
+            self._session.close(linger=False)
+            self._session = None
+
+    def abandon(self) -> None:
+        """Leave, but let what was sent go out for a moment."""
+        if self._session is not None:
+            with contextlib.suppress(SimulationError):
+                self._session.flush()
+            self._session.close(linger=True)
+            self._session = None
+
+    def _current_session(self) -> Session:
+        if self._session is None or self._watch.newer_than(self._epoch):
+            return self._new_session()
+        return self._session
+
+    def _new_session(self) -> Session:
+        """Speak to the newest server, and let it have all that was sent to older ones."""
+        while True:
+            self._set_aside()
+            if self._watch.newer_than(self._epoch):
+                self._say_hello()
+            self._session = Session(
+                self._watch, self._hello, self._welcome, self._blocks, self._retention, silence_s=self._silence_s
+            )
+            try:
+                self._session.open()
+                failpoint("client.after_opened")
+                self._send_again(self._session)
+                return self._session
+            except ServerMoved:
+                continue
+
+    def _set_aside(self) -> None:
+        """Leave the server, if there is one, with all that it may not have."""
+        self.close()
+        self._retention.unsent_may_go = False
+        self._retention.set_aside(self._entered)
+
+    def _say_hello(self) -> None:
+        failpoint("client.before_reconnect")
+        # A server that does not even answer is not tried again, only the next one.
+        self._epoch = self._watch.file.epoch
+        answer = ask(self._hello, self._watch, who=self._who, timeout_s=self._silence_s)
+        if isinstance(answer, Stop):
+            raise StudyEnded
+        if not isinstance(answer, Welcome):
+            text = getattr(answer, "text", answer)
+            raise Refused(f"{self._who} cannot go on in study {self._welcome.study}, which was started again: {text}")
+        self._welcome = answer
+        self._epoch = epoch_of(self._watch.file, answer)
+
+    def _send_again(self, session: Session) -> None:
+        retention = self._retention
+        num_lost = 0
+        for index in self._entered:
+            connection = session.connection(index)
+            connection.num_steps += 1
+            if index in connection.known:
+                retention.forget(index)
+            elif index not in retention.unsent:
+                num_lost += 1
+        if num_lost and self._blocks:
+            retention.forget_all()
+            raise StepsLost(self._loss(num_lost))
+        if retention.unsent:
+            failpoint("client.before_resend")
+        for index, steps in list(retention.unsent.items()):
+            connection = session.connection(index)
+            session.wait_for_room(connection)
+            connection.send(index, steps.present, steps.arrays(index, self._blocks))
+            retention.forget(index)
+
+    def _loss(self, num: int) -> str:
+        window_mib = self._welcome.window_bytes / 2**20
+        return (
+            f"the study went back to its last checkpoint, where {num} time steps of {self._who} are missing which this "
+            f"process no longer holds (client.window is {window_mib:g} MiB): a new attempt will produce them"
+        )

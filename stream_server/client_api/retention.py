@@ -1,0 +1,148 @@
+"""What one client rank sent that is not durable yet, kept so that it can be sent again. Pure: no sockets, no clock."""
+
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from stream_server.client_api.messages import Block
+
+# Measured: the objects around the bytes of a message.
+ENTRY_BYTES = 1500
+
+
+class Steps(NamedTuple):
+    """Neighbouring steps with the same blocks, as they were sent.
+
+    For each block in `present`, `payload` has its bytes of all steps, in one piece or in several.
+    """
+
+    indices: range
+    present: int
+    payload: Sequence[Sequence[memoryview]]
+
+    @property
+    def bytes_per_step(self) -> int:
+        """What one of them takes up."""
+        return (ENTRY_BYTES + sum(len(it) for pieces in self.payload for it in pieces)) // len(self.indices)
+
+    def arrays(self, index: int, blocks: Sequence[Block]) -> list[np.ndarray]:
+        """One step's array of each block in `present`; `blocks` are all that there are."""
+        present = (block for i, block in enumerate(blocks) if self.present >> i & 1)
+        row = self.indices.index(index)
+        return [_rows(pieces, block)[row] for pieces, block in zip(self.payload, present, strict=True)]
+
+
+class Sent(NamedTuple):
+    """Steps that were sent: the server has them when its mark reaches `end`. What has a lower `age` was sent before."""
+
+    age: int
+    end: int
+    num_bytes: int
+    steps: Steps
+
+
+class Backlog:
+    """What was sent over one connection and is not durable yet, oldest first.
+
+    `received` is the mark up to which the server has it.
+    """
+
+    def __init__(self, retention: "Retention") -> None:
+        self.received = 0
+        self.sent: deque[Sent] = deque()
+        self._retention = retention
+
+    @property
+    def may_go(self) -> bool:
+        """Whether the server has the oldest of it."""
+        return bool(self.sent) and self.sent[0].end <= self.received
+
+    def add(self, end: int, steps: Steps) -> None:
+        """These have been sent, and are complete with the messages below `end`."""
+        self.sent.append(self._retention.sent(end, steps))
+        self._retention.make_room()
+
+    def drop(self) -> None:
+        """The oldest is kept no longer."""
+        self._retention.num_bytes -= self.sent.popleft().num_bytes
+
+    def durable(self, mark: int) -> None:
+        """All messages with a smaller sequence than `mark` are in a checkpoint: they are kept no longer."""
+        while self.sent and self.sent[0].end <= mark:
+            self.drop()
+
+
+class Retention:
+    """Keeps steps until they are durable, if they fit into `window_bytes`; else the oldest ones go first.
+
+    What the server has not received is kept at any price, for credit bounds it; unless `unsent_may_go`, since nobody
+    may ever come for it. `unsent` are the steps that no connection has, in the order in which they are to be sent.
+    """
+
+    def __init__(self, *, window_bytes: int) -> None:
+        self.num_bytes = 0
+        self.unsent: OrderedDict[int, Steps] = OrderedDict()
+        self.unsent_may_go = False
+        self._window_bytes = window_bytes
+        self._backlogs: list[Backlog] = []
+        self._ages = itertools.count()
+
+    def backlog(self) -> Backlog:
+        """That of a new connection."""
+        backlog = Backlog(self)
+        self._backlogs.append(backlog)
+        return backlog
+
+    def sent(self, end: int, steps: Steps) -> Sent:
+        """The next entry of a backlog."""
+        num_bytes = len(steps.indices) * steps.bytes_per_step
+        self.num_bytes += num_bytes
+        return Sent(next(self._ages), end, num_bytes, steps)
+
+    def set_aside(self, order: Iterable[int]) -> None:
+        """The connections are gone: all that they have is unsent again. `order` has at least those indices."""
+        kept = dict(self.unsent)
+        for backlog in self._backlogs:
+            for sent in backlog.sent:
+                for index in sent.steps.indices:
+                    # Of what was sent twice the first counts.
+                    kept.setdefault(index, sent.steps)
+        self._backlogs.clear()
+        self.unsent = OrderedDict((index, kept[index]) for index in order if index in kept)
+        self.num_bytes = sum(steps.bytes_per_step for steps in self.unsent.values())
+
+    def keep(self, index: int, steps: Steps) -> None:
+        """Here is another unsent step, the last in the order."""
+        self.unsent[index] = steps
+        self.num_bytes += steps.bytes_per_step
+        self.make_room()
+
+    def forget(self, index: int) -> None:
+        """An unsent step is kept no longer, if it was."""
+        steps = self.unsent.pop(index, None)
+        if steps is not None:
+            self.num_bytes -= steps.bytes_per_step
+
+    def forget_all(self) -> None:
+        """No unsent step is of any use any more."""
+        for index in list(self.unsent):
+            self.forget(index)
+
+    def make_room(self) -> None:
+        """Let the oldest ones go until the window is kept, or none may go."""
+        while self.num_bytes > self._window_bytes:
+            received = [backlog for backlog in self._backlogs if backlog.may_go]
+            if received:
+                min(received, key=lambda it: it.sent[0].age).drop()
+            elif self.unsent_may_go and self.unsent:
+                self.forget(next(iter(self.unsent)))
+            else:
+                return
+
+
+def _rows(pieces: Sequence[memoryview], block: Block) -> np.ndarray:
+    content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return np.frombuffer(content, block.dtype).reshape(-1, *block.count)
