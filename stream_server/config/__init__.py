@@ -6,8 +6,10 @@
 Importing this package and loading a study imports neither torch nor scipy nor mpi4py.
 """
 
+from stream_server.config.changes import check_continuation
 from stream_server.config.checks import check_ranks
 from stream_server.config.loading import load
 from stream_server.config.study import StudyConfig, json_schema
+from stream_server.config.values import walltime_s
 
-__all__ = ["StudyConfig", "check_ranks", "json_schema", "load"]
+__all__ = ["StudyConfig", "check_continuation", "check_ranks", "json_schema", "load", "walltime_s"]

@@ -6,7 +6,7 @@ from functools import partial
 from pydantic import BaseModel
 
 from stream_server.config.problems import Problem, one_of, shown
-from stream_server.config.sections import Checkpoint, Job
+from stream_server.config.sections import Job
 from stream_server.config.study import StudyConfig, default_of, value_of
 
 KEYS_OF_STARTED_SIMULATIONS = (
@@ -19,15 +19,12 @@ KEYS_OF_STARTED_SIMULATIONS = (
     "launcher.max_running",
 )
 NOT_AVAILABLE = (
-    *(f"checkpoint.{key}" for key in Checkpoint.model_fields),
+    "checkpoint.keep_best",
     *(f"server.job.{key}" for key in Job.model_fields if key != "environment"),
     *(f"simulation.job.{key}" for key in Job.model_fields if key != "environment"),
     "simulation.ranks",
     "simulation.per_job",
-    "client.if_server_away",
-    "client.wait_s",
     "launcher.scheduler",
-    "launcher.restarts",
     "training.early_stop",
     "training.strategy",
     "training.compile",
@@ -69,6 +66,16 @@ def _draws_per_sample_is_used(config: StudyConfig) -> Iterator[Problem]:
             path="training.draws_per_sample",
             found=f"{ratio:g} would be ignored by {config.buffer.policy}",
             instead='Leave it out, or write "policy": "reservoir"',
+        )
+
+
+def _waiting_time_is_used(config: StudyConfig) -> Iterator[Problem]:
+    client = config.client
+    if client.if_server_away != "wait" and client.wait_s != default_of("client.wait_s"):
+        yield Problem(
+            path="client.wait_s",
+            found=f'it would be ignored, for with "if_server_away": {shown(client.if_server_away)} nobody waits',
+            instead='Leave it out, or write "if_server_away": "wait"',
         )
 
 
@@ -117,6 +124,7 @@ USAGE_CHECKS: tuple[Callable[[StudyConfig], Iterator[Problem]], ...] = (
     _watermark_is_used,
     _pseudo_epochs_are_used,
     _draws_per_sample_is_used,
+    _waiting_time_is_used,
     _max_failed_is_used,
     *(partial(_needs_command, path) for path in KEYS_OF_STARTED_SIMULATIONS),
     *(partial(_has_its_default, path) for path in NOT_AVAILABLE),

@@ -117,6 +117,18 @@ def _check_walltime(value: str) -> str:
     return value
 
 
+def walltime_s(text: str) -> float:
+    """The seconds of HH:MM:SS.
+
+    Raises:
+        ValueError: the text is no such time.
+    """
+    if not WALLTIME.fullmatch(text):
+        raise ValueError(f'{shown(text)} is no time. Write "HH:MM:SS", such as "01:30:00"')
+    hours, minutes, seconds = map(int, text.split(":"))
+    return float(3600 * hours + 60 * minutes + seconds)
+
+
 def _check_class_reference(value: str) -> str:
     if not CLASS_REFERENCE.fullmatch(value):
         raise wrong(f"{shown(value)} names no class", 'Write "FILE.py:Class" or "package.module:Class"')

@@ -72,6 +72,7 @@ def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFo
         ({"simulation.command": None, "simulation.retries": 5}, "simulation.retries: it would be ignored"),
         ({"simulation.command": None, "launcher.max_running": 5}, "launcher.max_running: it would be ignored"),
         ({"simulation.command": None, "client.max_attached": 0}, "nobody could send anything"),
+        ({"client.if_server_away": "stop", "client.wait_s": 5}, "client.wait_s: it would be ignored"),
         ({"parameters.bounds": ...}, "parameters: neither bounds nor file is given."),
         ({"parameters.file": "design.csv"}, "parameters: both bounds and file are given."),
         ({"study.output_dir": ".."}, "study.output_dir:"),
@@ -95,6 +96,11 @@ def test_settings_that_exclude_each_other_or_would_be_ignored_are_refused(
         {"training.precision": "bf16-mixed", "training.accumulate": 2, "training.clip_norm": 1.0},
         {"training.uneven": "stop", "training.nonfinite": "keep", "training.max_batches": 1, "training.max_s": 0.5},
         {"parameters.bounds": {}, "simulation.command": ["heat", "{seed}"]},
+        {"client.if_server_away": "continue", "client.window": "1MiB"},
+        {"client.wait_s": 5},
+        {"launcher.restarts": 0},
+        {"checkpoint.every_batches": 5, "checkpoint.every_s": 7.5, "checkpoint.keep": 3},
+        {"checkpoint.dir": "saved", "checkpoint.record": True, "checkpoint.allow_pickle": True},
         {"simulation.job.environment": {"A": "b"}, "server.job.environment": {"A": "b"}},
     ],
     ids=str,
@@ -106,12 +112,7 @@ def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[
 @pytest.mark.parametrize(
     "changes",
     [
-        {"checkpoint.every_batches": 5},
-        {"checkpoint.keep": 3},
-        {"checkpoint.dir": "saved"},
-        {"client.if_server_away": "stop"},
-        {"client.wait_s": 5},
-        {"launcher.restarts": 0},
+        {"checkpoint.keep_best": 2},
         {"launcher.scheduler": "slurm"},
         {"simulation.ranks": 2},
         {"simulation.per_job": 2},
@@ -133,7 +134,12 @@ def test_what_this_version_does_not_have_is_refused(folder: StudyFolder, changes
 
 def test_the_default_of_what_this_version_does_not_have_is_accepted(folder: StudyFolder) -> None:
     folder.load(
-        {"checkpoint.keep": 2, "launcher.scheduler": "local", "training.strategy": "ddp", "simulation.job.setup": []}
+        {
+            "checkpoint.keep_best": 1,
+            "launcher.scheduler": "local",
+            "training.strategy": "ddp",
+            "simulation.job.setup": [],
+        }
     )
 
 

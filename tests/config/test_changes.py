@@ -1,0 +1,147 @@
+"""What may differ between two runs of the same study, one of which continues the other."""
+
+import json
+from fnmatch import fnmatch
+from typing import Any
+
+import pytest
+
+from stream_server.config import StudyConfig, check_continuation
+from stream_server.config.changes import MAY_CHANGE
+from stream_server.errors import ConfigError
+from tests.config.studies import Changes, StudyFolder
+
+ALLOWED: list[Changes] = [
+    {"study.output_dir": "elsewhere"},
+    {"study.simulations": 200},
+    {"simulation.timeout_s": 7.0},
+    {"simulation.retries": 9},
+    {"simulation.max_failed": 0.9},
+    {"simulation.keep_folders": "failed"},
+    {"simulation.job.environment": {"A": "b"}},
+    {"server.ranks": 3},
+    {"server.job.environment": {"A": "b"}},
+    {"launcher.max_running": 2},
+    {"launcher.restarts": 9},
+    {"client.window": "1MiB"},
+    {"client.max_attached": 9},
+    {"client.wait_s": 9.0},
+    {"training.max_batches": 10},
+    {"training.max_s": 10.0},
+    {"training.log_every_batches": 3},
+    {"checkpoint.every_batches": 3},
+    {"checkpoint.every_s": 3.0},
+    {"checkpoint.keep": 3},
+    {"checkpoint.dir": "elsewhere"},
+    {"checkpoint.allow_pickle": True},
+    {"network.interface": "lo"},
+    {"network.ports": [5000, 6000]},
+    {"network.security": "none"},
+]
+REFUSED: list[Changes] = [
+    {"study.name": "cold"},
+    {"study.seed": 7},
+    {"study.time_steps": 50},
+    {"study.fields.temperature": [50, 50]},
+    {"study.fields.pressure": [1]},
+    {"parameters.bounds.initial": [100, 501]},
+    {"parameters.sampler": "halton"},
+    {"simulation.command": ["python", "heat.py"]},
+    {"simulation.on_failure": "redraw"},
+    {"server.class": "server.py:OtherServer"},
+    {"buffer.policy": "fifo", "buffer.watermark": 1},
+    {"buffer.capacity": 2501},
+    {"buffer.watermark": 501},
+    {"buffer.routing": "simulations", "client.max_attached": 8},
+    {"training.batch_size": 11},
+    {"training.draws_per_sample": 2.0},
+    {"training.precision": "64-true"},
+    {"training.accumulate": 2},
+    {"training.clip_norm": 1.0},
+    {"training.uneven": "stop"},
+    {"training.nonfinite": "keep"},
+    {"validation.simulations": 3},
+    {"validation.every_batches": 10},
+    {"validation.batch_size": 3},
+    {"user": {"lr": 0.1}},
+]
+
+
+def resolved(config: StudyConfig) -> dict[str, Any]:
+    """As the output folder has it."""
+    plain: dict[str, Any] = json.loads(json.dumps(config.resolved()))
+    return plain
+
+
+@pytest.fixture(autouse=True)
+def other_class(folder: StudyFolder) -> None:
+    folder.write("server.py", "class HeatServer: ...\n\nclass OtherServer: ...\n")
+
+
+def test_a_study_that_did_not_change_can_be_continued(folder: StudyFolder) -> None:
+    check_continuation(resolved(folder.load()), folder.load())
+
+
+@pytest.mark.parametrize("changes", ALLOWED, ids=str)
+def test_what_does_not_matter_may_change_there_and_back(folder: StudyFolder, changes: Changes) -> None:
+    before, after = folder.load(), folder.load(changes)
+    assert before != after
+    check_continuation(resolved(before), after)
+    check_continuation(resolved(after), before)
+
+
+@pytest.mark.parametrize("changes", REFUSED, ids=str)
+def test_what_matters_may_not_change(folder: StudyFolder, changes: Changes) -> None:
+    before, after = folder.load(), folder.load(changes)
+    for was, now in ((before, after), (after, before)):
+        with pytest.raises(ConfigError, match="--fresh starts it over, and keeps the old folder") as caught:
+            check_continuation(resolved(was), now)
+        assert next(iter(changes)) in str(caught.value)
+
+
+def test_every_key_is_tried(folder: StudyFolder) -> None:
+    """Whoever adds a key decides whether it may change, and puts it into one of the lists."""
+
+    def leaves(node: Any, path: str = "") -> list[str]:
+        if isinstance(node, dict) and node and path not in ("study.fields", "parameters.bounds"):
+            return [leaf for key, value in node.items() for leaf in leaves(value, f"{path}.{key}".lstrip("."))]
+        return [path]
+
+    tried = [key for changes in (*ALLOWED, *REFUSED) for key in changes]
+    untried = [
+        path
+        for path in leaves(resolved(folder.load()))
+        if not any(key == path or key.startswith(f"{path}.") or path.startswith(f"{key}.") for key in tried)
+    ]
+    assert [path for path in untried if not any(fnmatch(path, pattern) for pattern in MAY_CHANGE)] == [
+        "parameters.file",
+        "simulation.ranks",
+        "simulation.templates",
+        "simulation.per_job",
+        "buffer.pseudo_epochs",
+        "training.early_stop",
+        "training.strategy",
+        "training.compile",
+    ]
+
+
+def test_both_values_are_told(folder: StudyFolder) -> None:
+    before = folder.load({"user": {"lr": 0.5, "layers": [1, 2]}})
+    after = folder.load({"user": {"lr": 0.1, "momentum": 0.9}, "buffer.watermark": 7})
+    with pytest.raises(ConfigError) as caught:
+        check_continuation(resolved(before), after)
+    first, *problems, last = str(caught.value).splitlines()
+    assert first == "study.json, beside the run that it would continue, has 4 problems:"
+    assert sorted(line.strip() for line in problems) == [
+        "buffer.watermark: 7, but the run began with 500. Write 500, or start afresh.",
+        "user.layers: nothing, but the run began with [1, 2]. Write [1, 2], or start afresh.",
+        "user.lr: 0.1, but the run began with 0.5. Write 0.5, or start afresh.",
+        "user.momentum: 0.9, but the run began with nothing. Write nothing, or start afresh.",
+    ]
+    assert last == "--fresh starts it over, and keeps the old folder under another name"
+
+
+@pytest.mark.parametrize("before", [[], "heat", None, {"study": 3}])
+def test_something_that_was_never_a_study_cannot_be_continued(folder: StudyFolder, before: Any) -> None:
+    with pytest.raises(ConfigError):
+        check_continuation(before, folder.load())
