@@ -1,25 +1,21 @@
 """The one object that the receiver thread, which fills it, and the training thread, which draws, share."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.buffers.pins import Pins
-from stream_server.buffers.policy import Policy, SlotArray
+from stream_server.buffers.frozen import Frozen
+from stream_server.buffers.pins import Draw, Pins
+from stream_server.buffers.policy import NO_SLOTS, Policy, SlotArray, State
+from stream_server.buffers.retention import Retention
 from stream_server.buffers.slots import FieldArrays, Slots
 from stream_server.errors import Closed, ProducerFailed
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Draw:
-    """The slots of one batch, unchanged until the draw is released; `num_first` were never drawn before."""
-
-    slots: SlotArray
-    num_first: int
-    ticket: int
+from stream_server.failpoints import failpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,15 +33,22 @@ class Buffer:
     """A policy, the slots it decides over, and the lock and gate between two threads.
 
     A slot is free, claimed (the receiver fills it), committed (it waits in the backlog), in the policy's population,
-    or retired (it left the population while a draw held it). Rows are written and read without the lock: only the
-    receiver touches a claimed row, and nobody writes a row from its commit until it is free again. So a row that is
-    evicted while the training thread gathers it stays whole until that draw is released.
+    retired (it left the population while a draw held it), or retained (nobody needs it, but it was frozen and is not
+    on disk yet). Rows are written and read without the lock: only the receiver touches a claimed row, and nobody
+    writes a row from its commit until it is free again. So a row that is evicted while the training thread gathers
+    it stays whole until that draw is released, and a frozen row until it is thawed.
+
+    Of the slots, `spare` are there for what is retained. When they are used up the backlog waits, so that what is
+    under way finds a slot all the same.
 
     Attributes:
-        on_room: called in the training thread, without the lock, when a draw made room for the backlog.
+        on_room: called without the lock when the backlog found room: by a draw, in the training thread, or by a thaw,
+            in the thread that writes.
     """
 
-    def __init__(self, policy: Policy, slots: Slots, on_room: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, policy: Policy, slots: Slots, on_room: Callable[[], None] | None = None, *, spare: int = 0
+    ) -> None:
         if slots.num_slots < policy.capacity:
             raise ValueError(
                 f"There must be at least as many slots as the capacity of {policy.capacity}, but are {slots.num_slots}."
@@ -53,7 +56,10 @@ class Buffer:
         self.policy = policy
         self.slots = slots
         self.on_room = on_room
+        self.spare = spare
         self._pins = Pins()
+        self._retention: Retention | None = None
+        self._restored: deque[Draw] = deque()
         self._backlog: list[int] = []
         self._lock = Lock()
         self._changed = Condition(self._lock)
@@ -77,7 +83,7 @@ class Buffer:
 
     @property
     def num_waiting(self) -> int:
-        """Samples that are committed and for which the policy has no room yet."""
+        """Samples that are committed and for which there is no room yet."""
         return len(self._backlog)
 
     def claim(self, num: int) -> list[int]:
@@ -92,37 +98,40 @@ class Buffer:
 
     def commit(self, slots: Sequence[int]) -> None:
         """Append filled slots, with their keys set, to the backlog. Receiver thread."""
+        failpoint("buffer.before_commit")
         with self._lock:
             assert not self._closed or self._error, "commit after close"
             self._backlog.extend(slots)
 
     def admit(self) -> list[int]:
         """Move what there is room for from the backlog into the policy; gives those slots. Receiver thread."""
+        admitted: list[int] = []
         with self._lock:
-            num = min(len(self._backlog), self.policy.room)
-            if not num:
-                return []
-            admitted = self._backlog[:num]
-            del self._backlog[:num]
-            evicted = self.policy.put(admitted)
-            if len(evicted):
-                self.slots.free(self._pins.retire(evicted))
-            self._wake_if_ready()
-            return admitted
+            while num := self._num_admissible():
+                admitted += self._put(num)
+            if admitted:
+                self._wake_if_ready()
+        if admitted:
+            failpoint("buffer.admitted")
+        return admitted
 
     def withdraw(self, simulation_id: int) -> int:
         """Drop all samples of a simulation; gives how many of them were never drawn. Receiver thread."""
         with self._lock:
             ids = self.slots.simulation_ids
+            if self._retention is not None:
+                old = self._backlog[: self._retention.num_waiting]
+                self._retention.num_waiting -= sum(bool(ids[slot] == simulation_id) for slot in old)
             waiting = [slot for slot in self._backlog if ids[slot] == simulation_id]
             self._backlog = [slot for slot in self._backlog if ids[slot] != simulation_id]
-            self.slots.free(waiting)
+            self._free(waiting)
             slots = self.policy.slots()
             slots = slots[ids[slots] == simulation_id]
             num_unseen = self.policy.remove(slots)
-            self.slots.free(self._pins.retire(slots))
+            self._free(self._pins.retire(slots))
             self._wake_if_ready()
-            return len(waiting) + num_unseen
+        failpoint("buffer.withdrawn")
+        return len(waiting) + num_unseen
 
     def close(self, error: BaseException | None = None) -> None:
         """Say that nothing comes any more: the rest is drawn, or, with an error, `draw` raises it. Any thread.
@@ -133,9 +142,16 @@ class Buffer:
             self._error = self._error or error
             if not self._closed and not error:
                 assert not self._backlog, "close before the backlog was admitted"
-                self.slots.free(self._pins.retire(self.policy.close()))
+                self._free(self._pins.retire(self.policy.close()))
             self._closed = True
             self._changed.notify_all()
+        failpoint("buffer.closed")
+
+    def reopen(self) -> None:
+        """More will be committed after all, after a `close`. Before any other thread uses what was loaded."""
+        with self._lock:
+            self.policy.reopen()
+            self._closed = False
 
     def draw(self, num: int, timeout_s: float) -> Draw | None:
         """Choose a batch of `num` samples, waiting until the policy's gate is open; None when the time is over.
@@ -161,11 +177,19 @@ class Buffer:
                 np.add.at(self.slots.seen, slots, 1)  # only now a batch may hold a sample twice
             else:
                 self.slots.seen[slots] += 1
-            draw = Draw(slots, num_first, self._pins.pin(slots, removed))
-            room_for_backlog = self._backlog and self.policy.room
+            draw = self._pins.pin(slots, num_first, removed)
+            room_for_backlog = self._backlog and self._num_admissible()
         if room_for_backlog and self.on_room:
             self.on_room()
+        failpoint("buffer.drawn")
         return draw
+
+    def take_restored(self) -> Draw | None:
+        """The next of the draws that were not released when the state was saved; they are trained first, in order.
+
+        Training thread.
+        """
+        return self._restored.popleft() if self._restored else None
 
     def gather(self, draw: Draw, out: FieldArrays | None = None) -> FieldArrays:
         """Copy the rows of a draw into the leading rows of `out`, or into new arrays. Training thread, no lock."""
@@ -174,9 +198,68 @@ class Buffer:
     def release(self, draw: Draw) -> None:
         """Let go of the rows of a draw, once. Training thread."""
         with self._lock:
-            freed = self._pins.release(draw.ticket)
+            freed = self._pins.release(draw)
             if freed:
-                self.slots.free(freed)
+                self._free(freed)
+        failpoint("buffer.released")
+
+    def freeze(self) -> Frozen:
+        """Hold on to all samples as they are now; their rows do not change until `thaw`.
+
+        Training thread; the receiver must be between two turns. What was frozen before and is not thawed is given up:
+        its writer may still read it for a while, but in vain.
+        """
+        with self._lock:
+            if self._retention is not None:
+                self.slots.free(self._retention.thaw_all())
+            policy, backlog, draws = self.policy.state_dict(), self._backlog.copy(), self._pins.held()
+            frozen = np.zeros(self.slots.num_slots, bool)
+            for slots in (policy["slots"], backlog, *(draw.slots for draw in draws)):
+                frozen[slots] = True
+            seen = self.slots.seen.copy()
+            limit = self.policy.capacity + self.spare
+            retention = self._retention = Retention(frozen, num_waiting=len(backlog), limit=limit)
+            slots = np.flatnonzero(frozen)
+            room_for_backlog = self._num_admissible()
+        failpoint("buffer.frozen")
+        if room_for_backlog and self.on_room:
+            self.on_room()
+        return Frozen(self.slots, slots, policy=policy, backlog=backlog, draws=draws, seen=seen, retention=retention)
+
+    def thaw(self, frozen: Frozen, start: int, stop: int) -> None:
+        """Say that frozen rows `start` to `stop` are on disk. The thread that writes them."""
+        self._thaw(frozen, frozen.slots[start:stop])
+
+    def thaw_all(self, frozen: Frozen) -> None:
+        """Say that its rows are needed no more, because they are on disk or the writing failed. Any thread."""
+        self._thaw(frozen, frozen.slots)
+
+    def load(self, state: State, read_rows: Callable[[str, npt.NDArray[Any]], None]) -> None:
+        """Continue exactly where the `Frozen` was taken whose `state` this is. Before any other thread uses the buffer.
+
+        The buffer is new, with slots enough (see `num_slots_to_load`), allocated unless there is no sample.
+        `read_rows(name, out)` is called once for each field and fills `out`, the rows themselves, in their order.
+
+        Raises:
+            ValueError: there are fewer slots than samples, or the samples have other fields.
+        """
+        num = len(state["simulation_ids"])
+        assert self.slots.arrays or not num, "loaded before the types of the fields are known"
+        keys = ("simulation_ids", "time_steps", "seen", "present")
+        self.slots.occupy(**{name: state[name] for name in keys})
+        for name, array in self.slots.arrays.items():
+            read_rows(name, array[:num])
+        self.policy.load_state_dict(state["policy"])
+        self._closed = state["policy"]["closed"]
+        self._backlog = np.asarray(state["backlog"]).tolist()
+        retired = np.ones(num, bool)
+        retired[self.policy.slots()] = False
+        retired[self._backlog] = False
+        for saved in state["draws"]:
+            self._restored.append(self._pins.pin(np.array(saved["rows"], np.intp), saved["num_first"], NO_SLOTS))
+        freed = self._pins.retire(np.flatnonzero(retired))
+        assert not freed, "samples that nobody holds"
+        failpoint("buffer.loaded")
 
     def contents(self) -> Contents:
         """Copy all samples that can be drawn. Training thread; the receiver waits meanwhile."""
@@ -194,6 +277,39 @@ class Buffer:
         """How often each sample that can be drawn has been drawn so far."""
         with self._lock:
             return self.slots.seen[self.policy.slots()]
+
+    def _num_admissible(self) -> int:
+        num = min(len(self._backlog), self.policy.room)
+        if num and self._retention is not None:
+            num = min(num, self._retention.num_admissible(self.policy.population))
+        return num
+
+    def _put(self, num: int) -> list[int]:
+        slots = self._backlog[:num]
+        del self._backlog[:num]
+        evicted = self.policy.put(slots)
+        if self._retention is not None:
+            self._retention.admit(num)
+        if len(evicted):
+            self._free(self._pins.retire(evicted))
+        return slots
+
+    def _free(self, slots: list[int]) -> None:
+        self.slots.free(slots if self._retention is None else self._retention.retain(slots))
+
+    def _thaw(self, frozen: Frozen, slots: SlotArray) -> None:
+        with self._lock:
+            # A writer that was given up, and notices it late, must not thaw what was frozen since.
+            if self._retention is None or self._retention is not frozen.retention:
+                return
+            self.slots.free(self._retention.thaw(slots))
+            if self._retention.done:
+                self._retention = None
+            room_for_backlog = self._num_admissible()
+        failpoint("buffer.thawed")
+        on_room = self.on_room
+        if room_for_backlog and on_room:
+            on_room()
 
     def _ready(self, num: int) -> int:
         if self._error:

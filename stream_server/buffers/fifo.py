@@ -53,7 +53,9 @@ class Fifo:
         return Drawn(slots, num, slots)
 
     def slots(self) -> SlotArray:
-        return self._ring[self._places(0, self._population)]
+        stop = self._head + self._population
+        beyond = max(0, stop - len(self._ring))
+        return np.concatenate([self._ring[self._head : stop], self._ring[:beyond]])
 
     def remove(self, slots: SlotArray) -> int:
         kept = self.slots()
@@ -66,11 +68,14 @@ class Fifo:
         self._closed = True
         return NO_SLOTS
 
+    def reopen(self) -> None:
+        self._closed = False
+
     def state_dict(self) -> State:
-        return {"slots": self.slots().tolist(), "closed": self._closed}
+        return {"slots": self.slots(), "closed": self._closed}
 
     def load_state_dict(self, state: State) -> None:
-        self._fill(np.array(state["slots"], np.intp))
+        self._fill(state["slots"])
         self._closed = state["closed"]
 
     def _places(self, first: int, num: int) -> SlotArray:

@@ -101,10 +101,13 @@ class Firo:
         self._closed = True
         return NO_SLOTS
 
+    def reopen(self) -> None:
+        self._closed = False
+
     def state_dict(self) -> State:
         return {
-            "slots": self.slots().tolist(),
-            "draws_left": self._draws_left[: self._population].tolist(),
+            "slots": self.slots(),
+            "draws_left": self._draws_left[: self._population].copy(),
             "closed": self._closed,
             "random": self._random.bit_generator.state,
         }
@@ -115,7 +118,7 @@ class Firo:
         self._items, self._draws_left = np.empty(size, np.intp), np.empty(size, np.int64)
         self._items[: self._population] = state["slots"]
         self._draws_left[: self._population] = state["draws_left"]
-        self._num_left = sum(state["draws_left"])
+        self._num_left = int(self._draws_left[: self._population].sum())
         self._closed = state["closed"]
         self._random.bit_generator.state = state["random"]
 

@@ -69,11 +69,20 @@ class Policy(Protocol):
     def close(self) -> SlotArray:
         """Nothing will be put any more; gives the slots of samples that will not be drawn again."""
 
+    def reopen(self) -> None:
+        """More will be put after all, after a `close`."""
+
     def state_dict(self) -> State:
-        """All that decides what comes next, in containers that JSON can hold."""
+        """All that decides what comes next: copies in arrays, plain numbers, and the generator's own state.
+
+        Two entries are common to all: `slots`, those of the population, and `closed`.
+        """
 
     def load_state_dict(self, state: State) -> None:
-        """Continue exactly where `state_dict` was called."""
+        """Continue exactly where `state_dict` was called; the arrays given are not kept.
+
+        There may be more slots than the capacity. Then there is no room until what must be drawn is below it.
+        """
 
 
 def even_share(num_left: int, num: int) -> int:

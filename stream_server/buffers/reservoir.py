@@ -129,11 +129,25 @@ class Reservoir:
         num_surplus = self._population - self.num_left
         return self._evict(num_surplus) if num_surplus > 0 else NO_SLOTS
 
+    def reopen(self) -> None:
+        if not self._closed:
+            return
+        self._closed = False
+        # Draining did not keep the seen in front.
+        num = self._population
+        order = np.argsort(~self._seen[:num], kind="stable")
+        self._items[:num] = self._items[order]
+        self._seen[:num] = self._seen[order]
+        self._fresh.clear()
+        self._num_settled = self._num_seen
+
     def state_dict(self) -> State:
+        # In one piece from now on, which changes nothing, so that the next time only what is new since is put together.
+        self._fresh = [np.concatenate(self._fresh)] if self._fresh else []
         return {
-            "slots": self.slots().tolist(),
-            "seen": self._seen[: self._population].tolist(),
-            "fresh": [positions.tolist() for positions in self._fresh],
+            "slots": self.slots(),
+            "seen": self._seen[: self._population].copy(),
+            "fresh": self._fresh[0].copy() if self._fresh else NO_SLOTS,
             "num_settled": self._num_settled,
             "num_inserts": self._num_inserts,
             "num_draws": self._num_draws,
@@ -147,9 +161,9 @@ class Reservoir:
         self._items, self._seen = np.empty(size, np.intp), np.zeros(size, bool)
         self._items[: self._population] = state["slots"]
         self._seen[: self._population] = state["seen"]
-        self._fresh = [np.array(positions, np.intp) for positions in state["fresh"]]
+        self._fresh = [np.array(state["fresh"], np.intp)] if len(state["fresh"]) else []
         self._num_settled = state["num_settled"]
-        self._num_seen = sum(state["seen"])
+        self._num_seen = int(np.count_nonzero(self._seen))
         self._num_inserts = state["num_inserts"]
         self._num_draws = state["num_draws"]
         self._closed = state["closed"]

@@ -60,6 +60,34 @@ class Slots:
             raise ValueError(f"Expected a dtype for each of the fields {sorted(self.shapes)}, found {sorted(dtypes)}.")
         self.arrays = {name: np.empty((self.num_slots, *shape), dtypes[name]) for name, shape in self.shapes.items()}
 
+    def occupy(
+        self,
+        *,
+        simulation_ids: npt.NDArray[np.int64],
+        time_steps: npt.NDArray[np.int64],
+        seen: npt.NDArray[np.uint32],
+        present: Mapping[str, npt.NDArray[np.bool_]],
+    ) -> None:
+        """Take the first slots, one for each sample with these keys, while all are free.
+
+        Raises:
+            ValueError: there are fewer slots, or `present` does not name exactly the fields.
+        """
+        num = len(simulation_ids)
+        assert len(self._free) == self.num_slots, "occupied after a claim"
+        if num > self.num_slots:
+            raise ValueError(f"There must be a slot for each of {num} samples, but there are {self.num_slots}.")
+        if set(present) != set(self.shapes):
+            raise ValueError(f"Expected the fields {sorted(self.shapes)} in the samples, found {sorted(present)}.")
+        self.simulation_ids[:num] = simulation_ids
+        self.time_steps[:num] = time_steps
+        self.seen[:num] = seen
+        for name, is_present in present.items():
+            self.present[name][:num] = is_present
+            if not np.all(is_present):
+                self._partial.add(name)
+        del self._free[self.num_slots - num :]
+
     def claim(self, num: int) -> list[int]:
         """Take `num` free slots, or none at all when there are fewer."""
         if not 0 < num <= len(self._free):

@@ -1,6 +1,5 @@
 """Drives a policy and its model through the same history."""
 
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stream_server.buffers.policy import Policy
 from tests.buffers.models import Model
+from tests.buffers.saving import plain, stored
 
 MACHINE_SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
@@ -53,9 +53,10 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule()
     def save_and_restore(self) -> None:
-        state = json.loads(json.dumps(self.policy.state_dict()))
+        state = stored(self.policy.state_dict())
         self.policy = self.new_policy()
         self.policy.load_state_dict(state)
+        assert plain(self.policy.state_dict()) == plain(state)
 
     @precondition(lambda self: self.next_slot > 20)
     @rule()
@@ -65,6 +66,12 @@ class PolicyMachine(RuleBasedStateMachine):
         assert not (self.model.closed and surplus)
         self.model.forget(surplus)
         self.model.closed = True
+
+    @precondition(lambda self: self.model.closed)
+    @rule()
+    def reopen(self) -> None:
+        self.policy.reopen()
+        self.model.closed = False
 
     @invariant()
     def the_policy_holds_what_the_model_holds(self) -> None:

@@ -1,14 +1,15 @@
-"""Two threads at full speed on one small buffer: no row may be a mixture of two samples."""
+"""Threads at full speed on one small buffer: no row may be a mixture of two samples."""
 
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from threading import Event, Thread
 
 import numpy as np
 import pytest
 
-from stream_server.buffers import Buffer, Draw, Policy, Slots
+from stream_server.buffers import Buffer, Draw, Frozen, Policy, Slots
 from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
 
@@ -62,6 +63,39 @@ class Receiver(Thread):
         slots.arrays["v"][slot] = -sample
 
 
+class Writer(Thread):
+    """Reads frozen rows chunk by chunk and thaws them; `num_written` rows were those of their samples."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        super().__init__(name="test-writer")
+        self.receiver = receiver
+        self.frozen: SimpleQueue[Frozen | None] = SimpleQueue()
+        self.is_idle = Event()
+        self.is_idle.set()
+        self.num_written = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        while (frozen := self.frozen.get()) is not None:
+            try:
+                self.write(frozen)
+            except BaseException as error:
+                self.error = error
+                self.receiver.buffer.close(error)
+            self.is_idle.set()
+
+    def write(self, frozen: Frozen) -> None:
+        state = frozen.state()
+        samples = 100 * state["simulation_ids"] + state["time_steps"]
+        assert len(set(samples.tolist())) == len(frozen)
+        for start, stop in frozen.chunks(3 * 40_000):
+            assert (frozen.rows("u", start, stop) == samples[start:stop, None]).all()
+            assert (frozen.rows("v", start, stop) == -samples[start:stop, None, None]).all()
+            self.receiver.buffer.thaw(frozen, start, stop)
+            self.receiver.may_go_on.set()
+            self.num_written += stop - start
+
+
 def assert_whole(buffer: Buffer, draw: Draw) -> list[int]:
     rows = buffer.gather(draw)
     samples = 100 * buffer.slots.simulation_ids[draw.slots] + buffer.slots.time_steps[draw.slots]
@@ -103,3 +137,46 @@ def test_no_row_is_torn_while_a_receiver_fills_the_buffer(new_policy: Callable[[
         trained.update(assert_whole(buffer, draw))
     assert trained == set(range(NUM_SAMPLES))
     assert num_first == NUM_SAMPLES
+
+
+@pytest.mark.usefixtures("threads_change_often")
+@pytest.mark.parametrize("new_policy", POLICIES.values(), ids=POLICIES)
+def test_no_frozen_row_is_torn_while_a_writer_reads_it_and_the_others_go_on(
+    new_policy: Callable[[int, int], Policy],
+) -> None:
+    slots = Slots({"u": (10_000,), "v": (3, 5)}, CAPACITY + BATCH + 2 * 12)
+    slots.allocate({"u": np.float32, "v": np.int64})
+    buffer = Buffer(new_policy(CAPACITY, 3), slots, spare=12)
+    receiver = Receiver(buffer)
+    writer = Writer(receiver)
+    receiver.start()
+    writer.start()
+    trained: set[int] = set()
+    num_frozen = num_saves = 0
+    try:
+        while True:
+            if writer.is_idle.is_set():
+                writer.is_idle.clear()
+                frozen = buffer.freeze()
+                num_frozen, num_saves = num_frozen + len(frozen), num_saves + 1
+                writer.frozen.put(frozen)
+            try:
+                draw = buffer.draw(BATCH, timeout_s=10.0)
+            except Closed:
+                break
+            assert draw is not None, "nothing to draw for 10 s"
+            trained.update(assert_whole(buffer, draw))
+            buffer.release(draw)
+            receiver.may_go_on.set()
+    except BaseException as error:
+        buffer.close(error)
+        raise
+    finally:
+        writer.frozen.put(None)
+        receiver.join(timeout=20)
+        writer.join(timeout=20)
+    assert writer.error is None
+    assert writer.num_written == num_frozen
+    assert num_saves > 3
+    assert trained == set(range(NUM_SAMPLES))
+    assert buffer.slots.num_free == slots.num_slots

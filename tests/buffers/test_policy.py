@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 from stream_server.buffers import Fifo, Firo, Policy, Reservoir
 from stream_server.buffers.policy import even_share, exchange
 from tests.buffers.policies import POLICIES
+from tests.buffers.saving import plain, stored
 
 for_all_policies = pytest.mark.parametrize("new_policy", POLICIES.values(), ids=POLICIES)
 
@@ -41,7 +41,7 @@ def test_a_restored_policy_continues_as_the_saved_one_does(
     saved = new_policy(10, 1)
     play(saved, 0, num_turns)
     restored = new_policy(10, 2)
-    restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    restored.load_state_dict(stored(saved.state_dict()))
     assert play(restored, 1000, 20) == play(saved, 1000, 20)
     assert drain(restored) == drain(saved)
 
@@ -57,8 +57,52 @@ def test_a_closed_policy_restored_while_it_drains_continues_as_the_saved_one_doe
     for _ in range(num_draws):
         saved.draw(saved.ready(3))
     restored = new_policy(10, 2)
-    restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    restored.load_state_dict(stored(saved.state_dict()))
     assert drain(restored) == drain(saved)
+
+
+@for_all_policies
+def test_closing_a_policy_that_was_restored_closed_changes_nothing(new_policy: Callable[[int, int], Policy]) -> None:
+    saved = new_policy(10, 1)
+    play(saved, 0, 20)
+    saved.close()
+    state = saved.state_dict()
+    restored = new_policy(10, 2)
+    restored.load_state_dict(stored(state))
+    assert restored.close().tolist() == []
+    assert plain(restored.state_dict()) == plain(state)
+
+
+@for_all_policies
+def test_a_state_is_a_copy_that_later_draws_do_not_change(new_policy: Callable[[int, int], Policy]) -> None:
+    policy = new_policy(10, 1)
+    play(policy, 0, 20)
+    state = policy.state_dict()
+    before = plain(state)
+    play(policy, 100, 20)
+    assert plain(state) == before
+
+
+@for_all_policies
+@pytest.mark.parametrize("num_draws", [0, 1, 2])
+def test_a_policy_that_is_opened_again_goes_on_with_what_is_left_of_it(
+    new_policy: Callable[[int, int], Policy], num_draws: int
+) -> None:
+    policy = new_policy(10, 1)
+    policy.put(range(9))
+    policy.close()
+    for _ in range(num_draws):
+        policy.draw(policy.ready(3))
+    left = set(policy.slots().tolist())
+    num_unseen = policy.num_unseen
+    policy.reopen()
+    assert policy.num_unseen == num_unseen
+    assert policy.ready(len(left) + 1) == 0
+    policy.put([20])
+    assert set(policy.slots().tolist()) == left | {20}
+    play(policy, 100, 20)
+    drain(policy)
+    assert policy.num_unseen == policy.num_left == 0
 
 
 @for_all_policies
@@ -66,7 +110,7 @@ def test_saving_changes_nothing(new_policy: Callable[[int, int], Policy]) -> Non
     watched, alone = new_policy(10, 1), new_policy(10, 1)
     for turn in range(20):
         state = watched.state_dict()
-        assert watched.state_dict() == state
+        assert plain(watched.state_dict()) == plain(state)
         assert play(watched, 10 * turn, 1) == play(alone, 10 * turn, 1)
 
 
@@ -100,7 +144,7 @@ def test_closing_twice_is_closing_once(new_policy: Callable[[int, int], Policy])
     policy.close()
     state = policy.state_dict()
     assert policy.close().tolist() == []
-    assert policy.state_dict() == state
+    assert plain(policy.state_dict()) == plain(state)
 
 
 @for_all_policies
@@ -114,6 +158,23 @@ def test_a_capacity_below_one_is_refused(new_policy: Callable[[int, int], Policy
 def test_a_watermark_that_cannot_be_reached_is_refused(policy: type[Firo | Reservoir], watermark: int) -> None:
     with pytest.raises(ValueError, match=f"within 1 and the capacity of 10, but is {watermark}"):
         policy(capacity=10, watermark=watermark, seed=0)
+
+
+@for_all_policies
+def test_a_policy_above_its_capacity_has_no_room_for_unseen_samples_until_enough_are_drawn(
+    new_policy: Callable[[int, int], Policy],
+) -> None:
+    large = new_policy(10, 1)
+    large.put(range(10))
+    small = new_policy(4, 1)
+    small.load_state_dict(large.state_dict())
+    assert small.room == 0
+    assert small.population == 10
+    while not small.room:
+        assert small.draw(small.ready(3)).slots.size == 3
+    assert small.num_unseen < 4
+    small.put([10])
+    assert small.population <= 4
 
 
 def test_a_fifo_above_its_capacity_after_a_restart_accepts_nothing_until_it_is_below() -> None:

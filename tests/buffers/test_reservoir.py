@@ -122,6 +122,22 @@ def test_a_reservoir_without_room_can_be_drawn_from_whatever_its_restored_counte
     assert policy.ready(2) == 2
 
 
+def test_a_reservoir_that_is_opened_again_while_it_drains_evicts_only_seen_samples() -> None:
+    for seed in range(40):
+        policy = Reservoir(capacity=12, watermark=1, draws_per_sample=1.5, seed=seed)
+        policy.put(range(12))
+        policy.close()
+        while policy.num_left > policy.population:
+            policy.draw(policy.ready(2))
+        policy.draw(policy.ready(5))
+        policy.reopen()
+        unseen = policy.num_unseen
+        num_free = 12 - policy.population
+        evicted = policy.put(range(20, 20 + policy.room))
+        assert len(evicted) == 12 - unseen - num_free
+        assert policy.num_unseen == policy.population == 12
+
+
 def test_reservoir_over_its_capacity_shrinks_by_evicting_the_seen() -> None:
     large = half_seen(16, 10)
     policy = Reservoir(capacity=8, watermark=1, seed=1)

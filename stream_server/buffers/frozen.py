@@ -1,0 +1,103 @@
+"""What a buffer held at one moment, to be written while the buffer goes on."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.buffers.pins import Draw
+from stream_server.buffers.policy import SlotArray, State
+from stream_server.buffers.retention import Retention
+from stream_server.buffers.slots import Slots
+
+CHUNK_BYTES = 4 * 1024 * 1024
+CHUNK_ROWS = 16_384
+
+
+class Frozen:
+    """The samples of a buffer as they were: row i is that of the i-th of `slots`, which ascend.
+
+    The rows, their keys and `present` are those of the live buffer, which does not change them before they are thawed
+    with `Buffer.thaw`, chunk by chunk as they are on disk. For one thread, any. `retention` is the buffer's.
+    """
+
+    def __init__(
+        self,
+        store: Slots,
+        slots: SlotArray,
+        *,
+        policy: State,
+        backlog: Sequence[int],
+        draws: Sequence[Draw],
+        seen: npt.NDArray[np.uint32],
+        retention: Retention,
+    ) -> None:
+        self.slots = slots
+        self.retention = retention
+        self._store = store
+        self._policy = policy
+        self._backlog = backlog
+        self._draws = draws
+        self._seen = seen
+        self._state: State | None = None
+        self._scratch: dict[str, npt.NDArray[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Type and shape of one row of each field; empty while no type is known, when there is no row either."""
+        return {name: (array.dtype, array.shape[1:]) for name, array in self._store.arrays.items()}
+
+    def state(self) -> State:
+        """Everything but the values of the fields, in plain containers and arrays; a sample is told by its row.
+
+        `policy` is that of `Policy.state_dict`, `backlog` are rows, `draws` are the batches that were not released, in
+        their order, each with `rows` and `num_first`; `simulation_ids`, `time_steps`, `seen` and `present`, which
+        has an array for each field, have one element per row.
+        """
+        if self._state is None:
+            self._state = self._make_state()
+        return self._state
+
+    def chunks(self, num_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
+        """Split the rows into ranges (start, stop) of about `num_bytes` over all fields, at least one row each."""
+        size = max(1, min(num_bytes // max(1, self._store.sample_bytes), CHUNK_ROWS))
+        for start in range(0, len(self), size):
+            yield start, min(start + size, len(self))
+
+    def rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """The values of one field in rows `start` to `stop`, in C order, valid until the next call for this field."""
+        self.state()  # before the first row can be thawed
+        array, slots = self._store.arrays[name], self.slots[start:stop]
+        if len(slots) and slots[-1] - slots[0] == len(slots) - 1:
+            return array[slots[0] : slots[-1] + 1]
+        scratch = self._scratch.get(name)
+        if scratch is None or len(scratch) < len(slots):
+            scratch = self._scratch[name] = np.empty((len(slots), *array.shape[1:]), array.dtype)
+        return array.take(slots, 0, scratch[: len(slots)], "clip")
+
+    def _make_state(self) -> State:
+        store, slots = self._store, self.slots
+        row_of = np.empty(store.num_slots, np.int64)
+        row_of[slots] = np.arange(len(slots))
+        return {
+            "policy": {**self._policy, "slots": row_of.take(self._policy["slots"])},
+            "backlog": row_of.take(np.asarray(self._backlog, np.intp)),
+            "draws": [{"rows": row_of.take(draw.slots), "num_first": draw.num_first} for draw in self._draws],
+            "simulation_ids": store.simulation_ids.take(slots),
+            "time_steps": store.time_steps.take(slots),
+            "seen": self._seen.take(slots),
+            "present": {name: present.take(slots) for name, present in store.present.items()},
+        }
+
+
+def num_slots_to_load(state: State, *, capacity: int, planned: int) -> int:
+    """How many slots a buffer must have to continue with `state`, if `planned` are enough for one that begins empty.
+
+    What exceeds the capacity, waits, or is held by draws of another number of ranks has slots of its own.
+    """
+    population = len(state["policy"]["slots"])
+    return planned + max(0, population - capacity) + len(state["simulation_ids"]) - population
