@@ -20,12 +20,22 @@ class Cancel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Continue:
+    """An attempt goes on under a new plan: the server and its client are to hear of each other."""
+
+    simulation: int
+    attempt: int
+    attached: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Fail:
-    """An attempt failed."""
+    """An attempt failed; not `counted` when it was not to blame."""
 
     simulation: int
     attempt: int
     reason: str
+    counted: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,4 +75,4 @@ class StopStudy:
     attempt: int
 
 
-Action = Submit | Cancel | Fail | GiveUp | Give | Decline | StopStudy
+Action = Submit | Cancel | Continue | Fail | GiveUp | Give | Decline | StopStudy

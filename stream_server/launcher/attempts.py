@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stream_server.failpoints import failpoint
 from stream_server.launcher import command
 from stream_server.launcher.command import Value
 from stream_server.launcher.jobs import LOG_FILE, JobSpec
@@ -45,6 +47,12 @@ class Attempts:
         """What an attempt printed."""
         return self.folder(simulation, attempt) / LOG_FILE
 
+    def free_number(self, simulation: int, attempt: int) -> int:
+        """The first number from `attempt` on that no attempt in the output folder has."""
+        while self.folder(simulation, attempt).exists():
+            attempt += 1
+        return attempt
+
     def prepare(
         self,
         simulation: int,
@@ -56,17 +64,17 @@ class Attempts:
         """Make the folder of an attempt, its connection file and rendered templates.
 
         Raises:
-            OSError: the folder cannot be written, or a template cannot be read.
+            OSError: the folder cannot be written, or is there already; or a template cannot be read.
             ValueError: a template is not text, or asks for a format that its value does not have.
         """
         folder = self.folder(simulation, attempt)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700)
         file = folder / CONNECTION_FILE
         content = {**connection, "simulation": simulation, "attempt": attempt, "parameters": dict(parameters)}
         if keys is not None:
             content["security"] = _security(connection, keys)
-        _write_private(file, json.dumps(content, indent=1))
+        _replace_private(file, json.dumps(content, indent=1))
         values = command.placeholders(
             parameters, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir
         )
@@ -79,6 +87,23 @@ class Attempts:
         }
         line = command.arguments(self.command, values, study_dir=self.study_dir, rendered=rendered)
         return JobSpec(command=tuple(line), environment=environment, folder=folder)
+
+    def reconnect(self, simulation: int, attempt: int, connection: Mapping[str, Any]) -> None:
+        """Tell a running attempt where the server is now; its keys and parameters stay what they are.
+
+        Raises:
+            OSError: its connection file cannot be read or replaced.
+            ValueError: it is none.
+        """
+        file = self.folder(simulation, attempt) / CONNECTION_FILE
+        before = json.loads(file.read_text())
+        content = {**connection, **{name: before.get(name) for name in ("simulation", "attempt", "parameters")}}
+        if before.get("security") is not None and connection.get("security") is not None:
+            server_key = connection["security"]["server_public_key"]
+            content["security"] = {**before["security"], "server_public_key": server_key}
+        if content != before:
+            failpoint("launcher.before_reconnect")
+            _replace_private(file, json.dumps(content, indent=1))
 
     def _render(self, template: Path, folder: Path, values: Mapping[str, Value]) -> Path:
         inside = template.is_relative_to(self.study_dir)
@@ -97,7 +122,14 @@ def _security(connection: Mapping[str, Any], keys: KeyPair) -> dict[str, str]:
     }
 
 
-def _write_private(file: Path, text: str) -> None:
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-        opened.write(text)
+def _replace_private(file: Path, text: str) -> None:
+    """In one stroke: a client may read it at any time."""
+    # mkstemp creates the file with mode 0600.
+    descriptor, temporary = tempfile.mkstemp(prefix=".connection-", dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(text)
+        os.replace(temporary, file)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,38 +1,41 @@
-"""The loop of the launcher process: the schedule decides, jobs and link carry out."""
+"""The simulations of a study as they run: the schedule decides, jobs and link carry out."""
 
+import errno
 import logging
 import math
-import os
 import shutil
-import signal
 import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stream_server.launcher import link
-from stream_server.launcher.actions import Action, Cancel, Decline, Fail, Give, GiveUp, StopStudy, Submit
-from stream_server.launcher.attempts import Attempts, KeyPair
-from stream_server.launcher.entry import State
+from stream_server.failpoints import failpoint
+from stream_server.launcher import link, records
+from stream_server.launcher.actions import Action, Cancel, Continue, Decline, Fail, Give, GiveUp, StopStudy, Submit
+from stream_server.launcher.attempts import CONNECTION_FILE, Attempts, KeyPair
+from stream_server.launcher.entry import Entry, State
 from stream_server.launcher.jobs import LocalJobs
+from stream_server.launcher.journal import Journal
 from stream_server.launcher.log_end import log_end
+from stream_server.launcher.past import Past
 from stream_server.launcher.schedule import Schedule
-from stream_server.launcher.signals import Signals
+from stream_server.launcher.sockets import Link, key_pair
 
 POLL_S = 1.0
 POLL_BUSY_S = 0.05
 STATUS_S = 0.5
 LEAVE_S = 15.0
+NOT_COUNTED = "not counted against it, for the server or the launcher was restarted meanwhile"
+DISK_IS_TO_BLAME = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 log = logging.getLogger(__name__)
 
 
 class Ensemble:
-    """Runs the simulations of one study until rank 0 says stop or is gone. Main thread only.
+    """Runs the simulations of one study, whatever becomes of its server. Main thread only.
 
-    `lifeline` is the read end of a pipe that rank 0 holds open: its end means that rank 0 is gone, and makes us
-    `orphaned`.
+    `turn` moves everything on; it is due when something has come over the link, and at `wake_at`.
     """
 
     def __init__(
@@ -41,72 +44,117 @@ class Ensemble:
         schedule: Schedule,
         attempts: Attempts,
         jobs: LocalJobs,
-        server: link.Link,
-        signals: Signals,
-        lifeline: int,
+        server: Link,
+        journal: Journal,
         keep_finished: bool,
     ) -> None:
         self.schedule = schedule
         self.attempts = attempts
         self.jobs = jobs
         self.server = server
-        self.signals = signals
-        self.lifeline = lifeline
+        self.journal = journal
         self.keep_finished = keep_finished
+        self._epoch = 0
         self._connection: dict[str, Any] = {}
         self._parameters: dict[int, dict[str, float]] = {}
         self._running: dict[Path, tuple[int, int]] = {}
+        self._public_keys: dict[int, str | None] = {}
+        self._given: dict[int, int] = {}
         self._leave_at = math.inf
-        self.orphaned = False
+        self._said_bye = False
         self._poll_at = 0.0
         self._status_at = 0.0
         self._status: link.Status | None = None
 
-    def run(self) -> None:
-        """Serve until told to leave and every job has ended."""
-        while not self._has_left:
-            self._wait()
-            for message in self.server.receive():
-                self._carry_out(self._take(message))
-            self._poll_jobs()
-            self._carry_out(self.schedule.tick(time.monotonic()))
-            self._tell_status()
-        self.server.send(link.Bye())
-        log.info("all jobs have ended")
+    @property
+    def leaving(self) -> bool:
+        """Told to leave; not before another plan is anything started."""
+        return self._leave_at < math.inf
 
     @property
-    def _has_left(self) -> bool:
+    def has_left(self) -> bool:
+        """Told to leave, and every job has ended, or will not in time."""
         return self.schedule.done or time.monotonic() >= self._leave_at
 
-    def _wait(self) -> None:
-        wake_at = min(self._poll_at, self.schedule.wake_at)
-        ready = self.server.wait(wake_at - time.monotonic())
-        if self.lifeline in ready and not os.read(self.lifeline, 4096):
-            self.server.ignore(self.lifeline)
-            self.orphaned = True
-            self._leave("rank 0 of the server is gone")
-        if self.signals.readable in ready:
-            came = self.signals.take()
-            if signal.SIGCHLD in came:
-                self._poll_at = 0.0
-            for number in came - {signal.SIGCHLD}:
-                self._leave(f"got {number.name}")
+    @property
+    def wake_at(self) -> float:
+        """When the next `turn` is due at the latest, on the monotonic clock."""
+        return min(self._poll_at, self.schedule.wake_at)
 
-    def _leave(self, reason: str, grace_s: float = 0.0) -> None:
+    def look_soon(self) -> None:
+        """Some process has ended: look at the jobs in the next turn."""
+        self._poll_at = 0.0
+
+    def recall(self, past: Past) -> None:
+        """Take over what a launcher that was killed has left: its jobs that still run, and what it knew."""
+        now = time.monotonic()
+        entries = {
+            simulation: Entry(id=simulation, attempt=past.highest.get(simulation, -1), failures=failures)
+            for simulation, failures in past.failures.items()
+        }
+        for simulation, reason in past.given_up.items():
+            entry = entries.setdefault(simulation, Entry(id=simulation, attempt=past.highest.get(simulation, -1)))
+            entry.state, entry.reason = State.GIVEN_UP, reason
+        for it in past.attempts.values():
+            entry = entries.setdefault(it.simulation, Entry(id=it.simulation))
+            entry.state, entry.attempt, entry.has_job = State.RUNNING, it.attempt, it.folder is not None
+            entry.floor = past.highest[it.simulation]
+            entry.started = entry.quiet_since = now
+            if it.folder is None:
+                self._given[it.simulation] = it.attempt
+                continue
+            folder = Path(it.folder)
+            self._running[folder] = (it.simulation, it.attempt)
+            self._public_keys[it.simulation] = it.public_key
+            self.jobs.adopt(folder, str(folder / CONNECTION_FILE), it.leader)
+            log.info("simulation %d, attempt %d is taken over", it.simulation, it.attempt)
+        self._epoch = past.epoch
+        self.schedule.recall(past.highest, entries.values(), anything_came=past.anything_came)
+
+    def turn(self) -> list[link.ToLauncher]:
+        """Do all that is due; returns what rank 0 has said."""
+        messages = self.server.receive()
+        had_come = self.schedule.anything_came
+        for message in messages:
+            self._carry_out(self._take(message))
+        if self.schedule.anything_came and not had_come:
+            self.journal.note(records.FirstStep())
+        self._poll_jobs()
+        self._carry_out(self.schedule.tick(time.monotonic()))
+        self._tell_status()
+        if self.has_left and not self._said_bye:
+            self._said_bye = True
+            self.server.send(link.Bye())
+            log.info("all jobs have ended")
+        return messages
+
+    def leave(self, reason: str, grace_s: float = 0.0) -> None:
+        """Start nothing more, and cancel after `grace_s` what still runs."""
         log.info("stopping: %s", reason)
         now = time.monotonic()
         self._leave_at = min(self._leave_at, now + grace_s + LEAVE_S)
         self._carry_out(self.schedule.stop(now, grace_s))
 
+    def server_is_gone(self) -> None:
+        """Until the next server comes with its plan, nothing is started and no simulation is late."""
+        self.server.forget_peer()
+        self.schedule.pause()
+
     def _take(self, message: link.ToLauncher) -> list[Action]:
         now = time.monotonic()
         match message:
+            case link.Here():
+                if self.schedule.away or message.epoch != self._epoch:
+                    self.server.send(link.AskPlan())
             case link.Plan():
-                log.info("study %s: %d simulations", message.study, len(message.simulations))
-                self._connection = message.connection
-                self._parameters = {it.simulation: it.parameters for it in message.simulations}
-                self.server.send(link.Ready())
-                return self.schedule.plan([it.simulation for it in message.simulations], now)
+                return self._plan(message)
+            case link.StopAll():
+                self.leave(message.reason, message.grace_s)
+            case link.AttachRequest():
+                return self.schedule.attach(message.token, message.simulation, now)
+            # What comes before the plan is in it.
+            case _ if self.schedule.away:
+                return []
             case link.Run():
                 self._parameters[message.simulation] = message.parameters
                 return self.schedule.add(message.simulation, now)
@@ -116,15 +164,40 @@ class Ensemble:
                 )
             case link.Finished():
                 log.info("simulation %d finished", message.simulation)
+                self._let_go(message.simulation, "finished")
                 return self.schedule.finished(message.simulation, now)
             case link.Invalid():
                 log.info("simulation %d withdrew itself: %s", message.simulation, message.reason)
+                self._let_go(message.simulation, message.reason)
                 return self.schedule.invalid(message.simulation, now)
-            case link.AttachRequest():
-                return self.schedule.attach(message.token, message.simulation, now)
-            case link.StopAll():
-                self._leave(message.reason, message.grace_s)
-                return []
+            case link.Committed() | link.Leaving():
+                log.info("server: %s", message)
+        return []
+
+    def _plan(self, message: link.Plan) -> list[Action]:
+        if not self.schedule.away and message.epoch == self._epoch:
+            return []
+        log.info("study %s, epoch %d: %d simulations", message.study, message.epoch, len(message.simulations))
+        failpoint("launcher.before_replan")
+        new_epoch, self._epoch = message.epoch != self._epoch, message.epoch
+        self._connection = message.connection
+        self._parameters |= {it.simulation: it.parameters for it in message.simulations}
+        self._leave_at, self._said_bye, self._status = math.inf, False, None
+        self.journal.note(records.PlanTaken(epoch=message.epoch))
+        self.server.send(link.Ready())
+        planned = {it.simulation: it.attempt for it in message.simulations}
+        actions = self.schedule.replan(planned, time.monotonic(), new_epoch=new_epoch)
+        failpoint("launcher.after_replan")
+        return actions
+
+    def _let_go(self, simulation: int, reason: str) -> None:
+        """A simulation that a client brought to its end by itself has no job whose end could be waited for."""
+        attempt = self._given.pop(simulation, None)
+        if attempt is not None:
+            self._note_end(simulation, attempt, reason)
+
+    def _note_end(self, simulation: int, attempt: int, reason: str, *, counted: bool = False) -> None:
+        self.journal.note(records.AttemptEnded(simulation=simulation, attempt=attempt, counted=counted, reason=reason))
 
     def _poll_jobs(self) -> None:
         now = time.monotonic()
@@ -133,7 +206,11 @@ class Ensemble:
         for ended in self.jobs.poll(now):
             simulation, attempt = self._running.pop(ended.folder)
             log.info("simulation %d, attempt %d %s", simulation, attempt, ended.reason)
-            self._carry_out(self.schedule.job_ended(simulation, attempt, ended.exit_code, ended.reason, now))
+            self._carry_out(
+                self.schedule.job_ended(simulation, attempt, ended.exit_code, ended.reason, now, excused=ended.unseen)
+            )
+            if self.schedule.state(simulation).terminal:
+                self._note_end(simulation, attempt, ended.reason)
             if not self.keep_finished and self.schedule.state(simulation) is State.FINISHED:
                 shutil.rmtree(ended.folder, ignore_errors=True)
         self._poll_at = now + (POLL_BUSY_S if self.jobs.busy else POLL_S)
@@ -146,6 +223,8 @@ class Ensemble:
             match action:
                 case Submit():
                     pending += self._submit(action)
+                case Continue():
+                    self._go_on(action)
                 case Cancel():
                     log.info("simulation %d, attempt %d is cancelled", action.simulation, action.attempt)
                     cancelled.add(self.attempts.folder(action.simulation, action.attempt))
@@ -156,36 +235,82 @@ class Ensemble:
             self._poll_at = 0.0
 
     def _submit(self, action: Submit) -> list[Action]:
-        simulation, attempt = action.simulation, action.attempt
+        simulation = action.simulation
+        attempt = self.attempts.free_number(simulation, action.attempt)
+        self.schedule.renumber(simulation, attempt)
         keys = self._new_keys()
+        public_key = keys.public if keys else None
+        folder = self.attempts.folder(simulation, attempt)
+        try:
+            self.journal.write(
+                records.AttemptStarting(
+                    simulation=simulation, attempt=attempt, folder=str(folder), public_key=public_key
+                )
+            )
+        except OSError as error:
+            return self._postpone(simulation, error)
         # The server must know the key before the client can use it.
-        self.server.send(link.Attempt(simulation=simulation, attempt=attempt, public_key=keys.public if keys else None))
+        self.server.send(link.Attempt(simulation=simulation, attempt=attempt, public_key=public_key))
         try:
             spec = self.attempts.prepare(simulation, attempt, self._parameters[simulation], self._connection, keys)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
+                return self._postpone(simulation, error)
             reason = f"could not be prepared: {error}"
             log.warning("simulation %d, attempt %d %s", simulation, attempt, reason)
             return self.schedule.job_ended(simulation, attempt, None, reason, time.monotonic())
         log.info("simulation %d, attempt %d: %s", simulation, attempt, spec.command)
         self._running[spec.folder] = (simulation, attempt)
-        self.jobs.submit(spec)
+        self._public_keys[simulation] = public_key
+        failpoint("launcher.before_submit")
+        leader = self.jobs.submit(spec)
+        failpoint("launcher.after_submit")
+        if leader is not None:
+            self.journal.note(
+                records.AttemptStarted(simulation=simulation, attempt=attempt, pid=leader.pid, started=leader.started)
+            )
         self._poll_at = 0.0
         return []
 
+    def _postpone(self, simulation: int, error: OSError) -> list[Action]:
+        log.error("no simulation is started as long as the disk refuses: %s", error)
+        return self.schedule.postpone(simulation, time.monotonic())
+
+    def _go_on(self, action: Continue) -> None:
+        """An attempt outlived a server or a launcher: the server must know it, and it must find the server."""
+        simulation, attempt = action.simulation, action.attempt
+        log.info("simulation %d, attempt %d goes on", simulation, attempt)
+        key = None if action.attached else self._public_keys.get(simulation)
+        self.server.send(
+            link.Attempt(simulation=simulation, attempt=attempt, public_key=key, attached=action.attached, goes_on=True)
+        )
+        if action.attached:
+            return
+        try:
+            self.attempts.reconnect(simulation, attempt, self._connection)
+        except (OSError, ValueError) as error:
+            log.warning("simulation %d, attempt %d cannot be told where the server is: %s", simulation, attempt, error)
+
     def _report(self, action: Fail | GiveUp | Give | Decline | StopStudy) -> None:
         match action:
-            case Fail(simulation=simulation, attempt=attempt, reason=reason):
+            case Fail(simulation=simulation, attempt=attempt, reason=reason, counted=counted):
+                reason = reason if counted else f"{reason} ({NOT_COUNTED})"
                 log.warning("simulation %d, attempt %d failed: %s", simulation, attempt, reason)
+                self._given.pop(simulation, None)
+                self._note_end(simulation, attempt, reason, counted=counted)
                 path = self._log_path(simulation, attempt)
                 self.server.send(link.Failed(simulation=simulation, attempt=attempt, reason=reason, log=path))
             case GiveUp(simulation=simulation, attempts=attempts, reason=reason, redraw=redraw):
                 log.warning("simulation %d is given up after %d attempts: %s", simulation, attempts, reason)
+                self.journal.note(records.GivenUp(simulation=simulation, reason=reason))
                 path = self._log_path(simulation, attempts - 1)
                 self.server.send(
                     link.GaveUp(simulation=simulation, attempts=attempts, reason=reason, log=path, redraw=redraw)
                 )
             case Give(token=token, simulation=simulation, attempt=attempt):
                 log.info("simulation %d, attempt %d goes to a client that attached", simulation, attempt)
+                self._given[simulation] = attempt
+                self.journal.note(records.AttemptGiven(simulation=simulation, attempt=attempt))
                 self.server.send(link.Attached(token=token, simulation=simulation, attempt=attempt))
             case Decline(token=token, text=text, busy=busy):
                 log.info("a client that attached is declined: %s", text)
@@ -199,7 +324,7 @@ class Ensemble:
     def _new_keys(self) -> KeyPair | None:
         if self._connection.get("security") is None:
             return None
-        public, secret = link.key_pair()
+        public, secret = key_pair()
         return KeyPair(public=public, secret=secret)
 
     def _log_path(self, simulation: int, attempt: int) -> str:
@@ -217,7 +342,7 @@ class Ensemble:
             done=counts[State.FINISHED],
             failed=counts[State.GIVEN_UP] + counts[State.INVALID],
         )
-        if status != self._status:
+        if status != self._status and not self.schedule.away:
             self.server.send(status)
             self._status = status
         self._status_at = now + STATUS_S

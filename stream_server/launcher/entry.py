@@ -26,6 +26,8 @@ class State(StrEnum):
 class Entry:
     """A simulation and its newest attempt.
 
+    `floor` is the highest number that any attempt is known to have had. An `excused` attempt has seen a restart of the
+    server, or nobody saw it end: should it fail, that does not count.
     `reached_s` is how long an attempt took to its last new step; `settle_s` how long the ledger's word may take.
     `ended_well`: its job ended with exit code 0.
     """
@@ -33,9 +35,11 @@ class Entry:
     id: int
     state: State = State.WAITING
     attempt: int = -1
+    floor: int = -1
     failures: int = 0
     has_job: bool = False
     cancelled: bool = False
+    excused: bool = False
     reason: str = ""
     received: int = 0
     blocked: bool = False
@@ -63,10 +67,15 @@ class Entry:
 
     def begin(self, now: float, *, has_job: bool) -> None:
         """The next attempt."""
-        self.state, self.attempt, self.has_job = State.RUNNING, self.attempt + 1, has_job
+        self.state, self.attempt, self.has_job = State.RUNNING, max(self.attempt, self.floor) + 1, has_job
         self.cancelled, self.reason, self.received, self.blocked = False, "", 0, False
-        self.ended_well = False
+        self.excused = self.ended_well = False
         self.started = self.quiet_since = now
+
+    def go_on(self, *, excused: bool) -> None:
+        """This attempt continues under a new plan; what the server has received counts anew."""
+        self.state, self.received, self.blocked = State.RUNNING, 0, False
+        self.excused = self.excused or excused
 
     def progress(self, received: int, blocked: bool, now: float) -> None:
         """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""

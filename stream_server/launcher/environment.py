@@ -41,6 +41,9 @@ RANK_VARIABLES = frozenset(
         "SLURM_MPI_TYPE",
         "SLURM_LAUNCH_NODE_IPADDR",
         "SLURM_DISTRIBUTION",
+        # Ours: by these the launcher knows the processes of the server.
+        "STREAM_SERVER_JOB",
+        "STREAM_IPC_FOLDER",
     }
 )
 # Open MPI reads these two before it asks who it is; without them a simulation's own mpirun refuses to run as root.

@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -51,22 +51,35 @@ class JobSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A job is over, and so is every process of it. `exit_code` is 128 + n after signal n, None if unknown."""
+    """A job is over, and so is every process of it. `exit_code` is 128 + n after signal n, None if unknown.
+
+    `unseen`: it was adopted, and left no word of how it ended.
+    """
 
     folder: Path
     exit_code: int | None
     reason: str
+    unseen: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
 class _Job:
-    spec: JobSpec
+    folder: Path
+    mark: str
+    adopted: bool = False
     leader: Leader | None = None
     ended: Ended | None = None
     kill_at: float | None = None
+    told: set[int] = field(default_factory=set)
 
     def members(self, running: list[Process]) -> set[int]:
-        return processes.members(running, self.leader, self.spec.environment[MARK])
+        return processes.members(running, self.leader, self.mark)
+
+    def ask_to_end(self, running: list[Process]) -> None:
+        """TERM to those that have not had it: a shell that got it may start its command just after."""
+        untold = self.members(running) - self.told
+        processes.send(untold, signal.SIGTERM)
+        self.told |= untold
 
 
 class LocalJobs:
@@ -104,15 +117,18 @@ class LocalJobs:
         """Some job is on its way out."""
         return any(job.kill_at is not None or job.ended is not None for job in self._jobs.values())
 
-    def submit(self, spec: JobSpec) -> None:
-        """Start a job; that its command does not exist is an end like any other, told by the next `poll`."""
-        job = self._jobs[spec.folder] = _Job(spec=spec)
+    def submit(self, spec: JobSpec) -> Leader | None:
+        """Start a job; that its command does not exist is an end like any other, told by the next `poll`.
+
+        Returns the first process of the job, None when there is none.
+        """
+        job = self._jobs[spec.folder] = _Job(folder=spec.folder, mark=spec.environment[MARK])
         (spec.folder / EXIT_FILE).unlink(missing_ok=True)
         if not _exists(spec):
             text = f"the command {spec.command[0]!r} was not found or cannot be executed"
             (spec.folder / LOG_FILE).write_text(f"{text}\n")
             job.ended = Ended(folder=spec.folder, exit_code=NOT_FOUND, reason=text)
-            return
+            return None
         submitted = psij.Job(
             psij.JobSpec(
                 executable=spec.command[0],
@@ -127,10 +143,19 @@ class LocalJobs:
         except psij.SubmitException as error:
             reason = f"could not be started: {error.exception or error}"
             job.ended = Ended(folder=spec.folder, exit_code=None, reason=reason)
-            return
+            return None
         assert submitted.native_id is not None
         pid = int(submitted.native_id)
         job.leader = Leader.of(pid) or Leader(pid=pid, started=0)
+        return job.leader
+
+    def adopt(self, folder: Path, mark: str, leader: Leader | None) -> None:
+        """Watch a job that another launcher started, and that may have ended meanwhile.
+
+        `mark` is the `STREAM_CONNECTION` of its processes, `leader` the first of them if it is known. The job runs as
+        long as any process of it does; PSI/J has no part in it.
+        """
+        self._jobs[folder] = _Job(folder=folder, mark=mark, adopted=True, leader=leader)
 
     def cancel(self, folder: Path, now: float) -> None:
         """End a job: TERM to all its processes now, KILL to those that are left after the grace."""
@@ -143,15 +168,23 @@ class LocalJobs:
             job = self._jobs[folder]
             if job.kill_at is None:
                 job.kill_at = now + self.grace_s
-                processes.send(job.members(running), signal.SIGTERM)
+                job.ask_to_end(running)
 
     def poll(self, now: float) -> list[Ended]:
         """The jobs that have ended since the last call, once no process of theirs is left."""
         for job in self._jobs.values():
             job.ended = job.ended or _how_it_ended(job)
+        orphans = [job for job in self._jobs.values() if job.ended is None and not _leads(job)]
+        if orphans:
+            running = processes.running(MARK)
+            for job in orphans:
+                job.ended = None if job.members(running) else _how_it_ended(job) or _unseen(job)
         # What a simulation leaves running would go on beside its next attempt.
         due = [job for job in self._jobs.values() if job.ended or (job.kill_at is not None and now >= job.kill_at)]
-        running = processes.running(MARK) if due else []
+        asked = [job for job in self._jobs.values() if job.kill_at is not None and job not in due]
+        running = processes.running(MARK) if due or asked else []
+        for job in asked:
+            job.ask_to_end(running)
         ended = [job.ended for job in due if _kill(job, running) and job.ended is not None]
         for one in ended:
             del self._jobs[one.folder]
@@ -171,14 +204,28 @@ def _kill(job: _Job, running: list[Process]) -> bool:
     return not left
 
 
+def _leads(job: _Job) -> bool:
+    return not job.adopted or (job.leader is not None and job.leader.alive)
+
+
 def _how_it_ended(job: _Job) -> Ended | None:
-    assert job.leader is not None
     # The leader first: it writes how the job ended before it goes.
-    gone = not job.leader.alive
-    code = _exit_code(job.spec.folder / EXIT_FILE)
+    gone = job.leader is not None and not job.leader.alive
+    code = _exit_code(job.folder / EXIT_FILE)
     if code is not None:
-        return Ended(folder=job.spec.folder, exit_code=code, reason=describe(code))
-    return Ended(folder=job.spec.folder, exit_code=None, reason="was killed from outside") if gone else None
+        return Ended(folder=job.folder, exit_code=code, reason=describe(code))
+    if job.adopted or not gone:
+        return None
+    return Ended(folder=job.folder, exit_code=None, reason="was killed from outside")
+
+
+def _unseen(job: _Job) -> Ended:
+    return Ended(
+        folder=job.folder,
+        exit_code=None,
+        reason="ended while no launcher watched it, without a word",
+        unseen=job.kill_at is None,
+    )
 
 
 def _exit_code(file: Path) -> int | None:
@@ -187,7 +234,7 @@ def _exit_code(file: Path) -> int | None:
         text = file.read_text()
     except OSError:
         return None
-    return int(text) if text.endswith("\n") else None
+    return int(text) if text.strip().isdecimal() and text.endswith("\n") else None
 
 
 def describe(code: int) -> str:

@@ -1,30 +1,36 @@
-"""What passes between the launcher and rank 0 of the server, and the launcher's end of it.
+"""What passes between the launcher and rank 0 of the server.
 
 Each message is one frame of JSON, `{"message": "Progress", "simulation": 3, …}`. The launcher binds a ROUTER on an
-`ipc://` address in a private folder; rank 0 connects a DEALER and speaks first, with `Plan`.
+`ipc://` address in a private folder; rank 0 connects a DEALER, says `Here` first of all and then once a second. A
+launcher that has no plan of that epoch, be it that the server or that the launcher is a new one, asks for it.
 """
 
 import json
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Any, Self, get_args
-
-import zmq
+from typing import Any, get_args
 
 from stream_server.errors import MalformedMessage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """One simulation that the study wants."""
+    """One simulation that the study wants; `attempt` is the highest that the server knows of, -1 for none."""
 
     simulation: int
     parameters: dict[str, float]
+    attempt: int = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Here:
+    """To launcher, first of all and then once a second: rank 0 of this epoch is there."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """To launcher, first: the run, the simulations without a terminal state, in the order of starting.
+    """To launcher, when it asks: the run, the simulations without a terminal state, in the order of starting.
 
     `connection` is what the connection file of every attempt says; the launcher adds simulation, attempt,
     parameters and keys.
@@ -87,17 +93,47 @@ class StopAll:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Committed:
+    """To launcher: a checkpoint was committed after `batches` batches; a later restart begins there."""
+
+    generation: int
+    batches: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaving:
+    """To launcher: the simulations are let go, and rank 0 is about to leave in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskPlan:
+    """To server: the launcher has no plan of this epoch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave:
+    """To server: save a checkpoint and leave with exit code 75."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
     """To server: the launcher has the plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """To server, before the job is submitted: `public_key` (None without CURVE) will speak for this attempt."""
+    """To server, before the job is submitted: `public_key` (None without CURVE) will speak for this attempt.
+
+    Said again after each plan for every attempt that `goes_on`; `attached` ones are run by clients that nobody started.
+    """
 
     simulation: int
     attempt: int
     public_key: str | None
+    attached: bool = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,8 +197,8 @@ class Bye:
     """To server: every job has ended and so does the launcher."""
 
 
-ToLauncher = Plan | Run | Progress | Finished | Invalid | AttachRequest | StopAll
-ToServer = Ready | Attempt | Failed | GaveUp | Attached | NoneLeft | TooMany | Status | Bye
+ToLauncher = Here | Plan | Run | Progress | Finished | Invalid | AttachRequest | Committed | Leaving | StopAll
+ToServer = AskPlan | Ready | Attempt | Failed | GaveUp | Attached | NoneLeft | TooMany | Status | Leave | Bye
 
 _TO_LAUNCHER: dict[str, type[ToLauncher]] = {cls.__name__: cls for cls in get_args(ToLauncher)}
 _TO_SERVER: dict[str, type[ToServer]] = {cls.__name__: cls for cls in get_args(ToServer)}
@@ -207,66 +243,3 @@ def _object(frame: bytes) -> tuple[str, dict[str, Any]]:
         return values.pop("message"), values
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedMessage(f"not a message of the launcher's link: {frame[:200]!r}") from error
-
-
-def key_pair() -> tuple[str, str]:
-    """A fresh CURVE key pair, public and secret, as z85 text."""
-    public, secret = zmq.curve_keypair()
-    return public.decode(), secret.decode()
-
-
-class Link:
-    """The launcher's end: a ROUTER bound to `address`. Main thread only.
-
-    `wait` also watches the readable file descriptors given as `others`, so that one poller serves all that the
-    launcher waits for.
-    """
-
-    def __init__(self, address: str, others: tuple[int, ...] = ()) -> None:
-        self.address = address
-        self.others = others
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._poller = zmq.Poller()
-        self._peer: bytes | None = None
-
-    def __enter__(self) -> Self:
-        self._socket.linger = 0
-        # Both ends keep everything: what passes is small, and nothing of it may be lost.
-        self._socket.sndhwm = self._socket.rcvhwm = 0
-        self._socket.bind(self.address)
-        for readable in (self._socket, *self.others):
-            self._poller.register(readable, zmq.POLLIN)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._socket.close(linger=1000)
-        self._context.term()
-
-    def wait(self, timeout_s: float) -> set[int]:
-        """Wait until something can be read; returns which of `others` can be."""
-        ready = dict(self._poller.poll(max(0, round(timeout_s * 1000))))
-        return {number for number in self.others if number in ready}
-
-    def ignore(self, readable: int) -> None:
-        """Watch one of `others` no more."""
-        self._poller.unregister(readable)
-
-    def receive(self) -> list[ToLauncher]:
-        """All messages that have come, without waiting.
-
-        Raises:
-            MalformedMessage: rank 0 and the launcher are of different versions.
-        """
-        messages = []
-        while self._socket.poll(0):
-            self._peer, frame = self._socket.recv_multipart()
-            messages.append(to_launcher(frame))
-        return messages
-
-    def send(self, message: ToServer) -> None:
-        """Send to rank 0; nobody is there before its `Plan` has come, and the message is dropped."""
-        if self._peer is not None:
-            self._socket.send_multipart([self._peer, encode(message)])

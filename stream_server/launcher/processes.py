@@ -10,17 +10,22 @@ from pathlib import Path
 
 PROC = Path("/proc")
 ENDED = frozenset("ZX")
+STOPPED = "T"
 LOOK_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """One running process; `started` is in clock ticks since boot. `mark` is "" when its environment has none."""
+    """One running process; `started` is in clock ticks since boot. `mark` is "" when its environment has none.
+
+    `stopped`: SIGSTOP or the like holds it.
+    """
 
     pid: int
     session: int
     started: int
     mark: str
+    stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +51,18 @@ def running(mark_name: str) -> list[Process]:
     processes = []
     for pid in _pids():
         if (status := _status(pid)) is not None:
-            session, started = status
-            processes.append(Process(pid=pid, session=session, started=started, mark=_mark(pid, mark_name)))
+            session, started, stopped = status
+            mark = _mark(pid, mark_name)
+            processes.append(Process(pid=pid, session=session, started=started, mark=mark, stopped=stopped))
     return processes
+
+
+def this_boot() -> str:
+    """A name for this start of this machine: process numbers mean something during it only."""
+    try:
+        return (PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def members(processes: Iterable[Process], leader: Leader | None, mark: str) -> set[int]:
@@ -92,15 +106,15 @@ def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir(PROC) if name.isdecimal() and int(name) != own)
 
 
-def _status(pid: int) -> tuple[int, int] | None:
-    """Session and start time of a process that has not ended."""
+def _status(pid: int) -> tuple[int, int, bool] | None:
+    """Session and start time of a process that has not ended, and whether it is stopped."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
     # The second value is the program's name in brackets, and may hold blanks and brackets itself.
     values = text.rpartition(")")[2].split()
-    return None if values[0] in ENDED else (int(values[3]), int(values[19]))
+    return None if values[0] in ENDED else (int(values[3]), int(values[19]), values[0] == STOPPED)
 
 
 def _mark(pid: int, name: str) -> str:

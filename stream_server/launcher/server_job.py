@@ -1,80 +1,100 @@
-"""The server as a job of the launcher: started by mpirun, stopped by a signal, judged by its report."""
+"""The server as a job of the launcher: mpirun, its ranks, and what else it started."""
 
-import json
+import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
-from stream_server.config import StudyConfig
-from stream_server.errors import ConfigError, RankLost
+from stream_server.launcher import processes
+from stream_server.launcher.processes import Leader, Process
 
-REPORT_FILE = "report.json"
+MARK = "STREAM_SERVER_JOB"
+LOOK_S = 5.0
+LOOK_KILLED_S = 0.05
+STOPPED_S = 10.0
 
 
-def run_server(config: StudyConfig, file: Path, *, overrides: Sequence[str], fresh: bool) -> int:
-    """Run the study and return the exit code of its report.
+class ServerJob:
+    """One start of the server. Main thread only.
 
-    INT and TERM ask the server to stop in order, a second one tells mpirun to end it, a third one kills it.
-
-    Raises:
-        ConfigError: there is no mpirun.
+    All of its processes have `mark` in their environment; `leader`, the first of them, leads a session. `look` moves
+    things on: call it at each SIGCHLD, and at `wake_at` at the latest.
     """
-    report = config.output_dir / REPORT_FILE
-    before = _written(report)
-    command = [*_mpirun(config.server.ranks), _program("stream-server"), "--config", str(file)]
-    command += [f"--set={override}" for override in overrides]
-    command += ["--fresh"] if fresh else []
-    status = _wait(subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True))
-    after = _written(report)
-    if after not in (None, before):
-        return int(json.loads(report.read_text())["exit_code"])
-    # No report: the command line or study.json was refused, the study had ended before, or a rank was lost.
-    return status if status >= 0 else RankLost.exit_code
 
+    def __init__(self, mark: str, leader: Leader | None, process: "subprocess.Popen[bytes] | None" = None) -> None:
+        self.mark = mark
+        self.leader = leader
+        self.status: int | None = None
+        self.is_over = False
+        self.killed = False
+        self.wake_at = 0.0
+        self._process = process
+        self._registered: Callable[[], Sequence[Leader]] = tuple
+        self._stopped_since: dict[int, float] = {}
 
-def _mpirun(ranks: int) -> list[str]:
-    return [] if ranks == 1 else [_program("mpirun"), "-n", str(ranks)]
+    @classmethod
+    def start(cls, command: Sequence[str], environment: Mapping[str, str], mark: str) -> Self:
+        """Start it in a session of its own, so that a Ctrl-C reaches it by us only."""
+        process = subprocess.Popen(
+            command, env={**environment, MARK: mark}, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        return cls(mark, Leader.of(process.pid), process)
 
+    @classmethod
+    def adopt(cls, mark: str, leader: Leader | None) -> Self | None:
+        """The server that another launcher started; None when nothing of it runs any more."""
+        members = [it for it in processes.running(MARK) if it.mark == mark]
+        firsts = sorted((it.started, it.pid) for it in members if it.pid == it.session)
+        if leader is None and firsts:
+            leader = Leader(pid=firsts[0][1], started=firsts[0][0])
+        return cls(mark, leader) if members or (leader is not None and leader.alive) else None
 
-def _program(name: str) -> str:
-    """The program of our own environment, or else the one on PATH."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise ConfigError(f"{name} was found neither beside {sys.executable} nor on PATH; install it or mend PATH")
-    return found
+    def also_kill(self, registered: Callable[[], Sequence[Leader]]) -> None:
+        """These belong to it as well, such as ranks that have told us who they are."""
+        self._registered = registered
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal its first process, which passes it on to all ranks."""
+        if self.leader is not None and self.leader.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.leader.pid, number)
 
-def _wait(server: "subprocess.Popen[bytes]") -> int:
-    """Wait for the server; it has a session of its own, so that a Ctrl-C reaches it by us only, and once."""
+    def kill(self, now: float) -> None:
+        """KILL everything of it; `is_over` once nothing is left."""
+        self.killed = True
+        self.look(now)
 
-    # mpirun passes both to all ranks, but Open MPI kills them 0.26 s after TERM, too soon for a stop in order.
-    steps = iter((signal.SIGUSR1, signal.SIGTERM))
+    def look(self, now: float) -> None:
+        """See what is left of it. What outlives its first process is killed."""
+        first_is_over = self._first_is_over()
+        ending = self.killed or first_is_over
+        if self.is_over or (now < self.wake_at and not ending):
+            return
+        running = processes.running(MARK)
+        members = self._members(running)
+        self._note_stopped(running, members, now)
+        if ending:
+            processes.send(members, signal.SIGKILL)
+            self.is_over = not members and first_is_over
+        self.wake_at = now + (LOOK_KILLED_S if ending else LOOK_S)
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        step = next(steps, None)
-        if step is not None:
-            server.send_signal(step)
-        else:
-            os.killpg(server.pid, signal.SIGKILL)
+    def stopped_pid(self, now: float) -> int | None:
+        """A process of it that a signal has held for too long, if there is one."""
+        return next((pid for pid, since in self._stopped_since.items() if now >= since + STOPPED_S), None)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        return server.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def _first_is_over(self) -> bool:
+        if self._process is not None:
+            self.status = self._process.poll()
+            return self.status is not None
+        return self.leader is None or not self.leader.alive
 
+    def _members(self, running: Sequence[Process]) -> set[int]:
+        registered = {(leader.pid, leader.started) for leader in self._registered()}
+        named = {it.pid for it in running if (it.pid, it.started) in registered}
+        return named | processes.members(running, self.leader, self.mark)
 
-def _written(report: Path) -> tuple[int, int] | None:
-    """What changes when the report is written again."""
-    try:
-        status = report.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+    def _note_stopped(self, running: Sequence[Process], members: set[int], now: float) -> None:
+        stopped = {it.pid for it in running if it.stopped and it.pid in members}
+        self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}

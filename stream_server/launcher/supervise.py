@@ -1,30 +1,35 @@
-"""The command `stream-launcher`, and the process that runs the simulations of a study."""
+"""The command `stream-launcher`, and the process that runs the simulations of a study for rank 0."""
 
 import argparse
-import logging
-import os
-import shutil
-import signal
+import math
+import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stream_server.config import StudyConfig, load
+from stream_server.config import load
 from stream_server.errors import StreamServerError
-from stream_server.launcher.attempts import Attempts
-from stream_server.launcher.environment import release_cores, scrubbed, with_virtual_environment
-from stream_server.launcher.schedule import Limits, Schedule
-from stream_server.launcher.server_job import run_server
+from stream_server.launcher.programs import ServerCommand
 
 DESCRIPTION = """\
-Start a study: the server as one MPI job of server.ranks ranks, which starts the simulations.
+Run a study under supervision: the server as one MPI job of server.ranks ranks, and the simulations.
 
-`mpirun -n 4 stream-server --config study.json` does the same with a number of ranks of your choice.
+A server that dies or hangs is started again from its newest checkpoint, while the simulations go on; a study
+that was interrupted continues when the same command is given again.
+`mpirun -n 4 stream-server --config study.json` runs a study with a number of ranks of your choice, unsupervised.
 """
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+EPILOG = """\
+Ctrl-C, TERM and USR1 make the study save a checkpoint and leave; a second Ctrl-C or TERM ends it at once.
+Should this process itself be killed, server and simulations go on; the same command takes them over again.
 
-log = logging.getLogger(__name__)
+exit status:
+  0 finished and balanced   2 command line or study.json   3 the user's class raised
+  4 too many simulations failed   5 the account does not balance, or the last checkpoint was not committed
+  6 no usable checkpoint   7 a rank, thread or node was lost, more often in a row than launcher.restarts allows
+  75 saved: run me again
+"""
+TIME_LIMIT = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stream-launcher",
         description=DESCRIPTION,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -44,98 +50,57 @@ def parser() -> argparse.ArgumentParser:
         help="override one key, such as training.batch_size=32",
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="rename the output folder of an earlier run and start over"
+        "--time-limit",
+        type=time_limit,
+        default=math.inf,
+        metavar="HH:MM:SS",
+        help="save a checkpoint and leave with exit status 75 before so much time has passed",
     )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--resume", action="store_true", help="insist on a run in the output folder that is continued")
+    how.add_argument("--fresh", action="store_true", help="rename the output folder of an earlier run and start over")
+    how.add_argument("--check", action="store_true", help="check study.json, print what the study takes, start nothing")
     # The two that rank 0 uses.
     parser.add_argument("--simulations-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--link", help=argparse.SUPPRESS)
     return parser
 
 
+def time_limit(text: str) -> float:
+    """The seconds of an HH:MM:SS."""
+    match = TIME_LIMIT.fullmatch(text)
+    seconds = sum(int(part) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write HH:MM:SS, such as 23:50:00")
+    return float(seconds)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    began = time.monotonic()
     arguments = parser().parse_args(argv)
     try:
         config = load(arguments.config, arguments.set)
+        command = ServerCommand(
+            config=arguments.config,
+            overrides=arguments.set,
+            resume=arguments.resume,
+            ranks=config.server.ranks,
+            environment=config.server.job.environment,
+        )
+        if arguments.check:
+            return command.check()
+        # psij starts a thread and sets a signal handler when it is imported.
+        from stream_server.launcher.runs import rename_earlier_run, run_simulations, run_study
+
         if arguments.simulations_only:
             return run_simulations(config, arguments.link)
-        return run_server(config, arguments.config, overrides=arguments.set, fresh=arguments.fresh)
+        if arguments.fresh:
+            rename_earlier_run(config.output_dir)
+        return run_study(config, command, ends_at=began + arguments.time_limit)
     except StreamServerError as error:
         print(f"stream-launcher: {error}", file=sys.stderr)
         return error.exit_code
-
-
-def run_simulations(config: StudyConfig, address: str) -> int:
-    """Run the simulations of a study whose server rank 0 speaks at `address` and holds the other end of our stdin.
-
-    An error here is written to the launcher's log and to stderr; all jobs are ended before it leaves.
-    """
-    # psij starts a thread and sets a signal handler when it is imported.
-    from stream_server.launcher.ensemble import Ensemble
-    from stream_server.launcher.jobs import LocalJobs
-    from stream_server.launcher.link import Link
-    from stream_server.launcher.signals import Signals
-
-    start_log(config.output_dir / "logs" / "launcher.log")
-    release_cores()
-    lifeline = sys.stdin.fileno()
-    try:
-        with (
-            Signals(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD) as signals,
-            Link(address, others=(lifeline, signals.readable)) as server,
-            LocalJobs() as jobs,
-        ):
-            ensemble = Ensemble(
-                schedule=Schedule(limits(config)),
-                attempts=attempts(config),
-                jobs=jobs,
-                server=server,
-                signals=signals,
-                lifeline=lifeline,
-                keep_finished=config.simulation.keep_folders == "all",
-            )
-            ensemble.run()
-    except Exception:
-        log.exception("the launcher failed")
-        raise
-    if ensemble.orphaned:
-        # A rank 0 that was killed could not remove the folder of its sockets.
-        shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
-    return 0
-
-
-def limits(config: StudyConfig) -> Limits:
-    """The rules of the schedule, as the study sets them."""
-    simulation = config.simulation
-    return Limits(
-        starts_jobs=simulation.command is not None,
-        max_running=config.launcher.max_running,
-        max_attached=config.client.max_attached,
-        retries=simulation.retries,
-        on_failure=simulation.on_failure,
-        max_failed=simulation.max_failed,
-        timeout_s=simulation.timeout_s,
-    )
-
-
-def attempts(config: StudyConfig) -> Attempts:
-    """What the attempts of the study have in common."""
-    simulation = config.simulation
-    return Attempts(
-        command=tuple(simulation.command or ()),
-        templates=tuple(simulation.templates),
-        environment={**with_virtual_environment(scrubbed(os.environ)), **simulation.job.environment},
-        seed=config.study.seed,
-        study_dir=config.study_dir,
-        output_dir=config.output_dir,
-    )
-
-
-def start_log(file: Path) -> None:
-    """Write the log of this process to `file`, with UTC times."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=file, level=logging.INFO, format=LOG_FORMAT, force=True)
-    logging.Formatter.converter = time.gmtime
 
 
 if __name__ == "__main__":

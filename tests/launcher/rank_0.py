@@ -27,6 +27,17 @@ SERVER = "from stream_server import StreamServer\n\n\nclass Server(StreamServer)
 Message = TypeVar("Message", bound=link.ToServer)
 
 
+def plan(
+    num: int, *, output_dir: Path, epoch: int = 1, security: dict[str, str] | None = None, attempt: int = -1
+) -> link.Plan:
+    """A plan of `num` simulations, of which `attempt` is known."""
+    planned = tuple(link.Planned(simulation=i, parameters={"left": 100.0 + i}, attempt=attempt) for i in range(num))
+    connection = {"study": "heat-1", "epoch": epoch, "host": "node", "control": ["ipc:///tmp/x"], "security": security}
+    return link.Plan(
+        study="heat-1", epoch=epoch, output_dir=str(output_dir), connection=connection, simulations=planned
+    )
+
+
 class Rank0:
     """Starts the launcher on a study whose simulations run `script`, and speaks to it."""
 
@@ -51,7 +62,11 @@ class Rank0:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.connect(address)
-        self.launcher = subprocess.Popen(
+        self.launcher = self._start(address)
+        return self
+
+    def _start(self, address: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
             [
                 *(sys.executable, "-W", "error", "-m", "stream_server.launcher.supervise"),
                 *("--simulations-only", "--config", str(self.folder / "study.json"), "--link", address),
@@ -60,7 +75,13 @@ class Rank0:
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        return self
+
+    def kill_and_restart_launcher(self) -> None:
+        """The launcher dies, and rank 0 starts another one at the same address."""
+        self.launcher.kill()
+        self.go()
+        self.wait_for_end()
+        self.launcher = self._start(f"ipc://{self.private.name}/link")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -73,15 +94,11 @@ class Rank0:
         self._context.term()
         self.private.cleanup()
 
-    def plan(self, num: int, security: dict[str, str] | None = None) -> None:
-        """The study begins, with `num` simulations."""
-        connection = {"study": "heat-1", "epoch": 0, "host": "node", "control": ["ipc:///tmp/x"], "security": security}
-        planned = tuple(link.Planned(simulation=i, parameters={"left": 100.0 + i}) for i in range(num))
-        self.send(
-            link.Plan(
-                study="heat-1", epoch=0, output_dir=str(self.output_dir), connection=connection, simulations=planned
-            )
-        )
+    def plan(self, num: int, security: dict[str, str] | None = None, attempt: int = -1) -> None:
+        """Rank 0 is there, and has a plan of `num` simulations for the launcher that asks."""
+        self.send(link.Here(epoch=1))
+        self.wait_for(link.AskPlan)
+        self.send(plan(num, output_dir=self.output_dir, security=security, attempt=attempt))
 
     def send(self, message: link.ToLauncher) -> None:
         """Say something to the launcher."""

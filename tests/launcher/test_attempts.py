@@ -75,6 +75,30 @@ def test_templates_are_rendered_into_the_folder_of_the_attempt(attempts: Attempt
     assert spec.command == ("./solver", str(spec.folder / "inputs" / "heat.nml"), str(spec.folder / "run.sh"), "2")
 
 
-def test_an_attempt_can_be_prepared_again(attempts: Attempts) -> None:
+def test_the_folder_of_an_attempt_is_never_used_again(attempts: Attempts) -> None:
     first = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
-    assert attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None) == first
+    with pytest.raises(FileExistsError):
+        attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
+    assert attempts.free_number(17, 2) == 3
+    assert attempts.free_number(17, 1) == 1
+    assert first.folder.exists()
+
+
+def test_a_running_attempt_is_told_where_the_new_server_is_and_keeps_its_own(attempts: Attempts) -> None:
+    old = {**CONNECTION, "security": {"server_public_key": "S"}}
+    folder = attempts.prepare(17, 2, {"initial": 300.0}, old, KeyPair(public="P", secret="K")).folder
+    new = {**CONNECTION, "epoch": 1, "control": ["ipc:///tmp/y"], "security": {"server_public_key": "T", "x": "y"}}
+    attempts.reconnect(17, 2, new)
+    file = folder / "connection.json"
+    assert json.loads(file.read_text()) == {
+        "study": "heat-1",
+        "epoch": 1,
+        "host": "node",
+        "control": ["ipc:///tmp/y"],
+        "simulation": 17,
+        "attempt": 2,
+        "parameters": {"initial": 300.0},
+        "security": {"server_public_key": "T", "client_public_key": "P", "client_secret_key": "K"},
+    }
+    assert mode(file) == 0o600
+    assert [path.name for path in folder.iterdir() if "connection" in path.name] == ["connection.json"]

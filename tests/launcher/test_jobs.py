@@ -1,6 +1,7 @@
 """Real processes: a job is over when nothing of it is left."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stream_server.launcher.jobs import Ended, JobSpec, LocalJobs
+from stream_server.launcher import processes
+from stream_server.launcher.jobs import SHELL, Ended, JobSpec, LocalJobs
+from stream_server.launcher.processes import Leader
 
 GRACE_S = 0.3
 DEADLINE_S = 20.0
@@ -205,3 +208,81 @@ def test_leaving_kills_what_still_runs(folder: Path) -> None:
         jobs.submit(python(folder, STUBBORN))
         stubborn = int(output(folder, "\n").split()[1])
     assert has_ended(stubborn)
+
+
+def begin(folder: Path, *command: str) -> "tuple[subprocess.Popen[bytes], Leader, str]":
+    """A job as another launcher has left it: process, leader and mark."""
+    job = spec(folder, *command)
+    line = ["setsid", "/bin/sh", "-c", SHELL, str(folder), *command]
+    process = subprocess.Popen(line, env=dict(job.environment), cwd=folder)
+    leader = Leader.of(process.pid)
+    assert leader is not None
+    return process, leader, job.environment["STREAM_CONNECTION"]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_adopted_job_runs_until_its_processes_end_and_then_ended_as_it_says(
+    jobs: LocalJobs, folder: Path, is_known: bool
+) -> None:
+    waiting = (
+        "import os, sys, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nsys.exit(4)"
+    )
+    process, leader, mark = begin(folder, sys.executable, "-c", waiting)
+    jobs.adopt(folder, mark, leader if is_known else None)
+    output(folder, "up")
+    assert jobs.poll(time.monotonic()) == []
+    (folder / "go").touch()
+    process.wait()
+    assert ended(jobs) == Ended(folder=folder, exit_code=4, reason="ended with exit code 4")
+
+
+def test_an_adopted_job_that_had_ended_says_how(jobs: LocalJobs, folder: Path) -> None:
+    process, leader, mark = begin(folder, "false")
+    process.wait()
+    jobs.adopt(folder, mark, leader)
+    assert ended(jobs) == Ended(folder=folder, exit_code=1, reason="ended with exit code 1")
+
+
+def test_an_adopted_job_of_which_nothing_is_left_ended_unseen(jobs: LocalJobs, folder: Path) -> None:
+    jobs.adopt(folder, str(folder / "connection.json"), Leader(pid=os.getpid(), started=0))
+    assert ended(jobs) == Ended(
+        folder=folder, exit_code=None, reason="ended while no launcher watched it, without a word", unseen=True
+    )
+
+
+def test_an_adopted_job_whose_leader_is_gone_runs_as_long_as_any_process_of_it(jobs: LocalJobs, folder: Path) -> None:
+    process, leader, mark = begin(
+        folder, sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    simulation = int(output(folder, "\n"))
+    process.kill()
+    process.wait()
+    jobs.adopt(folder, mark, leader)
+    assert jobs.poll(time.monotonic()) == []
+    os.kill(simulation, 9)
+    assert ended(jobs).unseen
+
+
+def test_an_adopted_job_can_be_cancelled(jobs: LocalJobs, folder: Path) -> None:
+    process, leader, mark = begin(folder, sys.executable, "-c", STUBBORN)
+    output(folder, "up")
+    jobs.adopt(folder, mark, leader)
+    jobs.cancel(folder, time.monotonic())
+    assert not ended(jobs).unseen
+    process.wait()
+
+
+def test_one_dead_adopted_job_does_not_hide_the_others(jobs: LocalJobs, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    for each in folders:
+        each.mkdir()
+    process, leader, mark = begin(folders[1], "sleep", "60")
+    jobs.adopt(folders[0], str(folders[0] / "connection.json"), None)
+    jobs.adopt(folders[1], mark, leader)
+    assert ended(jobs).folder == folders[0]
+    process.kill()
+    process.wait()
+    for each in processes.running("STREAM_CONNECTION"):
+        if each.mark == mark:
+            os.kill(each.pid, 9)
+    assert ended(jobs).folder == folders[1]

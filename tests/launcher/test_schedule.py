@@ -10,7 +10,7 @@ from stream_server.launcher.schedule import ATTACH_WAIT_S, Limits, Schedule
 def running(simulations: int, **limits: object) -> Schedule:
     """A schedule of these many simulations, at time 0."""
     schedule = Schedule(Limits(**limits))  # type: ignore[arg-type]
-    schedule.plan(range(simulations), 0.0)
+    schedule.replan(dict.fromkeys(range(simulations), -1), 0.0)
     return schedule
 
 
@@ -31,7 +31,10 @@ def submits(actions: list[object]) -> list[Submit]:
 
 def test_at_most_max_running_jobs_run_and_the_lowest_ids_start_first() -> None:
     schedule = Schedule(Limits(max_running=2))
-    assert schedule.plan(range(5), 0.0) == [Submit(simulation=0, attempt=0), Submit(simulation=1, attempt=0)]
+    assert schedule.replan(dict.fromkeys(range(5), -1), 0.0) == [
+        Submit(simulation=0, attempt=0),
+        Submit(simulation=1, attempt=0),
+    ]
 
 
 def test_a_job_that_ends_makes_room_for_the_next_simulation() -> None:
@@ -234,14 +237,14 @@ def test_a_simulation_that_cannot_be_attached_is_declined(simulation: int, text:
 
 def test_a_study_without_a_command_only_waits_for_clients() -> None:
     schedule = Schedule(Limits(starts_jobs=False))
-    assert schedule.plan(range(2), 0.0) == []
+    assert schedule.replan(dict.fromkeys(range(2), -1), 0.0) == []
     assert schedule.wake_at == math.inf
     assert schedule.attach(1, None, 5.0) == [Give(token=1, simulation=0, attempt=0)]
 
 
 def test_no_more_than_max_attached_clients_are_attached_at_once() -> None:
     schedule = Schedule(Limits(starts_jobs=False, max_attached=1))
-    schedule.plan(range(2), 0.0)
+    schedule.replan(dict.fromkeys(range(2), -1), 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.attach(2, None, 1.0) == []
     text = "1 simulations are attached, as many as client.max_attached allows"
@@ -250,7 +253,7 @@ def test_no_more_than_max_attached_clients_are_attached_at_once() -> None:
 
 def test_a_worker_may_ask_for_its_next_simulation_before_the_server_says_that_it_finished_one() -> None:
     schedule = Schedule(Limits(starts_jobs=False, max_attached=1))
-    schedule.plan(range(2), 0.0)
+    schedule.replan(dict.fromkeys(range(2), -1), 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.attach(2, None, 1.0) == []
     assert schedule.finished(0, 1.1) == [Give(token=2, simulation=1, attempt=0)]
@@ -258,7 +261,7 @@ def test_a_worker_may_ask_for_its_next_simulation_before_the_server_says_that_it
 
 def test_a_worker_that_asks_when_everything_is_done_is_told_so() -> None:
     schedule = Schedule(Limits(starts_jobs=False))
-    schedule.plan([0], 0.0)
+    schedule.replan({0: -1}, 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.attach(2, None, 1.0) == []
     text = "every simulation is running or done"
@@ -267,7 +270,7 @@ def test_a_worker_that_asks_when_everything_is_done_is_told_so() -> None:
 
 def test_an_attached_simulation_without_progress_waits_for_another_client() -> None:
     schedule = Schedule(Limits(starts_jobs=False, timeout_s=60))
-    schedule.plan([0], 0.0)
+    schedule.replan({0: -1}, 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.tick(60.0) == [Fail(simulation=0, attempt=0, reason="no new time step for 60 s")]
     assert schedule.attach(2, None, 61.0) == [Give(token=2, simulation=0, attempt=1)]

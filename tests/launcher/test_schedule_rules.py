@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stream_server.launcher.actions import Action, Cancel, Fail, Give, GiveUp, StopStudy, Submit
+from stream_server.launcher.actions import Action, Cancel, Continue, Fail, Give, GiveUp, StopStudy, Submit
+from stream_server.launcher.entry import State
 from stream_server.launcher.schedule import Limits, Schedule
 
 
@@ -33,13 +34,15 @@ class ScheduleRules(RuleBasedStateMachine):
         self.terminal: set[int] = set()
         self.stopped = self.told_to_stop = False
         self.redraws = 0
-        self.carry_out(self.schedule.plan(range(num), self.now))
+        self.away = False
+        self.carry_out(self.schedule.replan(dict.fromkeys(range(num), -1), self.now))
 
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Submit(simulation=simulation, attempt=attempt) | Give(simulation=simulation, attempt=attempt):
                     assert not self.stopped
+                    assert not self.away
                     assert simulation not in self.terminal
                     assert simulation not in self.jobs
                     if isinstance(action, Submit):
@@ -50,23 +53,46 @@ class ScheduleRules(RuleBasedStateMachine):
                     self.attempts[simulation] = attempt
                     if isinstance(action, Give):
                         self.attached.add(simulation)
+                case Continue(simulation=simulation, attempt=attempt, attached=attached):
+                    assert attempt == self.attempts[simulation]
+                    assert attached or simulation in self.jobs
+                    if attached:
+                        self.attached.add(simulation)
+                    assert simulation not in self.cancelled
                 case Cancel(simulation=simulation, attempt=attempt):
                     assert self.jobs[simulation] == attempt
                     assert simulation not in self.cancelled
                     self.cancelled.add(simulation)
-                case Fail(simulation=simulation, attempt=attempt):
+                case Fail(simulation=simulation, attempt=attempt, counted=counted):
                     assert simulation not in self.jobs
                     assert simulation not in self.terminal
                     assert attempt == self.attempts[simulation]
                     self.attached.discard(simulation)
-                    self.failures[simulation] += 1
+                    self.failures[simulation] += counted
+                    assert not self.away
                 case GiveUp(simulation=simulation, attempts=attempts, redraw=redraw):
-                    assert attempts == self.failures[simulation] == self.limits.retries + 1
+                    assert attempts == self.attempts[simulation] + 1
+                    assert self.failures[simulation] == self.limits.retries + 1
                     self.terminal.add(simulation)
                     self.redraws += redraw
                 case StopStudy():
                     assert not self.stopped
                     self.stopped = True
+
+    @rule()
+    def the_server_is_lost(self) -> None:
+        self.away = True
+        self.schedule.pause()
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data(), new_epoch=st.booleans())
+    def a_server_comes(self, data: st.DataObject, new_epoch: bool) -> None:
+        """It may have lost what was finished, and have finished what we do not know of."""
+        planned = data.draw(st.lists(st.sampled_from(sorted(self.attempts)), unique=True))
+        self.away = self.stopped = self.told_to_stop = False
+        self.terminal = {it for it in self.attempts if it not in planned}
+        self.attached &= set(planned)
+        self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now, new_epoch=new_epoch))
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), exit_code=st.sampled_from([0, 1, None]))
@@ -76,11 +102,13 @@ class ScheduleRules(RuleBasedStateMachine):
         self.cancelled.discard(simulation)
         self.carry_out(self.schedule.job_ended(simulation, attempt, exit_code, "ended", self.now))
 
+    @precondition(lambda self: not self.away)
     @rule(data=st.data(), received=st.integers(0, 5), blocked=st.booleans())
     def steps_come(self, data: st.DataObject, received: int, blocked: bool) -> None:
         simulation = data.draw(st.sampled_from(sorted(self.attempts)))
         self.carry_out(self.schedule.progress(simulation, self.attempts[simulation], received, blocked, self.now))
 
+    @precondition(lambda self: not self.away)
     @rule(data=st.data())
     def a_simulation_is_settled(self, data: st.DataObject) -> None:
         simulation = data.draw(st.sampled_from(sorted(self.attempts)))
@@ -89,6 +117,7 @@ class ScheduleRules(RuleBasedStateMachine):
         self.terminal.add(simulation)
         self.carry_out(settle(simulation, self.now))
 
+    @precondition(lambda self: not self.away)
     @rule(data=st.data(), token=st.integers(0, 99))
     def a_client_attaches(self, data: st.DataObject, token: int) -> None:
         simulation = data.draw(st.none() | st.integers(0, self.next_id))
@@ -99,7 +128,7 @@ class ScheduleRules(RuleBasedStateMachine):
         self.now += seconds
         self.carry_out(self.schedule.tick(self.now))
 
-    @precondition(lambda self: self.redraws)
+    @precondition(lambda self: self.redraws and not self.away)
     @rule()
     def a_redraw_comes(self) -> None:
         self.redraws -= 1
@@ -119,12 +148,17 @@ class ScheduleRules(RuleBasedStateMachine):
         if hasattr(self, "schedule"):
             assert len(self.jobs) <= self.limits.max_running * self.limits.starts_jobs
             assert len(self.attached) <= self.limits.max_attached
+            assert self.schedule.counts[State.RUNNING] <= len(self.jobs) + len(self.attached) + self.stopped * 99
             assert self.schedule.done == (self.told_to_stop and not self.jobs)
 
     def teardown(self) -> None:
         """From wherever it got to, a study whose simulations run well from now on comes to its end."""
         if not hasattr(self, "schedule") or not self.limits.starts_jobs:
             return
+        if self.away and not self.told_to_stop:
+            planned = [it for it in self.attempts if it not in self.terminal]
+            self.away = self.stopped = False
+            self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now))
         for _ in range(100):
             for simulation in sorted(set(self.attached) | set(self.jobs)):
                 self.a_simulation_is_settled_well(simulation)

@@ -1,142 +1,141 @@
-"""`stream-launcher` as a real process, with programs of the test in the place of mpirun and stream-server."""
+"""Real processes: a server has ended when nothing of it is left, wherever its processes went."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.rank_0 import SERVER, STUDY
+from stream_server.launcher import processes, server_job
+from stream_server.launcher.processes import Leader
+from stream_server.launcher.server_job import MARK, ServerJob
 
-DEADLINE_S = 30.0
-MPIRUN = """
-import json, os, pathlib, signal, sys, time
-folder = pathlib.Path(__file__).parent.parent
-def leave(code, status):
-    if code is not None:
-        report = folder / "runs" / folder.name / "report.json"
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps({"exit_code": code}))
-    sys.exit(status)
-signal.signal(signal.SIGUSR1, lambda *_: leave(75, 1))
-(folder / "arguments.json").write_text(json.dumps(sys.argv[1:]))
-print("started", flush=True)
+DEADLINE_S = 20.0
+RANK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+# A rank in a session of its own, as below a proxy of mpirun.
+SPREAD = f"""
+import subprocess, sys, time
+for _ in range(2):
+    rank = subprocess.Popen([sys.executable, "-c", {RANK!r}], start_new_session=True, stdout=subprocess.PIPE)
+    rank.stdout.readline()
+open(sys.argv[1], "w").write("up")
+time.sleep(60)
 """
 
 
-class Launcher:
-    """Runs `stream-launcher` beside a made-up mpirun that ends with `ending`."""
-
-    def __init__(self, folder: Path, ending: str, ranks: int = 2) -> None:
-        self.folder = folder
-        programs = folder / "bin"
-        programs.mkdir()
-        (programs / "python").symlink_to(os.path.realpath(sys.executable))
-        for name in ("mpirun", "stream-server"):
-            (programs / name).write_text(f"#!{sys.executable}\n{MPIRUN}\n{ending}\n")
-            (programs / name).chmod(0o755)
-        (folder / "server.py").write_text(SERVER)
-        server = {"class": "server.py:Server", "ranks": ranks}
-        simulation = {"command": ["python", "simulation.py"]}
-        study = folder / "study.json"
-        study.write_text(json.dumps({**STUDY, "server": server, "simulation": simulation}))
-        self.study = str(study)
-
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        command = ["-m", "stream_server.launcher.supervise", "--config", self.study, *arguments]
-        return subprocess.Popen(
-            [str(self.folder / "bin" / "python"), *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-
-    def run(self, *arguments: str) -> int:
-        process = self.start(*arguments)
-        process.communicate(timeout=DEADLINE_S)
-        return process.returncode
-
-    @property
-    def arguments(self) -> list[str]:
-        return json.loads((self.folder / "arguments.json").read_text())  # type: ignore[no-any-return]
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[str]:
+    yield str(tmp_path / "mark")
+    processes.send(alive(str(tmp_path / "mark")), signal.SIGKILL)
 
 
-def test_mpirun_of_our_environment_starts_the_server_with_the_ranks_of_the_study(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, "leave(0, 0)")
-    assert launcher.run("--set", "training.batch_size=4", "--fresh") == 0
-    program = str(tmp_path / "bin" / "stream-server")
-    assert launcher.arguments == [
-        *("-n", "2", program, "--config", launcher.study, "--set=training.batch_size=4", "--fresh"),
-    ]
+def alive(mark: str) -> set[int]:
+    return {it.pid for it in processes.running(MARK) if it.mark == mark}
 
 
-def test_a_server_of_one_rank_needs_no_mpirun(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, "leave(0, 0)", ranks=1)
-    assert launcher.run() == 0
-    assert launcher.arguments == ["--config", launcher.study]
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [
-        ("leave(4, 9)", 4),
-        ("leave(0, 1)", 0),
-        ("leave(None, 2)", 2),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 7),
-    ],
-)
-def test_the_report_tells_the_exit_code_and_mpirun_only_without_one(tmp_path: Path, ending: str, code: int) -> None:
-    assert Launcher(tmp_path, ending).run() == code
+def ended(job: ServerJob) -> bool:
+    job.look(time.monotonic())
+    return job.is_over
 
 
-def test_a_report_of_an_earlier_run_is_not_believed(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, "leave(None, 2)")
-    report = tmp_path / "runs" / tmp_path.name / "report.json"
-    report.parent.mkdir(parents=True)
-    report.write_text('{"exit_code": 0}')
-    assert launcher.run() == 2
+def spread(mark: str) -> ServerJob:
+    """A server of three processes in as many sessions."""
+    file = Path(mark).with_name("up")
+    job = ServerJob.start([sys.executable, "-c", SPREAD, str(file)], os.environ, mark)
+    until(file.exists)
+    assert len(alive(mark)) == 3
+    return job
 
 
-def test_a_server_that_renames_the_earlier_run_and_is_lost_has_no_report(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, "(folder / 'runs').rename(folder / 'runs.1')\nleave(None, 7)")
-    report = tmp_path / "runs" / tmp_path.name / "report.json"
-    report.parent.mkdir(parents=True)
-    report.write_text('{"exit_code": 0}')
-    assert launcher.run("--fresh") == 7
+def test_the_exit_status_is_that_of_the_first_process(mark: str) -> None:
+    job = ServerJob.start([sys.executable, "-c", "raise SystemExit(6)"], os.environ, mark)
+    until(lambda: ended(job))
+    assert job.status == 6
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_asks_the_server_to_stop_in_order(tmp_path: Path, number: signal.Signals) -> None:
-    with Launcher(tmp_path, "time.sleep(60)").start() as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
-        process.send_signal(number)
-        assert process.wait(DEADLINE_S) == 75
+def test_killing_it_reaches_every_process_wherever_it_is(mark: str) -> None:
+    job = spread(mark)
+    job.kill(time.monotonic())
+    until(lambda: ended(job))
+    assert alive(mark) == set()
 
 
-def test_the_third_signal_kills_a_server_that_does_not_leave(tmp_path: Path) -> None:
-    ending = (
-        "def stay(number, frame):\n    print(number, flush=True)\n"
-        "signal.signal(signal.SIGUSR1, stay)\nsignal.signal(signal.SIGTERM, stay)\n"
-        "print('deaf', flush=True)\nwhile True: time.sleep(60)"
-    )
-    with Launcher(tmp_path, ending).start() as process:
-        assert process.stdout is not None
-        for awaited in ("started\n", "deaf\n", f"{signal.SIGUSR1:d}\n", f"{signal.SIGTERM:d}\n"):
-            assert process.stdout.readline() == awaited
-            if awaited != "started\n":
-                process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE_S) == 7
+def test_what_outlives_its_first_process_is_killed(mark: str) -> None:
+    job = spread(mark)
+    assert job.leader is not None
+    os.kill(job.leader.pid, signal.SIGKILL)
+    until(lambda: ended(job))
+    assert job.status == -signal.SIGKILL
+    assert alive(mark) == set()
 
 
-def test_mistakes_in_study_json_are_told_before_anything_starts(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, "leave(0, 0)")
-    with launcher.start("--set", "server.rank=3") as process:
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 2
-    assert "server.rank" in errors
-    assert not (tmp_path / "arguments.json").exists()
+def test_a_rank_that_told_its_number_is_killed_even_without_the_mark(mark: str) -> None:
+    job = spread(mark)
+    with subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE) as stray:
+        assert stray.stdout is not None
+        stray.stdout.readline()
+        leader = Leader.of(stray.pid)
+        assert leader is not None
+        job.also_kill(lambda: [leader])
+        job.kill(time.monotonic())
+        assert stray.wait(DEADLINE_S) == -signal.SIGKILL
+    until(lambda: ended(job))
+
+
+def test_a_number_that_was_used_again_is_not_killed(mark: str) -> None:
+    job = spread(mark)
+    own = Leader.of(os.getppid())
+    assert own is not None
+    job.also_kill(lambda: [Leader(pid=own.pid, started=own.started - 1)])
+    job.kill(time.monotonic())
+    until(lambda: ended(job))
+    assert Leader.of(own.pid) == own
+
+
+def test_a_running_server_can_be_adopted_and_killed(mark: str) -> None:
+    first = spread(mark)
+    job = ServerJob.adopt(mark, None)
+    assert job is not None
+    assert job.leader == first.leader
+    assert not ended(job)
+    job.kill(time.monotonic())
+    until(lambda: ended(first) and ended(job))
+    assert job.status is None
+    assert alive(mark) == set()
+
+
+def test_there_is_nothing_to_adopt_when_nothing_runs(mark: str) -> None:
+    assert ServerJob.adopt(mark, None) is None
+    assert ServerJob.adopt(mark, Leader(pid=os.getpid(), started=0)) is None
+
+
+def test_a_process_that_is_stopped_is_found_after_a_while_unless_it_goes_on(
+    mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_job, "LOOK_S", 0.0)
+    job = spread(mark)
+    assert job.leader is not None
+    (pid, *_) = alive(mark) - {job.leader.pid}
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: any(it.stopped for it in processes.running(MARK) if it.pid == pid))
+    job.look(100.0)
+    job.look(100.0 + server_job.STOPPED_S)
+    assert job.stopped_pid(99.0 + server_job.STOPPED_S) is None
+    assert job.stopped_pid(100.0 + server_job.STOPPED_S) == pid
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: not any(it.stopped for it in processes.running(MARK) if it.pid == pid))
+    job.look(101.0 + server_job.STOPPED_S)
+    assert job.stopped_pid(999.0) is None
+    job.kill(time.monotonic())
+    until(lambda: ended(job))

@@ -1,0 +1,131 @@
+"""The journal of a study's launchers: what one that was killed leaves to the next."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stream_server.errors import ConfigError
+from stream_server.failpoints import failpoint
+from stream_server.launcher import records
+from stream_server.launcher.past import Past
+from stream_server.launcher.records import DamagedJournal, Record
+
+JOURNAL_FILE = "journal.jsonl"
+LEAVE_S = 20.0
+LOOK_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """The file of records, one line each, which is on disk when `write` returns. Main thread only.
+
+    As long as the `with` block lasts, no other launcher can open it. `past` is what was in it.
+    """
+
+    def __init__(self, output_dir: Path) -> None:
+        self.file = output_dir / JOURNAL_FILE
+        self.past = Past()
+        self._owed: list[Record] = []
+
+    def __enter__(self) -> Self:
+        """Open it, and read what is there.
+
+        Raises:
+            ConfigError: another launcher has it open, or it is damaged.
+        """
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            _lock(self._descriptor, self.file.parent)
+            self._read()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._owed:
+            log.error("%d records never came into %s", len(self._owed), self.file)
+        os.close(self._descriptor)
+
+    @classmethod
+    def check_free(cls, output_dir: Path) -> None:
+        """Make sure that no launcher runs the study in this folder; one whose server was killed is waited for.
+
+        Raises:
+            ConfigError: one does, and goes on.
+        """
+        give_up_at = time.monotonic() + LEAVE_S
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(output_dir / JOURNAL_FILE, os.O_RDONLY)
+            try:
+                # A lock that another process holds can only be asked for again.
+                while time.monotonic() < give_up_at:
+                    with contextlib.suppress(ConfigError):
+                        return _lock(descriptor, output_dir)
+                    time.sleep(LOOK_S)
+                _lock(descriptor, output_dir)
+            finally:
+                os.close(descriptor)
+
+    def write(self, record: Record) -> None:
+        """Put a record on disk.
+
+        Raises:
+            OSError: it is not there.
+        """
+        failpoint("launcher.before_journal")
+        self._append(b"".join(records.encode(each) for each in (*self._owed, record)))
+        self._owed.clear()
+        failpoint("launcher.after_journal")
+
+    def note(self, record: Record) -> None:
+        """Put a record on disk, or, while that cannot take it, before the next one."""
+        try:
+            self.write(record)
+        except OSError as error:
+            if not self._owed:
+                log.error("%s cannot be written, and is behind from now on: %s", self.file, error)
+            self._owed.append(record)
+
+    def _read(self) -> None:
+        content = self.file.read_bytes()
+        try:
+            self.past = Past.of(records.decode(content))
+        except DamagedJournal as error:
+            raise ConfigError(
+                f"{self.file} is damaged: {error}. Move it away to continue without it: the numbers of attempts then "
+                "go on from their folders, but simulations that still run are started again"
+            ) from error
+        # The next record must not be joined to a torn one.
+        self._size = content.rfind(b"\n") + 1
+        os.ftruncate(self._descriptor, self._size)
+
+    def _append(self, lines: bytes) -> None:
+        try:
+            written = os.write(self._descriptor, lines)
+            if written < len(lines):
+                raise OSError(f"only {written} of {len(lines)} bytes could be written to {self.file}")
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(lines)
+
+
+def _lock(descriptor: int, output_dir: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"another launcher runs the study in {output_dir} (it holds {JOURNAL_FILE} locked): "
+            "wait for its end or end it, or write another study.output_dir"
+        ) from None

@@ -1,0 +1,165 @@
+"""`stream-launcher` as a real process, with programs of the test in the place of mpirun and stream-server."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from stream_server.launcher import link, processes
+from stream_server.launcher.journal import JOURNAL_FILE
+from tests.launcher.rank_0 import SERVER, STUDY
+
+DEADLINE_S = 30.0
+SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(120)"
+PROJECT = Path(__file__).parent.parent.parent
+
+Act = list[Any]
+
+
+class StudyRun:
+    """A study whose server does the `acts`, one list of them for each start, and whose simulations run `script`.
+
+    What still runs when the block is left is killed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *acts: list[Act],
+        ranks: int = 1,
+        script: str = SLEEPING,
+        arguments: tuple[str, ...] = (),
+        restarts: int = 3,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.output_dir = folder / "runs" / folder.name
+        self.arguments = arguments
+        self.environment = environment or {}
+        programs = folder / "bin"
+        programs.mkdir()
+        (programs / "python").symlink_to(os.path.realpath(sys.executable))
+        for name in ("mpirun", "stream-server"):
+            start = f"from tests.launcher.fake_server import main; main({str(programs / name)!r})"
+            (programs / name).write_text(f"#!{sys.executable}\n{start}\n")
+            (programs / name).chmod(0o755)
+        (folder / "server.py").write_text(SERVER)
+        (folder / "simulation.py").write_text(script)
+        (folder / "acts.json").write_text(json.dumps(acts))
+        study = {
+            **STUDY,
+            "server": {"class": "server.py:Server", "ranks": ranks},
+            "simulation": {"command": [sys.executable, "simulation.py"], "max_failed": 1.0},
+            "launcher": {"restarts": restarts},
+        }
+        (folder / "study.json").write_text(json.dumps(study))
+
+    def __enter__(self) -> Self:
+        # Short, for it will hold sockets.
+        self.temporary = Path(tempfile.mkdtemp())
+        self.launcher = self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.launcher.kill()
+        self.launcher.wait()
+        for mark in ("STREAM_CONNECTION", "STREAM_SERVER_JOB"):
+            processes.send(
+                {it.pid for it in processes.running(mark) if self._is_ours(it.mark)},
+                signal.SIGKILL,
+            )
+        shutil.rmtree(self.temporary)
+
+    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Give the command once more."""
+        command = ["-m", "stream_server.launcher.supervise", "--config", str(self.folder / "study.json")]
+        path = os.pathsep.join([str(PROJECT), *sys.path])
+        # Not into pipes: the server would hold them open when the launcher is gone.
+        with (self.folder / "output").open("ab") as output, (self.folder / "errors").open("ab") as errors:
+            return subprocess.Popen(
+                [str(self.folder / "bin" / "python"), "-W", "error", *command, *self.arguments, *arguments],
+                stdout=output,
+                stderr=errors,
+                env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self.temporary), **self.environment},
+            )
+
+    @property
+    def output(self) -> str:
+        """What launcher and server have printed."""
+        return (self.folder / "output").read_text()
+
+    @property
+    def errors(self) -> str:
+        """What they have said went wrong."""
+        return (self.folder / "errors").read_text()
+
+    def kill_and_restart(self) -> None:
+        """The launcher is killed; the same command is given again."""
+        self.launcher.kill()
+        self.launcher.wait()
+        self.launcher = self.start()
+
+    def end(self) -> int:
+        """Wait for the end of the launcher, which leaves nothing behind; its exit code."""
+        self.launcher.wait(DEADLINE_S)
+        assert self.processes("STREAM_CONNECTION") == []
+        assert self.processes("STREAM_SERVER_JOB") == []
+        assert [path.name for path in self.temporary.iterdir()] == []
+        return self.launcher.returncode
+
+    def wait_until(self, condition: Callable[[], Any], limit_s: float = DEADLINE_S) -> None:
+        """Wait until something is so, which must be while the launcher runs."""
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            assert self.launcher.poll() is None, self.errors
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def facts(self, number: int, rank: int = 0) -> dict[str, Any]:
+        """What a rank of the server's start has seen of its world, once it has started."""
+        file = self.folder / f"start-{number}-{rank}.json"
+        self.wait_until(lambda: file.exists() and file.read_text().endswith("}"))
+        return json.loads(file.read_text())  # type: ignore[no-any-return]
+
+    @property
+    def num_starts(self) -> int:
+        return len(list(self.folder.glob("start-*-0.json")))
+
+    def heard(self, number: int) -> list[link.ToServer]:
+        """What the server's start has heard of the launcher."""
+        file = self.folder / f"heard-{number}.jsonl"
+        return [link.to_server(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+
+    def attempts(self, number: int) -> list[tuple[int, int]]:
+        """The attempts of which the server's start was told: simulation and number."""
+        return [(it.simulation, it.attempt) for it in self.heard(number) if isinstance(it, link.Attempt)]
+
+    def wait_for_output(self, simulation: int, attempt: int = 0) -> str:
+        """What an attempt has printed, once that is a whole line."""
+        log = self.folder_of(simulation, attempt) / "output.log"
+        self.wait_until(lambda: log.exists() and "\n" in log.read_text())
+        return log.read_text()
+
+    def folder_of(self, simulation: int, attempt: int = 0) -> Path:
+        return self.output_dir / "simulations" / str(simulation) / f"attempt-{attempt}"
+
+    def processes(self, mark: str) -> list[processes.Process]:
+        """What still runs of this study."""
+        return [it for it in processes.running(mark) if self._is_ours(it.mark)]
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.output_dir / JOURNAL_FILE).read_text().splitlines()]
+
+    def _is_ours(self, mark: str) -> bool:
+        return mark.startswith((str(self.folder), str(self.temporary)))

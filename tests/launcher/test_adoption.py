@@ -1,0 +1,195 @@
+"""A launcher that is killed loses nothing: the next one takes over what runs."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from stream_server.launcher import link
+from stream_server.launcher.journal import Journal
+from tests.launcher.rank_0 import Rank0
+from tests.launcher.study_run import SLEEPING, StudyRun
+
+STAYING = [["live"], ["plan", 1], ["wait_for_file", "go"], ["finish", 0], ["stop_all"], ["report", 0]]
+QUICK = [
+    ["live"],
+    ["plan", 1],
+    ["wait_for_attempts", 1],
+    ["wait_for_output"],
+    ["finish", 0],
+    ["stop_all"],
+    ["report", 0],
+]
+
+
+def test_a_restarted_launcher_takes_over_the_server_and_its_simulations(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, STAYING, ranks=2) as run:
+        pid = run.wait_for_output(0)
+        run.kill_and_restart()
+        run.wait_until(lambda: run.attempts(0) == [(0, 0), (0, 0)])
+        assert run.wait_for_output(0) == pid
+        (tmp_path / "go").touch()
+        assert run.end() == 0
+        assert run.num_starts == 1
+
+
+def test_a_restarted_launcher_notices_the_end_of_a_server_that_it_did_not_start(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, STAYING, QUICK, ranks=2) as run:
+        pid = run.wait_for_output(0)
+        run.kill_and_restart()
+        run.wait_until(lambda: len(run.attempts(0)) == 2)
+        os.kill(run.facts(0, 1)["pid"], signal.SIGKILL)
+        assert run.end() == 0
+        assert run.attempts(1) == [(0, 0)]
+        assert run.wait_for_output(0).startswith(pid)
+        assert "restart 1 of 3" in run.errors
+
+
+def test_a_server_that_was_lost_while_no_launcher_ran_is_started_and_the_simulations_go_on(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, STAYING, QUICK) as run:
+        pid = run.wait_for_output(0)
+        run.launcher.kill()
+        run.launcher.wait()
+        os.kill(run.facts(0)["pid"], signal.SIGKILL)
+        run.launcher = run.start()
+        assert run.end() == 0
+        assert run.attempts(1) == [(0, 0)]
+        assert run.wait_for_output(0).startswith(pid)
+
+
+def test_a_simulation_that_ended_while_no_launcher_ran_is_judged_by_its_exit_code(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, STAYING) as run:
+        pid = int(run.wait_for_output(0))
+        run.launcher.kill()
+        run.launcher.wait()
+        os.kill(pid, signal.SIGKILL)
+        while not (run.folder_of(0) / "job.exit").exists():
+            pass
+        run.launcher = run.start()
+        run.wait_until(lambda: (0, 1) in run.attempts(0))
+        (failed,) = [message for message in run.heard(0) if isinstance(message, link.Failed)]
+        assert failed.reason == "was killed by SIGKILL"
+        (ended,) = [record for record in run.journal if record["record"] == "AttemptEnded"]
+        assert ended["counted"]
+
+
+def test_a_simulation_of_which_nothing_is_left_has_not_failed_by_itself(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, STAYING) as run:
+        run.wait_for_output(0)
+        run.launcher.kill()
+        run.launcher.wait()
+        for process in run.processes("STREAM_CONNECTION"):
+            os.kill(process.pid, signal.SIGKILL)
+        run.launcher = run.start()
+        run.wait_until(lambda: (0, 1) in run.attempts(0))
+        (ended,) = [record for record in run.journal if record["record"] == "AttemptEnded"]
+        assert not ended["counted"]
+
+
+def test_a_rank_that_is_stopped_under_a_launcher_that_did_not_start_it_is_killed(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, STAYING, QUICK, ranks=2) as run:
+        run.wait_for_output(0)
+        run.kill_and_restart()
+        run.wait_until(lambda: len(run.attempts(0)) == 2)
+        os.kill(run.facts(0, 1)["pid"], signal.SIGSTOP)
+        assert run.end() == 0
+        assert run.num_starts == 2
+
+
+@pytest.mark.parametrize(("place", "record"), [("before", 1), *(("after", record) for record in range(1, 10))])
+def test_a_launcher_that_is_killed_at_any_record_is_replaced_and_the_study_ends(
+    tmp_path: Path, place: str, record: int
+) -> None:
+    failpoints = {
+        "STREAM_FAILPOINTS": f"launcher.{place}_journal=kill@{record}",
+        "STREAM_FAILPOINTS_DIR": str(tmp_path / "failpoints"),
+    }
+    with StudyRun(tmp_path, QUICK, environment=failpoints) as run:
+        assert run.launcher.wait(30) == -signal.SIGKILL
+        run.launcher = run.start()
+        assert run.end() == 0
+        assert run.num_starts <= 2
+        assert len(list((run.output_dir / "simulations" / "0").iterdir())) <= 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["before_submit", "after_submit", "before_server_start", "after_server_start", "before_replan", "after_replan"],
+)
+def test_a_launcher_that_is_killed_between_two_records_is_replaced_and_the_study_ends(
+    tmp_path: Path, name: str
+) -> None:
+    failpoints = {
+        "STREAM_FAILPOINTS": f"launcher.{name}=kill",
+        "STREAM_FAILPOINTS_DIR": str(tmp_path / "failpoints"),
+    }
+    with StudyRun(tmp_path, QUICK, environment=failpoints) as run:
+        assert run.launcher.wait(30) == -signal.SIGKILL
+        run.launcher = run.start()
+        assert run.end() == 0
+        assert run.num_starts == 1
+
+
+def test_rank_0_can_start_another_launcher_which_takes_over_its_simulations(tmp_path: Path) -> None:
+    with Rank0(tmp_path, SLEEPING) as rank_0:
+        rank_0.plan(1)
+        pid = rank_0.wait_for_output(0)
+        rank_0.kill_and_restart_launcher()
+        rank_0.plan(1, attempt=0)
+        assert rank_0.wait_for(link.Attempt) == link.Attempt(simulation=0, attempt=0, public_key=None, goes_on=True)
+        assert rank_0.wait_for_output(0) == pid
+        os.kill(int(pid), signal.SIGKILL)
+        assert rank_0.wait_for(link.Failed).reason == "was killed by SIGKILL"
+        assert rank_0.wait_for(link.Attempt).attempt == 1
+
+
+def test_a_given_up_simulation_is_given_up_again_by_the_next_launcher(tmp_path: Path) -> None:
+    with Rank0(tmp_path, "import sys; sys.exit(3)", "simulation.retries=0") as rank_0:
+        rank_0.plan(1)
+        first = rank_0.wait_for(link.GaveUp)
+        rank_0.kill_and_restart_launcher()
+        rank_0.plan(1, attempt=0)
+        assert rank_0.wait_for(link.GaveUp) == first
+
+
+def test_a_client_that_attached_keeps_its_attempt_under_the_next_launcher(tmp_path: Path) -> None:
+    with Rank0(tmp_path, None) as rank_0:
+        rank_0.plan(2)
+        rank_0.send(link.AttachRequest(token=5, simulation=1))
+        rank_0.wait_for(link.Attached)
+        rank_0.kill_and_restart_launcher()
+        rank_0.plan(2, attempt=0)
+        assert rank_0.wait_for(link.Attempt) == link.Attempt(
+            simulation=1, attempt=0, public_key=None, attached=True, goes_on=True
+        )
+        rank_0.send(link.AttachRequest(token=6, simulation=None))
+        assert rank_0.wait_for(link.Attached) == link.Attached(token=6, simulation=0, attempt=1)
+
+
+def test_a_new_run_by_hand_ends_what_is_left_of_the_last_and_never_uses_a_number_again(tmp_path: Path) -> None:
+    with Rank0(tmp_path, SLEEPING) as first:
+        first.plan(1)
+        first.wait_for_output(0)
+        first.launcher.kill()
+        (shell, simulation) = first.processes()
+        with Rank0(tmp_path, SLEEPING) as second:
+            second.plan(1)
+            assert second.wait_for(link.Attempt).attempt == 1
+            assert {shell.pid, simulation.pid} & {it.pid for it in second.processes()} == set()
+
+
+def test_the_journal_of_a_run_by_hand_tells_the_whole_story(tmp_path: Path) -> None:
+    with Rank0(tmp_path, SLEEPING) as rank_0:
+        rank_0.plan(1)
+        rank_0.wait_for_output(0)
+        rank_0.go()
+        assert rank_0.wait_for_end() == 0
+        lines = (rank_0.output_dir / "journal.jsonl").read_text().splitlines()
+        assert [json.loads(line)["record"] for line in lines] == [
+            *("LauncherStarted", "PlanTaken", "AttemptStarting", "AttemptStarted", "LauncherLeft"),
+        ]
+        with Journal(rank_0.output_dir) as journal:
+            assert journal.past.ended_in_order
+            assert journal.past.highest == {0: 0}

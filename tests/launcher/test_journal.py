@@ -1,0 +1,207 @@
+"""What one launcher writes, the next one reads; whatever became of the file."""
+
+import fcntl
+import json
+import os
+import resource
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_server.errors import ConfigError
+from stream_server.launcher import records
+from stream_server.launcher.journal import Journal
+from stream_server.launcher.past import OpenAttempt, Past
+from stream_server.launcher.processes import Leader
+from stream_server.launcher.records import (
+    AttemptEnded,
+    AttemptGiven,
+    AttemptStarted,
+    AttemptStarting,
+    DamagedJournal,
+    FirstStep,
+    GivenUp,
+    LauncherLeft,
+    LauncherStarted,
+    PlanTaken,
+    Record,
+    ServerEnded,
+    ServerProgressed,
+    ServerStarted,
+    ServerStarting,
+)
+
+BEGIN = LauncherStarted(pid=1, boot="b", link="", supervises=True, resumed=False)
+RESUME = LauncherStarted(pid=2, boot="b", link="", supervises=True, resumed=True)
+SERVER = ServerStarting(number=3, ranks=2, folder="/tmp/x/3", alive="ipc:///tmp/x/alive-3", words_before="- -")
+
+RECORDS: list[Record] = [
+    BEGIN,
+    PlanTaken(epoch=2),
+    SERVER,
+    ServerStarted(number=3, pid=10, started=11),
+    ServerProgressed(generation=4),
+    ServerEnded(number=3, exit_code=7, num_in_a_row=2, failed_batch=None),
+    AttemptStarting(simulation=0, attempt=1, folder="/runs/é", public_key=None),
+    AttemptStarted(simulation=0, attempt=1, pid=20, started=21),
+    AttemptGiven(simulation=1, attempt=0),
+    AttemptEnded(simulation=0, attempt=1, counted=True, reason="crashed"),
+    GivenUp(simulation=0, reason="crashed"),
+    FirstStep(),
+    LauncherLeft(exit_code=0),
+]
+
+
+def journal_of(*written: Record) -> bytes:
+    return b"".join(records.encode(record) for record in written)
+
+
+def test_every_kind_of_record_comes_back_from_its_line() -> None:
+    assert {type(record) for record in RECORDS} == set(get_args(Record))
+    assert list(records.decode(journal_of(*RECORDS))) == RECORDS
+
+
+@given(st.integers(0, len(journal_of(*RECORDS))))
+def test_a_journal_that_is_torn_anywhere_has_all_whole_records(num_bytes: int) -> None:
+    journal = journal_of(*RECORDS)[:num_bytes]
+    found = list(records.decode(journal))
+    assert found == RECORDS[: journal.count(b"\n")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"3",
+        b"{}",
+        b'{"record": "Nonsense"}',
+        b'{"record": "FirstStep", "more": 1}',
+        b'{"record": "PlanTaken"}',
+        b'{"record": "PlanTaken", "epoch": "1"}',
+        b'{"record": "PlanTaken", "epoch": true}',
+        b'{"record": ["FirstStep"]}',
+    ],
+)
+def test_junk_gives_one_error_that_names_the_line(line: bytes) -> None:
+    with pytest.raises(DamagedJournal, match="line 2 is no record"):
+        list(records.decode(journal_of(BEGIN) + line + b"\n"))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_give_records_or_one_typed_error(content: bytes) -> None:
+    try:
+        assert list(records.decode(content)) == []
+    except DamagedJournal:
+        assert b"\n" in content
+
+
+def test_what_was_written_is_there_for_the_next_launcher(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run") as journal:
+        for record in RECORDS:
+            journal.write(record)
+    with Journal(tmp_path / "run") as journal:
+        assert journal.past == Past.of(RECORDS)
+
+
+def test_a_torn_record_does_not_spoil_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_bytes(journal_of(BEGIN) + b'{"record": "Plan')
+    with Journal(tmp_path) as journal:
+        journal.write(PlanTaken(epoch=1))
+    with Journal(tmp_path) as journal:
+        assert journal.past.epoch == 1
+
+
+def test_a_damaged_journal_is_refused_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_bytes(b"junk\n")
+    with pytest.raises(ConfigError, match=r"line 1 is no record .* Move it away"), Journal(tmp_path):
+        pass
+
+
+def test_only_one_launcher_at_a_time_has_a_journal(tmp_path: Path) -> None:
+    with Journal(tmp_path), pytest.raises(ConfigError, match="another launcher runs the study"), Journal(tmp_path):
+        pass
+    with Journal(tmp_path):
+        pass
+
+
+def test_the_lock_is_not_left_to_children(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        (descriptor,) = (
+            int(name)
+            for name in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{name}") and os.path.samefile(f"/proc/self/fd/{name}", journal.file)
+        )
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+
+
+def test_a_full_disk_tears_no_record_and_what_was_only_noted_follows_later(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.write(BEGIN)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # Python ignores SIGXFSZ: a write beyond the limit fails, one across it is cut short.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (journal.file.stat().st_size + 5, before[1]))
+        try:
+            with pytest.raises(OSError, match=r"could be written|too large"):
+                journal.write(PlanTaken(epoch=1))
+            journal.note(PlanTaken(epoch=2))
+            journal.note(FirstStep())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert [json.loads(line)["record"] for line in journal.file.read_text().splitlines()] == ["LauncherStarted"]
+        journal.note(PlanTaken(epoch=3))
+        kinds = list(records.decode(journal.file.read_bytes()))
+        assert kinds == [BEGIN, PlanTaken(epoch=2), FirstStep(), PlanTaken(epoch=3)]
+
+
+def attempt(simulation: int, number: int) -> AttemptStarting:
+    return AttemptStarting(simulation=simulation, attempt=number, folder=f"/{simulation}/{number}", public_key="k")
+
+
+def test_an_attempt_without_an_end_is_open() -> None:
+    past = Past.of([BEGIN, attempt(0, 0), AttemptStarted(simulation=0, attempt=0, pid=5, started=6), attempt(1, 3)])
+    assert past.attempts == {
+        0: OpenAttempt(simulation=0, attempt=0, folder="/0/0", public_key="k", leader=Leader(pid=5, started=6)),
+        1: OpenAttempt(simulation=1, attempt=3, folder="/1/3", public_key="k"),
+    }
+    assert past.highest == {0: 0, 1: 3}
+
+
+def test_failures_count_only_when_they_count() -> None:
+    ends = [AttemptEnded(simulation=0, attempt=i, counted=i != 1, reason="") for i in range(3)]
+    past = Past.of([BEGIN, *ends])
+    assert past.failures == {0: 2}
+    assert past.attempts == {}
+
+
+def test_a_new_run_knows_only_what_numbers_were_used() -> None:
+    before = [BEGIN, SERVER, attempt(0, 4), AttemptEnded(simulation=0, attempt=4, counted=True, reason=""), FirstStep()]
+    new = LauncherStarted(pid=3, boot="b", link="l", supervises=False, resumed=False)
+    assert Past.of([*before, new]) == Past(launcher=new, ended_in_order=False, highest={0: 4}, num_starts=3)
+
+
+def test_a_launcher_that_resumes_knows_everything() -> None:
+    before = [BEGIN, SERVER, attempt(0, 4), FirstStep(), GivenUp(simulation=1, reason="r")]
+    past = Past.of([*before, RESUME])
+    assert past.launcher == RESUME
+    assert past.server is not None
+    assert past.anything_came
+    assert past.given_up == {1: "r"}
+    assert set(past.attempts) == {0}
+
+
+def test_restarts_in_a_row_are_those_since_the_last_checkpoint() -> None:
+    ended = ServerEnded(number=3, exit_code=7, num_in_a_row=2, failed_batch=9)
+    assert Past.of([BEGIN, SERVER, ended]).num_in_a_row == 2
+    past = Past.of([BEGIN, SERVER, ended, SERVER, ServerProgressed(generation=1)])
+    assert (past.num_in_a_row, past.failed_batch) == (0, 9)
+
+
+def test_a_launcher_that_left_has_ended_in_order_and_one_that_did_not_has_not() -> None:
+    assert Past.of([]).ended_in_order
+    assert not Past.of([BEGIN]).ended_in_order
+    assert Past.of([BEGIN, LauncherLeft(exit_code=7)]).ended_in_order

@@ -1,0 +1,255 @@
+"""The whole command: what it does with a server that ends, in whatever way."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.launcher import link
+from tests.launcher.study_run import DEADLINE_S, StudyRun
+
+WELL = [
+    ["live"],
+    ["plan", 1],
+    ["wait_for_attempts", 1],
+    ["wait_for_output"],
+    ["finish", 0],
+    ["stop_all"],
+    ["report", 0],
+]
+LOST = [["live"], ["plan", 1], ["wait_for_attempts", 1], ["wait_for_output"], ["die"]]
+
+
+def test_a_study_that_ends_well_ends_its_simulations_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, WELL, ranks=2) as run:
+        assert run.end() == 0
+        assert run.num_starts == 1
+        assert run.facts(0)["folder"] == run.facts(0)["mark"] == run.facts(0, 1)["mark"]
+        assert run.journal[-1] == {"record": "LauncherLeft", "exit_code": 0}
+
+
+def test_the_server_gets_what_the_user_gave_and_where_to_find_us(tmp_path: Path) -> None:
+    arguments = ("--set", "training.batch_size=4", "--resume", "--time-limit", "01:00:00")
+    with StudyRun(tmp_path, WELL, arguments=arguments) as run:
+        assert run.end() == 0
+        given = run.facts(0)["arguments"]
+        assert given[:4] == ["--config", str(tmp_path / "study.json"), "--set=training.batch_size=4", "--resume"]
+        assert given[4] == "--time-limit"
+        assert given[5].startswith("00:59:")
+        assert [given[6], given[8]] == ["--link", "--alive"]
+
+
+def test_a_server_that_is_lost_is_started_again_while_its_simulations_go_on(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, LOST, WELL) as run:
+        assert run.end() == 0
+        assert run.num_starts == 2
+        assert run.attempts(0) == run.attempts(1) == [(0, 0)]
+        assert "was killed by SIGKILL" in run.errors
+        assert "restart 1 of 3" in run.errors
+        assert run.facts(0)["mark"] != run.facts(1)["mark"]
+
+
+def test_a_simulation_that_goes_on_is_told_the_new_epoch(tmp_path: Path) -> None:
+    acts = [["live"], ["plan", 1], ["wait_for_file", "go"]]
+    with StudyRun(tmp_path, acts, acts) as run:
+        pid = run.wait_for_output(0)
+        file = run.folder_of(0) / "connection.json"
+        assert json.loads(file.read_text())["epoch"] == 1
+        os.kill(run.facts(0)["pid"], signal.SIGKILL)
+        run.wait_until(lambda: json.loads(file.read_text())["epoch"] == 2)
+        assert run.wait_for_output(0) == pid
+        assert not (run.folder_of(0).with_name("attempt-1")).exists()
+
+
+def test_a_simulation_that_fails_after_a_restart_of_the_server_has_not_failed_by_itself(tmp_path: Path) -> None:
+    acts = [["live"], ["plan", 1], ["wait_for_file", "go"]]
+    with StudyRun(tmp_path, acts, acts) as run:
+        run.wait_for_output(0)
+        os.kill(run.facts(0)["pid"], signal.SIGKILL)
+        run.wait_until(lambda: run.attempts(1) == [(0, 0)])
+        os.kill(int(run.wait_for_output(0)), signal.SIGKILL)
+        run.wait_until(lambda: run.attempts(1) == [(0, 0), (0, 1)])
+        (ended,) = [record for record in run.journal if record["record"] == "AttemptEnded"]
+        assert not ended["counted"]
+
+
+def test_a_server_that_always_dies_is_given_up_and_the_logs_are_named(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, LOST, restarts=1) as run:
+        assert run.end() == 7
+        assert run.num_starts == 2
+        assert "launcher.restarts allows no more" in run.errors
+        assert str(run.output_dir / "logs") in run.errors
+
+
+def test_a_committed_checkpoint_gives_the_restarts_back(tmp_path: Path) -> None:
+    first, second = ([*LOST[:-1], ["commit", generation], ["die"]] for generation in (1, 2))
+    with StudyRun(tmp_path, LOST, first, second, LOST, WELL, restarts=1) as run:
+        assert run.end() == 7
+        assert run.num_starts == 4
+
+
+@pytest.mark.parametrize("code", [0, 2, 4, 5, 6, 75])
+def test_what_a_restart_would_not_mend_is_the_exit_code_of_the_command(tmp_path: Path, code: int) -> None:
+    with StudyRun(tmp_path, [["live"], ["plan", 1], ["wait_for_output"], ["report", code, 9]], ranks=2) as run:
+        assert run.end() == code
+        assert run.num_starts == 1
+
+
+@pytest.mark.parametrize(
+    ("acts", "num_starts"),
+    [
+        ([[["raise_at", None]]], 1),
+        ([[["raise_at", 5]], [["raise_at", 5]]], 2),
+        ([[["raise_at", 5]], [["raise_at", 6]], [["raise_at", 6]]], 3),
+    ],
+)
+def test_user_code_that_raises_before_training_or_twice_at_one_batch_ends_the_study(
+    tmp_path: Path, acts: list[Any], num_starts: int
+) -> None:
+    with StudyRun(tmp_path, *acts) as run:
+        assert run.end() == 3
+        assert run.num_starts == num_starts
+
+
+@pytest.mark.parametrize(("ending", "code"), [(["leave", 2], 2), (["leave", 6], 6)])
+def test_a_server_that_refuses_to_start_is_not_started_again(tmp_path: Path, ending: list[Any], code: int) -> None:
+    with StudyRun(tmp_path, [ending]) as run:
+        assert run.end() == code
+        assert run.num_starts == 1
+
+
+def test_a_study_that_was_finished_before_stays_so(tmp_path: Path) -> None:
+    run = StudyRun(tmp_path, [["leave", 0]])
+    run.output_dir.mkdir(parents=True)
+    (run.output_dir / "report.json").write_text('{"exit_code": 0}')
+    with run:
+        assert run.end() == 0
+        assert run.num_starts == 1
+
+
+def test_exit_status_0_without_a_report_is_no_success(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, [["leave", 0]], restarts=0) as run:
+        assert run.end() == 7
+
+
+def test_a_report_of_an_earlier_run_is_not_believed(tmp_path: Path) -> None:
+    run = StudyRun(tmp_path, LOST, restarts=0)
+    run.output_dir.mkdir(parents=True)
+    (run.output_dir / "report.json").write_text('{"exit_code": 0}')
+    with run:
+        assert run.end() == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_makes_the_server_save_and_leave(tmp_path: Path, number: signal.Signals) -> None:
+    with StudyRun(tmp_path, [["live"], ["plan", 1], ["wait_for_leave"]], ranks=2) as run:
+        run.wait_for_output(0)
+        run.launcher.send_signal(number)
+        assert run.end() == 75
+        (leave,) = [message for message in run.heard(0) if isinstance(message, link.Leave)]
+        assert number.name in leave.reason
+
+
+def test_a_server_that_does_not_speak_yet_gets_the_signal_itself(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, [["say", "started"], ["stay"]], ranks=2) as run:
+        run.wait_until(lambda: run.output.count("started") == 2)
+        run.launcher.send_signal(signal.SIGINT)
+        assert run.end() == 75
+
+
+def test_a_second_interrupt_kills_server_and_simulations(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, [["live"], ["plan", 1], ["be_deaf"], ["stay"]]) as run:
+        run.wait_for_output(0)
+        run.launcher.send_signal(signal.SIGINT)
+        run.wait_until(lambda: any(isinstance(message, link.Leave) for message in run.heard(0)))
+        run.launcher.send_signal(signal.SIGINT)
+        assert run.end() == 7
+
+
+def test_no_server_is_started_again_once_the_study_was_asked_to_stop(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, [["live"], ["plan", 1], ["be_deaf"], ["wait_for_file", "go"], ["die"]]) as run:
+        run.wait_for_output(0)
+        run.launcher.send_signal(signal.SIGTERM)
+        run.wait_until(lambda: any(isinstance(message, link.Leave) for message in run.heard(0)))
+        (tmp_path / "go").touch()
+        assert run.end() == 7
+        assert run.num_starts == 1
+
+
+def test_a_rank_that_is_stopped_is_killed_and_the_server_started_again(tmp_path: Path) -> None:
+    stopped = [["live"], ["plan", 1], ["wait_for_attempts", 1], ["die", 1, signal.SIGSTOP], ["stay"]]
+    with StudyRun(tmp_path, stopped, WELL, ranks=2) as run:
+        assert run.end() == 0
+        assert "does not answer any more" in run.errors or "was stopped by a signal" in run.errors
+
+
+def test_ranks_that_outlive_mpirun_are_killed_before_the_server_is_started_again(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, [["live"], ["plan", 1], ["stay"]], WELL, ranks=2) as run:
+        ranks = {run.facts(0)["pid"], run.facts(0, 1)["pid"]}
+        run.wait_for_output(0)
+        (first,) = {it.session for it in run.processes("STREAM_SERVER_JOB")} - ranks
+        os.kill(first, signal.SIGKILL)
+        assert run.end() == 0
+        assert run.num_starts == 2
+
+
+def test_two_launchers_never_run_the_same_study(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, [["live"], ["plan", 1], ["stay"]]) as run:
+        run.wait_for_output(0)
+        for num, arguments in enumerate(([], ["--fresh"]), start=1):
+            assert run.start(*arguments).wait(DEADLINE_S) == 2
+            assert run.errors.count("another launcher runs the study") == num
+        assert run.num_starts == 1
+
+
+def test_fresh_renames_the_earlier_run_and_ends_what_is_left_of_it(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, [["live"], ["plan", 1], ["stay"]], WELL) as run:
+        pid = int(run.wait_for_output(0))
+        run.launcher.kill()
+        run.launcher.wait()
+        run.launcher = run.start("--fresh")
+        assert run.end() == 0
+        assert "--fresh" not in run.facts(1)["arguments"]
+        assert run.attempts(1) == [(0, 0)]
+        assert (run.output_dir.with_name(f"{tmp_path.name}.1") / "simulations" / "0" / "attempt-0").is_dir()
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_time_limit_holds_between_two_servers_too(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, LOST, arguments=("--time-limit", "00:00:02"), restarts=9) as run:
+        assert run.end() == 75
+        assert run.num_starts < 9
+
+
+def test_mistakes_in_study_json_are_told_before_anything_starts(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, WELL, arguments=("--set", "server.rank=3")) as run:
+        assert run.end() == 2
+        assert "server.rank" in run.errors
+        assert run.num_starts == 0
+        assert not run.output_dir.exists()
+
+
+def test_check_is_what_the_server_says(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, WELL, arguments=("--check",)) as run:
+        assert run.end() == 0
+        assert run.output == "checked\n"
+        assert not run.output_dir.exists()
+
+
+@pytest.mark.parametrize("text", ["10", "1:2", "00:60:00", "00:00:00", "x"])
+def test_a_time_limit_that_is_no_time_is_refused(tmp_path: Path, text: str) -> None:
+    with StudyRun(tmp_path, WELL, arguments=("--time-limit", text)) as run:
+        assert run.end() == 2
+        assert "HH:MM:SS" in run.errors
+
+
+def test_help_tells_what_the_signals_do_and_what_the_exit_codes_mean() -> None:
+    command = ["python", "-m", "stream_server.launcher.supervise", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "75 saved: run me again" in said
+    assert "Ctrl-C" in said
+    assert "--link" not in said
