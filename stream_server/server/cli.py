@@ -3,11 +3,14 @@
 import argparse
 import json
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
 from stream_server import config as study_config
 from stream_server.errors import ConfigError, StreamServerError
+
+FIRST_WORD_S = 2.0
 
 DESCRIPTION = """\
 Train a neural network on a simulation ensemble while the simulations run.
@@ -25,8 +28,12 @@ examples:
   stream-server --config study.json --set training.batch_size=32 --set buffer.policy=fifo
 
 exit status:
-  0 finished and balanced   2 command line or study.json   3 the user's class raised
-  4 too many simulations failed   5 the account does not balance   7 stopped, or a rank, thread or node was lost
+  0 finished and balanced   2 command line or study.json   3 the user's class raised   4 too many simulations failed
+  5 the account does not balance, or the last checkpoint is not committed   6 no checkpoint can be used
+  7 a rank, thread or node was lost   75 saved: run the same command again to go on
+
+A run that did not finish is continued from its newest checkpoint. Ctrl-C, TERM and USR1 save one and leave; a second
+Ctrl-C leaves at once. `stream-launcher` restarts a server that dies.
 
 The output folder (runs/NAME beside study.json) holds report.json, the logs of ranks and simulations, and the metrics
 (tensorboard --logdir runs/NAME/metrics/tensorboard). docs/study.md explains every key of study.json.
@@ -50,9 +57,20 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="override one key, such as training.batch_size=32",
     )
-    parser.add_argument(
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument(
         "--fresh", action="store_true", help="rename the output folder of an earlier run and start over"
     )
+    earlier.add_argument("--resume", action="store_true", help="insist on continuing an earlier run")
+    parser.add_argument(
+        "--replay", type=Path, metavar="DIR", help="train from the samples that a study recorded, without simulations"
+    )
+    parser.add_argument(
+        "--time-limit", type=_time, metavar="HH:MM:SS", help="save and leave before the job's time is over"
+    )
+    # What stream-launcher tells the server that it starts.
+    parser.add_argument("--link", help=argparse.SUPPRESS)
+    parser.add_argument("--alive", help=argparse.SUPPRESS)
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
         "--check", action="store_true", help="check study.json, print what the study takes, start nothing"
@@ -61,6 +79,13 @@ def parser() -> argparse.ArgumentParser:
     only.add_argument("--schema", action="store_true", help="print the JSON schema of study.json")
     only.add_argument("--version", action="version", version=f"stream-server {version('stream-server')}")
     return parser
+
+
+def _time(text: str) -> float:
+    try:
+        return study_config.walltime_s(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,9 +105,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.config is None:
-        raise ConfigError("--config study.json is missing; `stream-server --help` shows examples")
-    config = study_config.load(arguments.config, arguments.set)
+    config = _load(arguments)
     if arguments.check:
         from stream_server.server.check import describe
 
@@ -93,6 +116,32 @@ def _run(arguments: argparse.Namespace) -> int:
         from stream_server.server.user_class import load_server_class
 
         return fast_dev_run(load_server_class(config), config)
+    from stream_server.server.start import Start
     from stream_server.server.study import run_study
 
-    return run_study(config, fresh=arguments.fresh)
+    start = Start(
+        fresh=arguments.fresh,
+        resume=arguments.resume,
+        replay=arguments.replay,
+        time_limit_s=arguments.time_limit,
+        link=arguments.link,
+        alive=arguments.alive,
+    )
+    return run_study(config, start)
+
+
+def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
+    """The study; rank 0 says what is wrong with it.
+
+    All ranks find the same mistakes, and Open MPI ends the others as soon as one leaves: rank 0 must be the first.
+    """
+    try:
+        if arguments.config is None:
+            raise ConfigError("--config study.json is missing; `stream-server --help` shows examples")
+        return study_config.load(arguments.config, arguments.set)
+    except ConfigError:
+        from stream_server.server.ranks import environment_rank
+
+        if environment_rank():
+            time.sleep(FIRST_WORD_S)
+        raise

@@ -1,11 +1,12 @@
 """The conversations with the client ranks on the data socket of one server rank. Receiver thread."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from stream_server.client_api import wire
 from stream_server.client_api.messages import Ack, Data, End, Message, Open, Ping, Reason, Refusal
 from stream_server.errors import MalformedMessage, WrongProtocol
+from stream_server.failpoints import failpoint
 from stream_server.server.access import Access
 from stream_server.server.filling import Inlet
 from stream_server.server.intake import Intake
@@ -101,6 +102,19 @@ class Clients:
         for connection in self.connections.values():
             self.reply(connection.peer, self.tracker.ack(connection, stop=True))
 
+    def received_marks(self) -> dict[bytes, int]:
+        """How far each connection has come, for `make_durable` once that is in a committed checkpoint."""
+        return {peer: connection.received for peer, connection in self.connections.items()}
+
+    def make_durable(self, marks: Mapping[bytes, int]) -> None:
+        """A checkpoint with all that came up to these marks is committed: the clients may forget it."""
+        failpoint("receiver.before_durable")
+        for peer, mark in marks.items():
+            connection = self.connections.get(peer)
+            if connection is not None and mark > connection.durable:
+                connection.durable = mark
+                self._acknowledge(connection)
+
     def _open(self, peer: bytes, message: Open, user: str | None) -> None:
         connection = self.connections.get(peer)
         if connection is not None:
@@ -122,6 +136,7 @@ class Clients:
         if isinstance(answer, Refusal):
             self.reply(peer, answer)
             return
+        failpoint("receiver.before_open")
         self.connections[peer] = answer
         self.intake.allocate()
         self.reply(peer, self.tracker.opened(answer))
@@ -131,6 +146,7 @@ class Clients:
     def _end(self, connection: Connection, message: End) -> None:
         self.intake.settle_streak(connection.track)
         refusal = self.tracker.finished_sending(connection, message)
+        failpoint("receiver.end_noted")
         if refusal is not None:
             self.reply(connection.peer, refusal)
             return
@@ -138,6 +154,7 @@ class Clients:
             self.intake.touched[other.peer] = other
 
     def _acknowledge(self, connection: Connection) -> None:
+        failpoint("receiver.before_ack")
         ack = self.tracker.ack(connection)
         connection.acknowledged = ack.received
         self.reply(connection.peer, ack)

@@ -3,38 +3,42 @@
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rich.console import Console
 
 from stream_server.config import StudyConfig
+from stream_server.errors import NotBalanced, StaleEpoch
+from stream_server.failpoints import failpoint
 from stream_server.server.account import Learned, RankAccount, SimulationEnd
 from stream_server.server.design import write_csv
-from stream_server.server.entry import State
 from stream_server.server.failure import Failure
 from stream_server.server.identity import Identity
 from stream_server.server.output import OutputFolder
 from stream_server.server.ranks import Ranks
-from stream_server.server.receiver import ReceptionAccount
+from stream_server.server.reception_snapshot import ReceptionAccount
 from stream_server.server.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
-from stream_server.server.roster import Roster
 from stream_server.server.summary import summary
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import StopReason, StopRequests
 from stream_server.server.training.validation import Validation
 
-EXIT_STOPPED = 7
+EXIT_SAVED = 75
 FAILED = "failed"
 
 
-def outcome_of(stops: StopRequests) -> Outcome:
-    """How a training that did not fail has ended."""
+def outcome_of(stops: StopRequests, *, is_saved: bool) -> Outcome:
+    """How a training that did not fail has ended; `is_saved`: its last checkpoint is committed."""
+    if not is_saved:
+        message = "the last checkpoint could not be committed: the logs of the ranks say why"
+        return Outcome(exit_code=NotBalanced.exit_code, reason=FAILED, message=message)
     match stops.agreed:
         case None | StopReason.UNEVEN:
             return Outcome(exit_code=0, reason="finished", message=stops.text)
-        case StopReason.SIGNAL:
-            return Outcome(exit_code=EXIT_STOPPED, reason=FAILED, message=stops.text or "stopped by a signal")
+        case StopReason.SAVED:
+            return Outcome(exit_code=EXIT_SAVED, reason="saved", message=stops.text or "saved")
         case reason:
             return Outcome(exit_code=0, reason=reason.untrained_reason, message=stops.text)
 
@@ -46,6 +50,7 @@ def rank_report(
     num_left: int,
     phases_s: Mapping[str, float],
     buffer_bytes: int,
+    warnings: Sequence[str],
 ) -> RankReport:
     """What this rank hands to rank 0. `num_drawn` samples were in a batch at least once, `num_left` still wait."""
     account = RankAccount(
@@ -57,12 +62,29 @@ def rank_report(
         left=num_left,
     )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return RankReport(account=account, phases_s=phases_s, memory_bytes={"buffer": buffer_bytes, "peak": peak})
+    memory_bytes = {"buffer": buffer_bytes, "peak": peak}
+    return RankReport(account=account, phases_s=phases_s, memory_bytes=memory_bytes, warnings=warnings)
+
+
+class Simulations(Protocol):
+    """How the simulations fared."""
+
+    num_survived: int
+    failures: list[dict[str, object]]
+
+    @property
+    def ends(self) -> Mapping[int, SimulationEnd]: ...
+
+    @property
+    def parameters(self) -> dict[int, dict[str, float]]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closing:
-    """Settles the account of a study. `roster` is rank 0's; the others only hand in their part."""
+    """Settles the account of a study. `simulations` are rank 0's; the others only hand in their part.
+
+    A server that `is_outdated` keeps its account to itself: report.json is the newer one's.
+    """
 
     config: StudyConfig
     ranks: Ranks
@@ -71,8 +93,15 @@ class Closing:
     progress: Progress
     stops: StopRequests
     started_s: float
+    is_outdated: Callable[[], bool]
 
-    def close(self, outcome: Outcome, mine: RankReport, *, roster: Roster | None, validation: Validation | None) -> int:
+    def wall_s(self) -> float:
+        """How long the study has run, all its epochs together."""
+        return time.monotonic() - self.started_s
+
+    def close(
+        self, outcome: Outcome, mine: RankReport, *, simulations: Simulations | None, validation: Validation | None
+    ) -> int:
         """Gather the parts of all ranks, write report.json and show the summary. Collective.
 
         Returns:
@@ -82,16 +111,16 @@ class Closing:
         exit_code = 0
         if gathered is not None:
             parts = [RankReport.from_json(part) for part in gathered]
-            exit_code = self._write(outcome, parts, roster, validation)
+            exit_code = self._write(outcome, parts, simulations, validation)
         return int(self.ranks.broadcast(exit_code))
 
     def close_alone(
-        self, failure: Failure, mine: RankReport, *, roster: Roster | None, validation: Validation | None
+        self, failure: Failure, mine: RankReport, *, simulations: Simulations | None, validation: Validation | None
     ) -> None:
         """Write what this rank knows into report.json, just before it aborts all ranks. Not collective."""
         parts: list[RankReport | None] = [None] * self.ranks.size
         parts[self.ranks.rank] = mine
-        self._write(self.outcome_of_failure(failure), parts, roster, validation)
+        self._write(self.outcome_of_failure(failure), parts, simulations, validation)
 
     def outcome_of_failure(self, failure: Failure) -> Outcome:
         """How a study has ended that failed."""
@@ -102,14 +131,18 @@ class Closing:
         self,
         outcome: Outcome,
         parts: list[RankReport | None] | list[RankReport],
-        roster: Roster | None,
+        simulations: Simulations | None,
         validation: Validation | None,
     ) -> int:
+        if self.is_outdated():
+            print("a newer start of the server has taken over: this one writes no report", file=sys.stderr, flush=True)
+            return StaleEpoch.exit_code
         progress, stopped = self.progress, self.stops.agreed
         study = StudyReport(
             study=self.config.study.name,
             started=self.identity.started,
-            wall_s=time.monotonic() - self.started_s,
+            wall_s=self.wall_s(),
+            restarts=self.identity.epoch - 1,
             training_s=progress.elapsed_s,
             learned=Learned(
                 trained=progress.samples,
@@ -121,28 +154,17 @@ class Closing:
             updates=progress.updates,
             draws=progress.draws,
             lonely_steps=progress.lonely_steps,
-            simulations={} if roster is None else self._simulations(roster),
-            failures=() if roster is None else roster.failures,
+            simulations={} if simulations is None else simulations.ends,
+            num_survived=0 if simulations is None else simulations.num_survived,
+            failures=() if simulations is None else simulations.failures,
             validation=() if validation is None else validation.history,
             best={} if validation is None else validation.best,
             versions=versions(self.ranks.mpi_version),
         )
-        if roster is not None:
-            write_csv(self.folder.parameters, roster.parameters)
+        if simulations is not None:
+            write_csv(self.folder.parameters, simulations.parameters)
         report = build_report(outcome, study, parts)
+        failpoint("server.before_report")
         write_report(report, self.folder.report)
         Console(file=sys.stderr).print(summary(report))
         return int(report["exit_code"])
-
-    def _simulations(self, roster: Roster) -> dict[int, SimulationEnd]:
-        steps, num_held_out = self.config.study.time_steps, self.config.validation.simulations
-        return {
-            simulation: SimulationEnd(
-                state=entry.state.value,
-                num_steps=roster.num_steps(simulation) if steps is None else steps.num,
-                num_sent=roster.num_steps(simulation) if entry.state is State.FINISHED else None,
-                reason=entry.reason,
-                held_out=simulation < num_held_out,
-            )
-            for simulation, entry in roster.entries.items()
-        }

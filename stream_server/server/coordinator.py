@@ -1,10 +1,12 @@
 """Rank 0's part: carries out what the roster decides, and tells the other ranks. It acts through its doors alone."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from stream_server.client_api import wire
 from stream_server.client_api.messages import Hello, Invalidate, Message, Reason, Refusal
 from stream_server.errors import MalformedMessage
+from stream_server.failpoints import failpoint
 from stream_server.launcher import link
 from stream_server.server import events, notices
 from stream_server.server.access import Access
@@ -43,6 +45,13 @@ class Coordinator:
         self.tell_main = tell_main
         self.apply = apply
         self._unheard: dict[tuple[int, int], dict[int, int]] = {}
+        self._plan: link.Plan | None = None
+
+    def begin(self, plan: link.Plan) -> None:
+        """Tell the launcher what to run, and all ranks if nothing is left to come."""
+        self._plan = plan
+        self._tell_plan()
+        self.perform(self.roster.begin())
 
     def perform(self, actions: Iterable[Action]) -> None:
         """Carry out what the roster decided."""
@@ -59,6 +68,7 @@ class Coordinator:
 
     def tell(self, notice: notices.Notice) -> None:
         """Give a notice to every rank."""
+        failpoint("receiver.before_notice")
         numbers = {rank: channel.post(notice) for rank, channel in self.channels.items()}
         self.apply(notice)
         if isinstance(notice, notices.Attempt):
@@ -92,8 +102,14 @@ class Coordinator:
     def launcher(self, message: link.ToServer) -> None:
         """Word of the launcher."""
         match message:
+            case link.AskPlan():
+                self._tell_plan()
+                self.perform(self.roster.standing())
             case link.Attempt():
-                self.perform(self.roster.launched(message.simulation, message.attempt, message.public_key))
+                if self.access is not None and message.goes_on:
+                    # Of a simulation that is over all ranks hear nothing, but its clients may still ask here.
+                    self.access.allow(message.simulation, message.attempt, message.public_key)
+                self.perform(self.roster.launched(message))
             case link.GaveUp():
                 self.perform(self.roster.gave_up(message))
             case link.Attached():
@@ -111,6 +127,13 @@ class Coordinator:
     def share(self, rank: int, share: notices.Share) -> None:
         """A rank says how far its share of a simulation has come."""
         self.perform(self.roster.share(rank, share))
+
+    def _tell_plan(self) -> None:
+        assert self._plan is not None
+        self.tell_launcher(replace(self._plan, simulations=tuple(self.roster.plan)))
+        if self.roster.stop_order is not None:
+            # Whoever asks now was not there when it was said.
+            self.tell_launcher(self.roster.stop_order)
 
     def _welcome(self, peer: bytes, message: Hello) -> None:
         actions = self.roster.lobby.hello(peer, message)

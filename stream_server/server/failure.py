@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Which rank failed first, where and with what."""
+    """Which rank failed first, where and with what; `batch` is the one that was trained, None outside of training."""
 
     rank: int
     thread: str
@@ -24,9 +24,10 @@ class Failure:
     message: str
     traceback: str
     exit_code: int
+    batch: int | None = None
 
     @classmethod
-    def of(cls, error: BaseException, *, rank: int, phase: str) -> "Failure":
+    def of(cls, error: BaseException, *, rank: int, phase: str, batch: int | None = None) -> "Failure":
         """Describe `error`; one that came through the buffer is told as the receiver's."""
         thread = threading.current_thread().name
         if isinstance(error, ProducerFailed) and error.__cause__ is not None:
@@ -38,6 +39,7 @@ class Failure:
             message=str(error) or type(error).__name__,
             traceback=_told(error),
             exit_code=error.exit_code if isinstance(error, StreamServerError) else RankLost.exit_code,
+            batch=batch,
         )
 
     def record(self, output_dir: Path) -> None:
@@ -66,11 +68,14 @@ def _told(error: BaseException) -> str:
     return "".join(traceback.format_exception(error.__cause__)) + f"{error}\n"
 
 
-def leave_together(error: BaseException, ranks: Ranks, output_dir: Path, *, phase: str) -> int | None:
+def leave_together(
+    error: BaseException, ranks: Ranks, output_dir: Path | None, *, phase: str, batch: int | None = None
+) -> int | None:
     """Make all ranks end because of `error`; main thread only.
 
-    The failure goes into exit.json and then into the control round. Call this before anything is taken down: a peer
-    that waits for this rank in a step must find no closed connection, which it would take for the first failure.
+    The failure goes into exit.json, unless `output_dir` is None, and then into the control round. Call this before
+    anything is taken down: a peer that waits for this rank in a step must find no closed connection, which it would
+    take for the first failure.
 
     Returns:
         The exit code that all ranks agreed on. None when the others did not come to a round in time, since they wait
@@ -78,7 +83,8 @@ def leave_together(error: BaseException, ranks: Ranks, output_dir: Path, *, phas
     """
     if isinstance(error, PeerFailed):
         return error.exit_code
-    failure = Failure.of(error, rank=ranks.rank, phase=phase)
+    failure = Failure.of(error, rank=ranks.rank, phase=phase, batch=batch)
     _log.info("rank %d failed in %s:\n%s", failure.rank, failure.phase, failure.traceback)
-    failure.record(output_dir)
+    if output_dir is not None:
+        failure.record(output_dir)
     return offer_failure(ranks, failure.exit_code)

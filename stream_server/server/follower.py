@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.failpoints import failpoint
 from stream_server.server import events, notices
 from stream_server.server.access import Access
 from stream_server.server.clients import Clients
@@ -55,17 +56,21 @@ class Follower:
                 self.clients.stop()
 
     def _begin(self, notice: notices.Attempt) -> None:
+        failpoint("receiver.before_attempt")
         self.clients.leave(notice.simulation)
-        self.tracker.begin(notice.simulation, notice.attempt)
+        self.tracker.begin(notice.simulation, notice.attempt, goes_on=notice.goes_on)
         self.parameters[notice.simulation] = np.array(list(notice.parameters.values()), np.float64)
         if self.access is not None:
             self.access.allow(notice.simulation, notice.attempt, notice.key)
 
     def _conclude(self, notice: notices.Terminal) -> None:
+        failpoint("receiver.before_terminal")
         self.tracker.finish(notice.simulation, notice.state)
         if notice.state == "finished":
             if notice.simulation in self.validation:
                 self.validation.complete(notice.simulation)
+            if self.intake.recorder is not None:
+                self.intake.recorder.finish(notice.simulation)
             self.tell_main(events.SimulationFinished(simulation=notice.simulation))
         elif notice.state == "invalid":
             self.intake.withdraw(notice.simulation)

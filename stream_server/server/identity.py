@@ -2,7 +2,7 @@
 
 import uuid
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
 from stream_server.server.access import KeyPair
@@ -10,10 +10,11 @@ from stream_server.server.access import KeyPair
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Made by rank 0 and the same on all ranks. Both key pairs are None when `network.security` is none.
+    """Made by rank 0 and the same on all ranks.
 
-    `server_keys` are those of the server's sockets, `attaching_keys` those in the study's own connection file,
-    for simulations that nobody launched.
+    `study` is the same in all epochs of a run. Both key pairs are None when `network.security` is none: `server_keys`
+    are those of the server's sockets, `attaching_keys` those in the study's own connection file, for simulations that
+    nobody launched.
     """
 
     study: str
@@ -23,12 +24,12 @@ class Identity:
     attaching_keys: KeyPair | None = field(repr=False)
 
     @classmethod
-    def make(cls, *, secure: bool) -> Self:
-        """A new one, of the first epoch."""
+    def make(cls, output_dir: Path, *, epoch: int, started: str, secure: bool) -> Self:
+        """That of one epoch of the run in `output_dir` which began at `started`; its keys are new."""
         return cls(
-            study=uuid.uuid4().hex,
-            epoch=1,
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            study=uuid.uuid5(uuid.NAMESPACE_URL, f"{output_dir} {started}").hex,
+            epoch=epoch,
+            started=started,
             server_keys=KeyPair.make() if secure else None,
             attaching_keys=KeyPair.make() if secure else None,
         )

@@ -49,11 +49,27 @@ class Sink(Protocol):
     def close(self, error: BaseException | None = None) -> None: ...
 
 
+class Record(Protocol):
+    """Where accepted samples are written down, in the order in which they go into the stream."""
+
+    def append(self, slots: Sequence[int]) -> None: ...
+
+    def append_held_out(self, slots: Sequence[int]) -> None: ...
+
+    def finish(self, simulation: int) -> None: ...
+
+    def withdraw(self, simulation: int) -> None: ...
+
+    def position(self) -> int | None: ...
+
+    def sync(self, position: int | None) -> int | None: ...
+
+
 class Intake:
     """Fills slots with what comes, and hands them to the buffer turn by turn.
 
     `nonfinite` says what happens to samples with NaN or infinity: reject, keep or stop. `touched` are the
-    connections that may be owed an acknowledgement, by peer.
+    connections that may be owed an acknowledgement, by peer. `recorder`, if there is one, is given what was accepted.
     """
 
     def __init__(self, *, buffer: Sink, tracker: Tracker, validation: ValidationStore, nonfinite: str) -> None:
@@ -64,6 +80,7 @@ class Intake:
         self.numbering = tracker.numbering
         self.validation = validation
         self.nonfinite = nonfinite
+        self.recorder: Record | None = None
         self.touched: dict[bytes, Connection] = {}
         self.num_withdrawn = 0
         self._ready: list[int] = []
@@ -74,10 +91,17 @@ class Intake:
 
     def allocate(self) -> None:
         """Make the arrays once the types of all fields are known."""
-        slots, dtypes = self.buffer.slots, self.tracker.openings.dtypes
-        if not slots.arrays and self.tracker.openings.dtypes_known:
-            slots.allocate({name: dtypes[name] for name in self.tracker.fields})
-            self._checked = [name for name in self.tracker.fields if dtypes[name].kind in "fc"]
+        slots, openings = self.buffer.slots, self.tracker.openings
+        if not openings.dtypes_known:
+            return
+        if not slots.arrays:
+            slots.allocate({name: openings.dtypes[name] for name in self.tracker.fields})
+        if not self._checked:
+            self._checked = [name for name in self.tracker.fields if openings.dtypes[name].kind in "fc"]
+
+    def wait_again(self, simulations: Sequence[int]) -> None:
+        """Steps of these simulations wait in a restored buffer, in this order."""
+        self.settlement.wait_again(self.tracker.ledger, simulations)
 
     def claim(self, num: int) -> list[int]:
         """Slots for `num` steps. They are taken from the buffer many at a time, and in order as far as possible."""
@@ -206,7 +230,10 @@ class Intake:
             self.buffer.commit(self._ready)
             self._ready = []
         if self.settlement.has_committed:
-            self._touch(self.settlement.in_stream(len(self.buffer.admit())))
+            admitted = self.buffer.admit()
+            if self.recorder is not None:
+                self.recorder.append(admitted)
+            self._touch(self.settlement.in_stream(len(admitted)))
         self._discard_freed()
 
     def withdraw(self, simulation: int) -> None:
@@ -215,6 +242,8 @@ class Intake:
         self.num_withdrawn += self.buffer.withdraw(simulation)
         self.settlement.withdraw(simulation)
         self.validation.withdraw(simulation)
+        if self.recorder is not None:
+            self.recorder.withdraw(simulation)
 
     def _place_apart(self, connection: Connection, streak: Streak, slots: list[int]) -> Run:
         """A message of the streak that must not be settled together with those before it."""
@@ -254,6 +283,8 @@ class Intake:
         for index, slot in zip(run.indices, run.slots, strict=True):
             fields = {name: array[slot] for name, array in arrays.items()}
             self.validation.add(run.track.simulation, self.numbering.label(index), fields, present)
+        if self.recorder is not None:
+            self.recorder.append_held_out(run.slots)
         self._touch(self.settlement.set_apart(run))
 
     def _touch(self, connections: Sequence[Connection]) -> None:

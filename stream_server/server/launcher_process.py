@@ -22,7 +22,8 @@ class LauncherProcess:
 
     It runs in a session of its own, with an environment that does not make it believe to be an MPI rank, so that
     neither Ctrl-C nor mpirun's clean-up takes the simulations away before it could end them in order. Should it be
-    killed, we end them: all of them run in `simulations`.
+    killed, the one that `restart` starts takes them over; without that, we end them in the end: all of them run in
+    `simulations`.
     """
 
     def __init__(self, study: Path, address: str, *, log: Path, simulations: Path) -> None:
@@ -35,16 +36,7 @@ class LauncherProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=scrubbed(os.environ),
-                start_new_session=True,
-            )
+        self._process = self._start()
         return self
 
     def __exit__(
@@ -57,6 +49,17 @@ class LauncherProcess:
         """How the launcher ended, None while it runs."""
         assert self._process is not None
         return self._process.poll()
+
+    def restart(self) -> None:
+        """Start another launcher in the place of one that has ended without being told to.
+
+        It takes over what runs, and asks for the plan of the study.
+        """
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self.exit_code is not None
+        self._process.stdin.close()
+        self._process = self._start()
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the launcher, which was told to leave, has seen its last job end within `timeout_s`."""
@@ -78,3 +81,15 @@ class LauncherProcess:
             process.wait()
         if process.returncode != 0:
             end_all(ENVIRONMENT_VARIABLE, self._simulations, GRACE_S)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=scrubbed(os.environ),
+                start_new_session=True,
+            )

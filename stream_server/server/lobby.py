@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stream_server.client_api.messages import (
     ATTACHING,
+    Away,
     FieldSpec,
     Hello,
     Reason,
@@ -30,6 +31,9 @@ class StudyFacts:
     time_steps: TimeSteps
     fields: tuple[FieldSpec, ...]
     routing: Routing
+    window_bytes: int
+    if_server_away: Away
+    wait_s: float
 
 
 class Lobby:
@@ -68,6 +72,8 @@ class Lobby:
             return [refuse(peer, Reason.UNKNOWN_SIMULATION, text)]
         if hello.attempt == ATTACHING and entry.state is State.WAITING:
             return self._ask_for(hello.simulation, peer, hello)
+        if _has_finished(hello, entry):
+            return [Reply(peer=peer, message=Stop(text=f"simulation {hello.simulation} is finished"))]
         problem = _stale(hello, hello.simulation, entry)
         if problem:
             return [refuse(peer, Reason.STALE_ATTEMPT, problem)]
@@ -83,6 +89,13 @@ class Lobby:
         self._guests[peer] = simulation
         self._waiting[simulation][peer] = hello
         return self.welcome(simulation)
+
+    def requests(self) -> list[Action]:
+        """What the launcher has been asked and has not answered."""
+        return [
+            ToLauncher(message=link.AttachRequest(token=token, simulation=hello.simulation))
+            for token, (_, hello) in self._requests.items()
+        ]
 
     def none_left(self, message: link.NoneLeft) -> list[Action]:
         """The launcher has no simulation for a client that came by itself."""
@@ -112,6 +125,9 @@ class Lobby:
             time_steps=self.facts.time_steps,
             fields=self.facts.fields,
             routing=self.facts.routing,
+            window_bytes=self.facts.window_bytes,
+            if_server_away=self.facts.if_server_away,
+            wait_s=self.facts.wait_s,
         )
         actions: list[Action] = []
         for peer, hello in self._waiting.pop(simulation, {}).items():
@@ -172,6 +188,11 @@ class Lobby:
 def _is_ahead(hello: Hello, entry: Entry) -> bool:
     """The client of a new attempt was faster than the launcher's word of it, which comes on another socket."""
     return hello.attempt != ATTACHING and hello.attempt > entry.attempt
+
+
+def _has_finished(hello: Hello, entry: Entry) -> bool:
+    """The server that a client had told its end to died before it could confirm that."""
+    return entry.state is State.FINISHED and hello.attempt != ATTACHING and hello.attempt >= entry.attempt
 
 
 def _stale(hello: Hello, simulation: int, entry: Entry) -> str:

@@ -22,12 +22,16 @@ class Present:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """Rank 0 to all: this attempt is current, older ones are over; `key` is the public key that speaks for it."""
+    """Rank 0 to all: this attempt is current, older ones are over; `key` is the public key that speaks for it.
+
+    `goes_on`: it ran before this server did, so that what is known of it does not come twice.
+    """
 
     simulation: int
     attempt: int
     parameters: Mapping[str, float]
     key: str | None = None
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

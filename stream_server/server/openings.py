@@ -47,7 +47,8 @@ class Openings:
             return refusal
         self._learn_dtypes(message, track)
         # Without all dtypes there are no slots; the other ranks of this simulation will tell the missing ones.
-        has_room = self.dtypes_known and self.room.reserve(track)
+        # A share that is settled already, maybe in an earlier epoch, needs no room.
+        has_room = self.dtypes_known and (track.complete or self.room.reserve(track))
         track.waits_for_room = self.dtypes_known and not has_room
         if not has_room:
             self.waiting[peer] = message

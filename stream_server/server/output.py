@@ -3,9 +3,12 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from stream_server.config import StudyConfig
+from stream_server.config import StudyConfig, check_continuation
 from stream_server.errors import ConfigError
+from stream_server.failpoints import failpoint
+from stream_server.server.checkpoint.durable import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,16 @@ class OutputFolder:
         return self.path / "parameters.csv"
 
     @property
+    def checkpoints(self) -> Path:
+        """The generations, unless `checkpoint.dir` is somewhere else."""
+        return self.path / "checkpoints"
+
+    @property
+    def record(self) -> Path:
+        """The samples in the order of their arrival, for a replay."""
+        return self.path / "record"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics"
 
@@ -52,21 +65,47 @@ class OutputFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def prepare(self, config: StudyConfig, *, fresh: bool) -> None:
-        """Make the folder and put the resolved study into it.
+    def prepare(self, config: StudyConfig, *, fresh: bool, resume: bool) -> None:
+        """Make the folder, or see that `config` can continue the run in it, and put the resolved study into it.
+
+        What the last run said of its end goes: how this one ends is not known yet.
 
         Raises:
-            ConfigError: it holds an earlier run, which this version cannot continue.
+            ConfigError: what is in the folder is no run, or one of another study; or `resume` insists on a run, and
+                there is none.
         """
-        if self.path.exists() and any(self.path.iterdir()):
-            if not fresh:
-                raise ConfigError(
-                    f"{self.path} holds a run that did not finish, and this version cannot continue one: "
-                    f"--fresh renames it and starts over"
-                )
+        if fresh and self._holds_anything:
             self.path.rename(self._free_name())
+        if self.study.exists():
+            check_continuation(self._earlier_study(), config)
+        elif resume:
+            raise ConfigError(f"--resume was given, but there is no run in {self.path}; leave it out to start one")
+        elif self._holds_anything and not self._is_ours:
+            raise ConfigError(
+                f"{self.path} is not empty, but holds no run of a study: write another study.output_dir or move it"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
-        self.study.write_text(json.dumps(config.resolved(), indent=2) + "\n")
+        failpoint("server.before_study_file")
+        self.report.unlink(missing_ok=True)
+        self.exit.unlink(missing_ok=True)
+        replace_file(self.study, (json.dumps(config.resolved(), indent=2) + "\n").encode())
+
+    @property
+    def _holds_anything(self) -> bool:
+        return self.path.exists() and any(self.path.iterdir())
+
+    @property
+    def _is_ours(self) -> bool:
+        """There is nothing but what a launcher makes before the server has begun."""
+        return {entry.name for entry in self.path.iterdir()} <= {"journal.jsonl", "logs"}
+
+    def _earlier_study(self) -> Any:
+        try:
+            return json.loads(self.study.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{self.study}, from which a run would be continued, cannot be read: {error}. --fresh starts over"
+            ) from error
 
     def _free_name(self) -> Path:
         number = 1

@@ -1,6 +1,7 @@
 """Makes the parts of one rank out of study.json: the translation from the words of the user to those of the parts."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -8,6 +9,9 @@ from stream_server.buffers import Fifo, Firo, Policy, Reservoir, Slots
 from stream_server.client_api.messages import FieldSpec, Routing, TimeSteps
 from stream_server.config import StudyConfig
 from stream_server.server.plan import Plan
+
+if TYPE_CHECKING:
+    from stream_server.server.restore import RankRestore
 
 BUFFER_STREAM = 2
 
@@ -35,9 +39,12 @@ def make_policy(config: StudyConfig, rank: int) -> Policy:
             )
 
 
-def make_slots(config: StudyConfig, plan: Plan) -> Slots:
-    """The rows in which samples wait."""
-    return Slots({name: spec.shape for name, spec in config.study.fields.items()}, plan.num_slots)
+def make_slots(config: StudyConfig, plan: Plan, restored: "RankRestore | None" = None) -> Slots:
+    """The rows in which samples wait, with room for all that is `restored`."""
+    num_slots = plan.num_slots
+    if restored is not None:
+        num_slots = restored.num_slots(capacity=plan.capacity, planned=num_slots)
+    return Slots({name: spec.shape for name, spec in config.study.fields.items()}, num_slots)
 
 
 def field_specs(config: StudyConfig) -> tuple[FieldSpec, ...]:

@@ -1,72 +1,137 @@
-"""State of plain containers and arrays as bytes, without pickle."""
+"""State of plain containers and arrays as bytes, without pickle.
+
+A state is 8 bytes that say so, the length of a text, the text, and the bytes of the arrays. The text is JSON: a tree,
+with numbers in the place of arrays, and the descriptions of the arrays.
+"""
 
 import io
 import json
-from typing import Any
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.server.collate import as_array
+from stream_server.errors import DamagedCheckpoint
+from stream_server.server.plain_array import Described, array_bytes, description
+from stream_server.server.plain_tree import TreeReader, TreeWriter
 
-_ARRAY = "__array__"
-_TUPLE = "__tuple__"
-_ITEMS = "__items__"
+MAGIC = b"PLAIN\x00\x01\n"
+
+_HEAD_BYTES = len(MAGIC) + 8
+_JUNK = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, MemoryError)
+
+
+class Writable(Protocol):
+    """Where state is written to; what `write` was given may change as soon as it returns."""
+
+    def write(self, data: Any) -> Any: ...
+
+
+class EncodedState:
+    """State that any thread can write, as often as wanted."""
+
+    def __init__(self, text: bytes, arrays: list[NDArray[Any]]) -> None:
+        self._text = text
+        self._arrays = arrays
+
+    @property
+    def num_bytes(self) -> int:
+        return _HEAD_BYTES + len(self._text) + sum(array.nbytes for array in self._arrays)
+
+    def write(self, file: Writable) -> None:
+        """Write it, array by array; only one that is not contiguous is copied."""
+        file.write(MAGIC + len(self._text).to_bytes(8, "little") + self._text)
+        for array in self._arrays:
+            file.write(array_bytes(array))
+
+
+def encode(state: Any, name: str = "the state") -> EncodedState:
+    """Prepare dicts, lists, tuples, sets, numbers, strings, bytes, None and arrays for being written.
+
+    An array of any framework becomes NumPy's. Arrays are not copied: they must not change before they are written.
+
+    Raises:
+        TypeError: there is something in it that would not come back as it was, and where, in words like
+            "NAME.optimizer.0 is a Foo".
+    """
+    return _encoded(state, name, lambda array: array)
+
+
+def freeze(state: Any, name: str = "the state") -> EncodedState:
+    """As `encode`, with copies of the arrays: what happens to them later is not written."""
+    return _encoded(state, name, lambda array: array.copy(order="K"))
 
 
 def to_bytes(state: Any) -> bytes:
-    """Write dicts, lists, tuples, numbers, strings, None and arrays; an array of any framework becomes NumPy's.
+    """The state as bytes.
 
     Raises:
-        TypeError: there is something else in it.
+        TypeError: there is something in it that `encode` does not take.
     """
-    arrays: list[NDArray[Any]] = []
-    text = json.dumps(_plain(state, arrays)).encode()
     file = io.BytesIO()
-    file.write(len(text).to_bytes(8, "little"))
-    file.write(text)
-    for array in arrays:
-        np.lib.format.write_array(file, array, allow_pickle=False)
+    encode(state).write(file)
     return file.getvalue()
 
 
 def from_bytes(data: bytes) -> Any:
-    """What `to_bytes` was given."""
-    file = io.BytesIO(data)
-    state = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return _rebuilt(state, file)
+    """What `to_bytes` was given. Its arrays are NumPy's and may be written to.
+
+    Raises:
+        DamagedCheckpoint: the bytes are something else.
+    """
+    return _read(io.BytesIO(data), len(data))
 
 
-def _plain(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dict):
-        # As pairs, since JSON would turn every key into a string.
-        return {_ITEMS: [[_plain(key, arrays), _plain(item, arrays)] for key, item in value.items()]}
-    if isinstance(value, list):
-        return [_plain(item, arrays) for item in value]
-    if isinstance(value, tuple):
-        return {_TUPLE: [_plain(item, arrays) for item in value]}
-    array = as_array(value)
-    if array.dtype.hasobject:
-        raise TypeError(
-            f"state_dict must give plain containers and arrays, but there is a {type(value).__name__} in it"
-        )
-    arrays.append(array)
-    return {_ARRAY: len(arrays)}
+def write_state(file: Writable, state: Any) -> None:
+    """Write the state to a file, from which `read_state` reads it.
+
+    Raises:
+        TypeError: there is something in it that `encode` does not take.
+    """
+    encode(state).write(file)
 
 
-def _rebuilt(value: Any, file: io.BytesIO) -> Any:
-    if isinstance(value, list):
-        return [_rebuilt(item, file) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if _ARRAY in value:
-        return np.lib.format.read_array(file, allow_pickle=False)
-    if _TUPLE in value:
-        return tuple(_rebuilt(item, file) for item in value[_TUPLE])
-    return {_key(key): _rebuilt(item, file) for key, item in value[_ITEMS]}
+def read_state(path: Path) -> Any:
+    """What `write_state` was given.
+
+    Raises:
+        DamagedCheckpoint: the file is something else, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return _read(file, os.fstat(file.fileno()).st_size)
+    except (OSError, DamagedCheckpoint) as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
 
 
-def _key(key: Any) -> Any:
-    return tuple(_key(part) for part in key[_TUPLE]) if isinstance(key, dict) else key
+def _encoded(state: Any, name: str, keep: Callable[[NDArray[Any]], NDArray[Any]]) -> EncodedState:
+    writer = TreeWriter(keep)
+    try:
+        tree = writer.tree(state, name)
+        text = json.dumps([tree, [description(array) for array in writer.arrays]])
+    except RecursionError as error:
+        raise TypeError(f"{name} contains itself, or is nested too deeply") from error
+    return EncodedState(text.encode(), writer.arrays)
+
+
+def _read(file: BinaryIO, num_bytes: int) -> Any:
+    try:
+        return _decoded(file, num_bytes)
+    except _JUNK as error:
+        raise DamagedCheckpoint(f"not a saved state ({type(error).__name__}: {error})"[:200]) from error
+
+
+def _decoded(file: BinaryIO, num_bytes: int) -> Any:
+    head = file.read(_HEAD_BYTES)
+    num_text = int.from_bytes(head[len(MAGIC) :], "little")
+    if not head.startswith(MAGIC) or num_text > num_bytes - _HEAD_BYTES:
+        raise ValueError("it does not begin as one")
+    tree, descriptions = json.loads(file.read(num_text))
+    arrays = [Described(plain) for plain in descriptions]
+    # Before any memory is taken: junk may speak of arrays of any size.
+    expected = _HEAD_BYTES + num_text + sum(array.num_bytes for array in arrays)
+    if expected != num_bytes:
+        raise ValueError(f"it has {num_bytes} bytes, and {expected} were expected")
+    return TreeReader(array.read(file) for array in arrays).value(tree)

@@ -4,8 +4,8 @@ import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.buffers.frozen import Frozen
 from stream_server.client_api import wire
 from stream_server.client_api.messages import MAX_PART_BYTES, Message
 from stream_server.errors import MalformedMessage
@@ -21,10 +22,12 @@ from stream_server.server import events, notices
 from stream_server.server.access import Access
 from stream_server.server.account import Received
 from stream_server.server.clients import Clients
+from stream_server.server.commands import Begin, Command, Committed, StopStudy
 from stream_server.server.coordinator import Coordinator
 from stream_server.server.endpoints import Endpoints, ReceiverSettings
 from stream_server.server.follower import Follower
 from stream_server.server.intake import Intake, Sink
+from stream_server.server.reception_snapshot import ReceptionAccount, ReceptionSnapshot
 from stream_server.server.roster import Roster
 from stream_server.server.sockets import Sockets
 from stream_server.server.tracker import Tracker
@@ -32,6 +35,7 @@ from stream_server.server.validation_store import ValidationStore
 
 MESSAGES_PER_TURN = 64
 REPORT_S = 0.2
+HERE_S = 1.0
 # A turn takes the interpreter lock from the training and has a fixed cost, whatever comes in it; so messages gather for
 # a moment first. What a simulation with the smallest window waits for it is far less than a time step.
 PAUSE_S = 0.0005
@@ -40,31 +44,12 @@ LARGEST_ITEM_BYTES = 16
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StopStudy:
-    """Main to receiver: nothing more is wanted from any simulation; a job has `grace_s` to end by itself."""
-
-    reason: str
-    grace_s: float
-
-
-Command = StopStudy | link.Plan
-
-
 class WakingSink(Sink, Protocol):
     """A buffer that tells when a draw has made room."""
 
     on_room: Any
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReceptionAccount:
-    """What one rank has received: per simulation, and what was refused by reason. `withdrawn` were not yet trained."""
-
-    intake: dict[int, Received]
-    duplicates: int
-    withdrawn: int
-    refused: dict[str, int]
+    def freeze(self) -> Frozen: ...
 
 
 class Receiver:
@@ -74,7 +59,7 @@ class Receiver:
     while it runs, and `events` for what has happened. A message is dealt with to its end under `turn`: whoever holds
     that lock sees no half-done state. An exception in the thread closes the buffer with it and stays in `error`.
     `parameters` are those of the simulations that have begun, in the order of study.json. `receive_s` is the time
-    spent in turns, `cpu_s` the thread's own.
+    spent in turns.
     """
 
     def __init__(
@@ -92,13 +77,13 @@ class Receiver:
         self.num_ranks = num_ranks
         self.buffer = buffer
         self.tracker = tracker
+        self.validation = validation
         self.access = access
         self.events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self.parameters: dict[int, npt.NDArray[np.float64]] = {}
         self.turn = Lock()
         self.receive_s = 0.0
-        self.cpu_s = 0.0
         self.sockets = Sockets(rank=rank, max_unread=_most_messages(tracker), access=access, settings=settings)
         self.intake = Intake(buffer=buffer, tracker=tracker, validation=validation, nonfinite=settings.nonfinite)
         self.clients = Clients(tracker=tracker, intake=self.intake, access=access, reply=self._reply)
@@ -117,7 +102,7 @@ class Receiver:
         self._is_leaving = False
         self._has_ended = False
         self._is_behind = False
-        self._reported_at = float("-inf")
+        self._reported_at = self._here_at = float("-inf")
         self._thread = Thread(target=self._run, name=f"receiver-{rank}")
 
     def bind(self) -> Endpoints:
@@ -179,6 +164,45 @@ class Receiver:
                 refused=dict(self.tracker.refused),
             )
 
+    @property
+    def has_pressure(self) -> bool:
+        """Clients may soon have to forget steps that are in no checkpoint yet."""
+        return self.tracker.settlement.has_pressure
+
+    @property
+    def num_received(self) -> int:
+        """How many steps this rank has settled, ever. Main thread; the receiver waits meanwhile."""
+        with self.turn:
+            return sum(len(marks.settled) for marks in self.tracker.ledger.marks.values())
+
+    def snapshot(self) -> ReceptionSnapshot:
+        """Freeze what has been received so far. Main thread; the receiver waits meanwhile."""
+        recorder = self.intake.recorder
+        with self.turn:
+            self.tracker.saved()
+            sync = None if recorder is None else partial(recorder.sync, recorder.position())
+            return ReceptionSnapshot(
+                buffer=self.buffer.freeze(),
+                validation=self.validation.rows(),
+                state={
+                    "tracker": self.tracker.state_dict(),
+                    "parameters": dict(self.parameters),
+                    "withdrawn": self.intake.num_withdrawn,
+                    "receive_s": self.receive_s,
+                },
+                roster=None if self._coordinator is None else self._coordinator.roster.state_dict(),
+                marks=self.clients.received_marks(),
+                sync_record=sync or (lambda: None),
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the `state` of a snapshot was taken. Main thread, before the thread starts."""
+        self.tracker.load_state_dict(state["tracker"])
+        self.parameters.update(state["parameters"])
+        self.intake.num_withdrawn = state["withdrawn"]
+        self.receive_s = state["receive_s"]
+        self.intake.allocate()
+
     def _run(self) -> None:
         try:
             # A value too large for the type that is kept becomes infinite, which the intake notices.
@@ -189,7 +213,6 @@ class Receiver:
                     with self.turn:
                         self._take_turn()
                     self.receive_s += time.perf_counter() - started
-                    self.cpu_s = time.thread_time()
                     if not self._is_behind:
                         time.sleep(PAUSE_S)
                 with self.turn:
@@ -252,15 +275,27 @@ class Receiver:
     def _obey(self) -> None:
         while self._commands:
             command = self._commands.popleft()
-            if not isinstance(command, StopStudy):
-                self.sockets.send_link(link.encode(command))
-            elif self._coordinator is None:
-                self.follower.apply(notices.Stop(reason=command.reason))
-            else:
-                self._coordinator.perform(self._coordinator.roster.stop(command.reason, command.grace_s))
+            match command:
+                case Begin():
+                    assert self._coordinator is not None
+                    self._coordinator.begin(command.plan)
+                case Committed():
+                    self.clients.make_durable(command.marks)
+                    if self._coordinator is not None:
+                        said = link.Committed(generation=command.generation, batches=command.batches)
+                        self.sockets.send_link(link.encode(said))
+                case link.Leaving():
+                    self.sockets.send_link(link.encode(command))
+                case StopStudy() if self._coordinator is None:
+                    self.follower.apply(notices.Stop(reason=command.reason))
+                case StopStudy():
+                    self._coordinator.perform(self._coordinator.roster.stop(command.reason, command.grace_s))
 
     def _report(self) -> None:
         now = time.monotonic()
+        if self._coordinator is not None and now - self._here_at >= HERE_S:
+            self._here_at = now
+            self.sockets.send_link(link.encode(link.Here(epoch=self.tracker.epoch)))
         if not self.tracker.settlement.has_settled_share and now - self._reported_at < REPORT_S:
             return
         self._reported_at = now

@@ -1,32 +1,47 @@
-"""How samples come in: one rank's receiver, and on rank 0 the roster and the launcher, built and run together."""
+"""How samples come in: one rank's receiver, and on rank 0 the roster and the launcher, run together."""
 
 import logging
 import socket
-import tempfile
 import time
-from contextlib import ExitStack, nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from queue import Empty
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer
-from stream_server.client_api.connection import ConnectionFile, Security
 from stream_server.config import StudyConfig
 from stream_server.errors import RankLost
+from stream_server.failpoints import failpoint
 from stream_server.launcher import link
-from stream_server.server import parts
-from stream_server.server.access import Access
+from stream_server.server import events
+from stream_server.server.commands import Begin, Committed, StopStudy
 from stream_server.server.design import ParameterDesign, write_csv
 from stream_server.server.endpoints import Endpoints, ReceiverSettings
 from stream_server.server.identity import Identity
 from stream_server.server.launcher_process import LauncherProcess
-from stream_server.server.lobby import StudyFacts
 from stream_server.server.output import OutputFolder
 from stream_server.server.plan import Plan
 from stream_server.server.ranks import Ranks
-from stream_server.server.receiver import Receiver, ReceptionAccount, StopStudy
+from stream_server.server.receiver import Receiver
+from stream_server.server.reception_parts import (
+    make_access,
+    make_connection,
+    make_ipc_folder,
+    make_roster,
+    make_tracker,
+)
+from stream_server.server.reception_restore import agree_on_finished, take_back, take_note
+from stream_server.server.reception_snapshot import ReceptionAccount, ReceptionSnapshot
+from stream_server.server.record.facts import RecordFacts
+from stream_server.server.record.recorder import Recorder
+from stream_server.server.restore import RankRestore
 from stream_server.server.roster import Roster
-from stream_server.server.tracker import Tracker
+from stream_server.server.start import Start
 from stream_server.server.training.stop import StopRequests
 from stream_server.server.validation_store import ValidationStore
 
@@ -54,6 +69,9 @@ class Reception:
         plan: Plan,
         design: ParameterDesign,
         buffer: Buffer,
+        start: Start,
+        restored: RankRestore | None = None,
+        roster_state: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
         self.ranks = ranks
@@ -62,10 +80,14 @@ class Reception:
         self.plan = plan
         self.design = design
         self.buffer = buffer
+        self.start = start
+        self.restored = restored
+        self.roster_state = roster_state
         self.validation_store = ValidationStore(config.validation.simulations)
         self._receiver: Receiver | None = None
         self.roster: Roster | None = None
         self.launcher: LauncherProcess | None = None
+        self.recorder: Recorder | None = None
         self._stack = ExitStack()
 
     @property
@@ -81,121 +103,192 @@ class Reception:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            ipc_folder = self._make_ipc_folder(stack)
-            self._receiver = self._make_receiver(ipc_folder)
+            ipc_folder = make_ipc_folder(self.ranks, stack)
+            receiver = self._receiver = self._make_receiver(ipc_folder)
+            if self.restored is not None:
+                take_back(self.restored, receiver, self.buffer, self.validation_store, self.ranks)
+            if self.config.checkpoint.record:
+                self.recorder = receiver.intake.recorder = stack.enter_context(self._make_recorder(receiver))
             stack.callback(self.receiver.close)
             endpoints = self._meet()
+            if self.restored is not None:
+                finished = agree_on_finished(self.restored, self.ranks)
+                if self.roster is not None and self.roster_state is not None:
+                    self.roster.load_state_dict(self.roster_state, finished)
+                over = self.ranks.broadcast(None if self.roster is None else self.roster.over())
+                take_note(over, receiver, self.buffer, self.validation_store)
+            failpoint("server.before_announcement")
             stack.enter_context(self.receiver)
             if self.roster is not None:
                 self._announce(self.roster, endpoints[0])
-                self.launcher = stack.enter_context(self._make_launcher(ipc_folder))
+                if self.start.link is None:
+                    self.launcher = stack.enter_context(self._make_launcher(ipc_folder))
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
+    def snapshot(self) -> ReceptionSnapshot:
+        """Freeze what this rank has received so far."""
+        return self.receiver.snapshot()
+
+    def committed(self, snapshot: ReceptionSnapshot, generation: int, batches: int) -> None:
+        """What was in a snapshot is in a committed generation: the clients may forget it."""
+        self.receiver.post(Committed(marks=snapshot.marks, generation=generation, batches=batches))
+
+    @property
+    def num_received(self) -> int:
+        """How many steps this rank has accepted or rejected, ever."""
+        return self.receiver.num_received
+
+    @property
+    def has_pressure(self) -> bool:
+        """Some simulation may soon have to forget steps that are in no checkpoint yet."""
+        return self.receiver.has_pressure
+
+    @property
+    def simulations(self) -> Roster | None:
+        """How the simulations fare. Rank 0."""
+        return self.roster
+
+    @property
+    def receive_s(self) -> float:
+        """How long this rank has spent receiving."""
+        return 0.0 if self._receiver is None else self._receiver.receive_s
+
+    @property
+    def num_left(self) -> int:
+        """Whatever is accepted is in the buffer, or waits for it."""
+        return 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong while the study went on."""
+        error = None if self.recorder is None else self.recorder.error
+        if error is None and (self.recorder is None or not self.recorder.is_over):
+            return []
+        return [f"not all samples are recorded: {error or 'the recording had ended in an earlier epoch'}"]
+
+    def parameters_of(self, simulation: int) -> NDArray[np.float64]:
+        """The parameters of a simulation that has begun, in the order of study.json."""
+        return self.receiver.parameters[simulation]
+
+    def fill(self) -> None:
+        """The receiver fills the buffer."""
+
+    def counts(self) -> tuple[dict[str, int], int]:
+        """How many simulations are in each state, and how many samples all ranks have. Rank 0."""
+        assert self.roster is not None
+        with self.receiver.turn:
+            return self.roster.counts(), self.roster.num_settled
+
+    def look(self) -> list[events.Event]:
+        """What has happened since the last call. A launcher of ours that was killed is started again.
+
+        Raises:
+            RankLost: it ended by itself although nobody told it to.
+        """
+        if self.launcher is not None and (exit_code := self.launcher.exit_code) is not None:
+            if exit_code >= 0:
+                raise RankLost(
+                    f"the launcher ended with exit code {exit_code}; logs/launcher.log in the output folder says why"
+                )
+            log.warning("the launcher was killed; another one takes over what runs")
+            self.launcher.restart()
+        found: list[events.Event] = []
+        with suppress(Empty):
+            while True:
+                found.append(self.receiver.events.get_nowait())
+        return found
+
     def end(self, stops: StopRequests) -> None:
         """Let the simulations go. The sockets of all ranks stay open until their last process has ended."""
-        if self.launcher is not None:
+        if self.roster is not None:
             grace_s = self.config.simulation.timeout_s if stops.agreed is None else STOP_GRACE_S
             self.receiver.post(StopStudy(reason=stops.text or "the study has ended", grace_s=grace_s))
-            _wait_for(self.launcher, stops, grace_s + LEAVE_S)
+            self._wait_for_jobs(stops, grace_s + LEAVE_S)
+            self.receiver.post(link.Leaving())
         self.ranks.barrier()
         if self.receiver.error is not None:
             raise RankLost("the receiver failed after the last batch") from self.receiver.error
 
-    def _make_ipc_folder(self, stack: ExitStack) -> Path:
-        """A private folder for the sockets of this node's ranks; its path is short, since one of a socket must be."""
-        ranks = self.ranks
-        mine = tempfile.TemporaryDirectory(prefix="stream-") if ranks.local_rank == 0 else nullcontext(None)
-        folders = ranks.broadcast(ranks.gather([ranks.node, stack.enter_context(mine)]))
-        return Path(next(folder for node, folder in folders if node == ranks.node and folder is not None))
-
     def _make_receiver(self, ipc_folder: Path) -> Receiver:
-        config, ranks, keys = self.config, self.ranks, self.identity
-        access = None
-        if keys.server_keys is not None and keys.attaching_keys is not None:
-            access = Access(keys.server_keys, attaching=keys.attaching_keys.public)
+        link_address = self.start.link or launcher_address(ipc_folder)
+        settings = ReceiverSettings(
+            ipc_folder=ipc_folder,
+            host=socket.gethostname(),
+            interface=self.config.network.interface or "*",
+            ports=self.config.network.ports,
+            link=link_address if self.ranks.rank == 0 else None,
+            nonfinite=self.config.training.nonfinite,
+        )
         return Receiver(
-            rank=ranks.rank,
-            num_ranks=ranks.size,
+            rank=self.ranks.rank,
+            num_ranks=self.ranks.size,
             buffer=self.buffer,
-            tracker=Tracker(
-                rank=ranks.rank,
-                num_ranks=ranks.size,
-                routing=parts.routing(config),
-                time_steps=parts.time_steps(config),
-                fields=parts.field_specs(config),
-                study=keys.study,
-                epoch=keys.epoch,
-                credit=self.plan.credit,
-                room=self.plan.credit * self.plan.max_clients,
-                claim=self.buffer.claim,
-            ),
+            tracker=make_tracker(self.config, self.plan, self.identity, self.ranks, claim=self.buffer.claim),
             validation=self.validation_store,
-            access=access,
-            settings=ReceiverSettings(
-                ipc_folder=ipc_folder,
-                host=socket.gethostname(),
-                interface=config.network.interface or "*",
-                ports=config.network.ports,
-                link=launcher_address(ipc_folder) if ranks.rank == 0 else None,
-                nonfinite=config.training.nonfinite,
-            ),
+            access=make_access(self.identity),
+            settings=settings,
+        )
+
+    def _make_recorder(self, receiver: Receiver) -> Recorder:
+        position, gone = (0, {}) if self.restored is None else self.restored.recorded(self.ranks.rank, self.ranks.size)
+        return Recorder(
+            self.folder.record,
+            RecordFacts.of(self.config, self.design.names, self.ranks.size),
+            rank=self.ranks.rank,
+            epoch=self.identity.epoch,
+            position=position,
+            rows=self.buffer.slots,
+            parameters_of=receiver.parameters.__getitem__,
+            gone=gone,
         )
 
     def _meet(self) -> list[Endpoints]:
         gathered = self.ranks.gather(self.receiver.bind().to_dict())
         endpoints = [Endpoints.from_dict(plain) for plain in self.ranks.broadcast(gathered)]
         if self.ranks.rank == 0:
-            self.roster = self._make_roster(endpoints)
+            self.roster = make_roster(self.config, self.design, self.identity, endpoints)
             write_csv(self.folder.parameters, self.roster.parameters)
         self.receiver.meet(endpoints, self.roster)
         return endpoints
 
-    def _make_roster(self, endpoints: list[Endpoints]) -> Roster:
-        config, design = self.config, self.design
-        num_planned = config.study.simulations + config.validation.simulations
-        ids = [i for i in range(num_planned + parts.num_redraws(config)) if i < num_planned or design.has(i)]
-        facts = StudyFacts(
-            study=self.identity.study,
-            epoch=self.identity.epoch,
-            endpoints=tuple(each.data for each in endpoints),
-            time_steps=parts.time_steps(config),
-            fields=parts.field_specs(config),
-            routing=parts.routing(config),
-        )
-        return Roster(
-            facts,
-            [design.parameters(i) for i in ids],
-            num_planned=num_planned,
-            num_held_out=config.validation.simulations,
-            num_ranks=self.ranks.size,
-        )
-
     def _announce(self, roster: Roster, endpoints: Endpoints) -> None:
         """Tell where the study is: those who attach by the connection file, the launcher by the plan."""
-        keys, security = self.identity, None
-        if keys.server_keys is not None and keys.attaching_keys is not None:
-            security = Security(
-                server_public_key=keys.server_keys.public,
-                client_public_key=keys.attaching_keys.public,
-                client_secret_key=keys.attaching_keys.secret,
-            )
-        connection = ConnectionFile(
-            study=keys.study, epoch=keys.epoch, host=endpoints.host, control=endpoints.control, security=security
-        )
+        connection = make_connection(self.identity, endpoints)
         connection.write(self.folder.connection)
-        self.receiver.post(
-            link.Plan(
-                study=keys.study,
-                epoch=keys.epoch,
-                output_dir=str(self.folder.path),
-                connection=asdict(connection),
-                simulations=tuple(roster.plan),
-            )
+        plan = link.Plan(
+            study=self.identity.study,
+            epoch=self.identity.epoch,
+            output_dir=str(self.folder.path),
+            connection=asdict(connection),
+            simulations=tuple(roster.plan),
         )
+        self.receiver.post(Begin(plan=plan))
+
+    def _wait_for_jobs(self, stops: StopRequests, timeout_s: float) -> None:
+        """Wait until the last job has ended; a signal that comes meanwhile ends the waiting, and so the jobs."""
+        was_asked = stops.num_requests
+        start = time.monotonic()
+        told = False
+        while not self._jobs_have_ended() and stops.num_requests == was_asked:
+            waited_s = time.monotonic() - start
+            if waited_s > timeout_s:
+                return
+            if waited_s > PATIENCE_S and not told:
+                told = True
+                log.warning("all is trained, but simulations still run: waiting for them to end (Ctrl-C ends them)")
+
+    def _jobs_have_ended(self) -> bool:
+        if self.launcher is not None:
+            return self.launcher.wait(WAIT_SLICE_S)
+        try:
+            event = self.receiver.events.get(timeout=WAIT_SLICE_S)
+        except Empty:
+            return False
+        return isinstance(event, events.FromLauncher) and isinstance(event.message, link.Bye)
 
     def _make_launcher(self, ipc_folder: Path) -> LauncherProcess:
         return LauncherProcess(
@@ -209,17 +302,3 @@ class Reception:
 def launcher_address(ipc_folder: Path) -> str:
     """Where the launcher listens for rank 0."""
     return f"ipc://{ipc_folder}/launcher"
-
-
-def _wait_for(launcher: LauncherProcess, stops: StopRequests, timeout_s: float) -> None:
-    """Wait until the last job has ended; a signal that comes meanwhile ends the waiting, and so the jobs."""
-    was_asked = stops.num_requests
-    start = time.monotonic()
-    told = False
-    while not launcher.wait(WAIT_SLICE_S) and stops.num_requests == was_asked:
-        waited_s = time.monotonic() - start
-        if waited_s > timeout_s:
-            return
-        if waited_s > PATIENCE_S and not told:
-            told = True
-            log.warning("all is trained, but simulations still run: waiting for them to end (Ctrl-C ends them)")

@@ -1,17 +1,17 @@
 """report.json: how a study ended, as one object for people and for whatever started the study."""
 
 import json
-import os
 import platform
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from stream_server.errors import NotBalanced
 from stream_server.server.account import Account, Learned, RankAccount, SimulationEnd, close_account
+from stream_server.server.checkpoint.durable import replace_file
 from stream_server.server.training.phases import mean_over_ranks
 
 FORMAT = 1
@@ -33,16 +33,21 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankReport:
-    """What each rank hands to rank 0 at the end."""
+    """What each rank hands to rank 0 at the end; `warnings` are what people should know although all went on."""
 
     account: RankAccount
     phases_s: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for rank 0."""
-        plain = {"phases_s": dict(self.phases_s), "memory_bytes": dict(self.memory_bytes)}
-        return {"account": self.account.to_json(), **plain}
+        return {
+            "account": self.account.to_json(),
+            "phases_s": dict(self.phases_s),
+            "memory_bytes": dict(self.memory_bytes),
+            "warnings": list(self.warnings),
+        }
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "RankReport":
@@ -68,6 +73,7 @@ class StudyReport:
     draws: int = 0
     lonely_steps: int = 0
     restarts: int = 0
+    num_survived: int = 0
     simulations: Mapping[int, SimulationEnd] = field(default_factory=dict)
     failures: Sequence[Mapping[str, Any]] = ()
     validation: Sequence[Mapping[str, Any]] = ()
@@ -94,12 +100,15 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "message": outcome.message,
         "balanced": account.balanced,
         "unbalanced": list(account.problems),
+        "warnings": [
+            f"rank {number}: {text}" for number, rank in enumerate(ranks) if rank is not None for text in rank.warnings
+        ],
         "started": study.started,
         "wall_s": round(study.wall_s, 3),
         "restarts": study.restarts,
         "ranks": len(ranks),
         "versions": dict(study.versions),
-        "simulations": _count(study.simulations),
+        "simulations": {**_count(study.simulations), "survived_restarts": study.num_survived},
         "failures": [dict(failure) for failure in study.failures],
         "samples": account.to_report(),
         "lonely_steps": study.lonely_steps,
@@ -125,29 +134,25 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    replace_file(path, text.encode())
 
 
 def versions(mpi: str = "") -> dict[str, str]:
     """Versions of Python and of the packages that matter, without importing them; `mpi` names the MPI."""
+    found = _installed()
+    return {**found, "mpi": mpi} if mpi else dict(found)
+
+
+@cache
+def _installed() -> Mapping[str, str]:
+    # Once, since it reads files of each package (2 ms in all), and rank 0 asks at every checkpoint.
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {**found, "mpi": mpi} if mpi else found
+    return found
 
 
 def _judge(outcome: Outcome, account: Account) -> Outcome:
@@ -181,11 +186,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return None
     return value
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -36,6 +36,10 @@ class Room:
         track.num_waiting = 0
         track.generation += 1
 
+    def occupy(self, num: int) -> None:
+        """So many committed steps of an earlier epoch wait, and belong to no reservation."""
+        self._num_orphans += num
+
     def leave(self, run: Run, num: int) -> None:
         """Some committed steps wait no longer."""
         if run.generation == run.track.generation:

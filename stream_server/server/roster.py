@@ -1,10 +1,13 @@
 """Which simulations the study has, and how far each has come. Rank 0 only; pure: events in, actions out."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 from stream_server.client_api.messages import Invalidate, Invalidated, Reason
 from stream_server.launcher import link
 from stream_server.server import notices
+from stream_server.server.account import SimulationEnd
 from stream_server.server.actions import Action, Reply, StudyFailed, Tell, ToLauncher, refuse
 from stream_server.server.entry import Entry, State
 from stream_server.server.lobby import Lobby, StudyFacts
@@ -17,6 +20,7 @@ class Roster:
     Ids run from 0; `parameters[i]` are those of id i. The first `num_planned` ids run from the start, the first
     `num_held_out` of them for validation; the others are taken one by one when a simulation is redrawn. A simulation is
     *finished* when every rank says that its share is settled: the ledgers decide, whatever a scheduler says.
+    `num_survived` counts simulations that went on, while they ran, after the server had been away.
     """
 
     def __init__(
@@ -31,12 +35,14 @@ class Roster:
         self.facts = facts
         self.num_ranks = num_ranks
         self.failures: list[dict[str, object]] = []
+        self.num_survived = 0
         self.entries = {i: Entry(parameters=dict(parameters[i])) for i in range(num_planned)}
         self.lobby = Lobby(facts, self.entries, tuple(parameters[0]))
+        self._num_planned = num_planned
         self._spare = iter(range(num_planned, len(parameters)))
         self._parameters = parameters
         self._num_held_out = num_held_out
-        self._stopped = False
+        self.stop_order: link.StopAll | None = None
         self._failed = False
         self._final = False
 
@@ -54,7 +60,7 @@ class Roster:
     def plan(self) -> list[link.Planned]:
         """What the launcher is to run: every simulation without a terminal state."""
         return [
-            link.Planned(simulation=i, parameters=entry.parameters)
+            link.Planned(simulation=i, parameters=entry.parameters, attempt=entry.attempt if entry.begun else -1)
             for i, entry in self.entries.items()
             if not entry.state.terminal
         ]
@@ -69,17 +75,75 @@ class Roster:
     @property
     def num_settled(self) -> int:
         """How many samples all ranks have accepted or rejected."""
-        return sum(s.accepted + s.rejected for entry in self.entries.values() for s in entry.shares.values())
+        return sum(entry.num_settled for entry in self.entries.values())
 
     def num_steps(self, simulation: int) -> int | None:
         """How many steps a simulation said it has, or the study gave it; None while neither has said."""
-        totals = [share.total for share in self.entries[simulation].shares.values() if share.total is not None]
-        # A rank that has its whole share may not have heard yet that the simulation ended early.
-        return min(totals, default=None)
+        return self.entries[simulation].num_steps
 
-    def launched(self, simulation: int, attempt: int, key: str | None) -> list[Action]:
-        """The launcher is about to start an attempt; `key` is the public key that will speak for it."""
-        return self._begin(simulation, attempt, key)
+    def begin(self) -> list[Action]:
+        """All ranks are there: say so if a restored study has nothing left to come."""
+        return self._conclude()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every simulation as it stands, and the failures; rank 0's part of a checkpoint."""
+        return {
+            "entries": {i: entry.to_plain() for i, entry in self.entries.items()},
+            "num_planned": self._num_planned,
+            "num_survived": self.num_survived,
+            "failures": [dict(failure) for failure in self.failures],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, int | None]) -> None:
+        """Continue a study, before anything has begun.
+
+        What was given up or withdrawn stays so. Of all others, `finished` are those whose shares are complete in the
+        ledgers of all ranks, with their number of steps: they alone are finished, whatever rank 0 knew when its part
+        was saved, and the rest is still to come. The study may have become larger, or smaller by simulations that never
+        began.
+        """
+        saved, num_planned = state["entries"], len(self.entries)
+        num_planned_before = state["num_planned"]
+        self.entries.clear()
+        for i, entry in saved.items():
+            if i < num_planned or i >= num_planned_before or entry["begun"]:
+                self.entries[i] = Entry.restored(entry, finished.get(i), is_finished=i in finished)
+        self._spare = iter(range(max(saved) + 1, len(self._parameters)))
+        for i in islice(self._spare, max(0, num_planned - num_planned_before)):
+            self.entries[i] = Entry(parameters=dict(self._parameters[i]))
+        self.failures = [dict(failure) for failure in state["failures"]]
+        self.num_survived = state["num_survived"]
+
+    @property
+    def ends(self) -> dict[int, SimulationEnd]:
+        """How every simulation ended, for the closing account."""
+        steps = self.facts.time_steps.num
+        return {
+            simulation: SimulationEnd(
+                state=entry.state.value,
+                num_steps=self.num_steps(simulation) if steps is None else steps,
+                num_sent=self.num_steps(simulation) if entry.state is State.FINISHED else None,
+                reason=entry.reason,
+                held_out=simulation < self._num_held_out,
+            )
+            for simulation, entry in self.entries.items()
+        }
+
+    def over(self) -> dict[str, Any]:
+        """For the other ranks of a restored study: what has finished or was withdrawn, and whether all is over."""
+        by_state = {state: [i for i, entry in self.entries.items() if entry.state is state] for state in State}
+        final = all(entry.state.terminal for entry in self.entries.values())
+        return {"finished": by_state[State.FINISHED], "invalid": by_state[State.INVALID], "final": final}
+
+    def launched(self, message: link.Attempt) -> list[Action]:
+        """The launcher is about to start an attempt, or has one that goes on although the server was away."""
+        return self._begin(
+            message.simulation,
+            message.attempt,
+            message.public_key,
+            attached=message.attached,
+            goes_on=message.goes_on,
+        )
 
     def attached(self, token: int, simulation: int, attempt: int) -> list[Action]:
         """The launcher gives a client that came by itself this simulation."""
@@ -104,19 +168,23 @@ class Roster:
         entry.ready = True
         return self.lobby.welcome(simulation)
 
+    def standing(self) -> list[Action]:
+        """For a launcher that takes over: how far the running simulations are, and which clients wait for one."""
+        running = [i for i, entry in self.entries.items() if entry.state is State.RUNNING and entry.shares]
+        return [*map(self._progress, running), *self.lobby.requests()]
+
     def share(self, rank: int, share: notices.Share) -> list[Action]:
         """Rank `rank` says how far its share of a simulation has come."""
         entry = self.entries[share.simulation]
         if entry.state.terminal or share.attempt != entry.attempt:
             return []
+        if entry.goes_on and share.received:
+            # Its client has come back: it was not started again.
+            entry.goes_on = False
+            self.num_survived += 1
         entry.shares[rank] = share
-        progress = link.Progress(
-            simulation=share.simulation,
-            attempt=share.attempt,
-            received=sum(s.received for s in entry.shares.values()),
-            blocked=any(s.blocked for s in entry.shares.values()),
-        )
-        actions: list[Action] = [ToLauncher(message=progress)]
+        entry.num_settled = max(entry.num_settled, sum(s.accepted + s.rejected for s in entry.shares.values()))
+        actions: list[Action] = [self._progress(share.simulation)]
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(ToLauncher(message=link.Finished(simulation=share.simulation)))
             actions += self._end(share.simulation, State.FINISHED, "")
@@ -166,26 +234,30 @@ class Roster:
 
     def stop(self, reason: str, grace_s: float) -> list[Action]:
         """The study ends now: nothing more is wanted from any simulation, whose job has `grace_s` to end by itself."""
-        if self._stopped:
+        if self.stop_order is not None:
             return []
-        self._stopped = True
+        self.stop_order = link.StopAll(reason=reason, grace_s=grace_s)
         for entry in self.entries.values():
             if not entry.state.terminal:
                 entry.state, entry.reason = State.STOPPED, reason
         return [
-            ToLauncher(message=link.StopAll(reason=reason, grace_s=grace_s)),
+            ToLauncher(message=self.stop_order),
             *self.lobby.close(reason),
             Tell(notice=notices.Stop(reason=reason)),
         ]
 
-    def _begin(self, simulation: int, attempt: int, key: str | None, *, attached: bool = False) -> list[Action]:
+    def _begin(
+        self, simulation: int, attempt: int, key: str | None, *, attached: bool = False, goes_on: bool = False
+    ) -> list[Action]:
         entry = self.entries[simulation]
-        if entry.state.terminal:
+        if entry.state.terminal or (entry.state is State.RUNNING and entry.attempt == attempt):
             return []
         entry.state, entry.attempt, entry.attached, entry.ready = State.RUNNING, attempt, attached, False
-        entry.begun = True
+        entry.begun, entry.goes_on = True, goes_on
         entry.shares.clear()
-        notice = notices.Attempt(simulation=simulation, attempt=attempt, parameters=entry.parameters, key=key)
+        notice = notices.Attempt(
+            simulation=simulation, attempt=attempt, parameters=entry.parameters, key=key, goes_on=goes_on
+        )
         return [Tell(notice=notice)]
 
     def _end(self, simulation: int, state: State, reason: str) -> list[Action]:
@@ -194,9 +266,23 @@ class Roster:
         text = reason or stale(simulation, entry.attempt, current=entry.attempt, state=state.value)
         actions = self.lobby.turn_away(simulation, Reason.STALE_ATTEMPT, text)
         actions.append(Tell(notice=notices.Terminal(simulation=simulation, state=state.value, reason=reason)))
-        if not self._failed and all(entry.state.terminal for entry in self.entries.values()):
-            self._final = True
-            self.lobby.open = False
-            states = {i: entry.state.value for i, entry in self.entries.items()}
-            actions.append(Tell(notice=notices.Final(states=states)))
-        return actions
+        return actions + self._conclude()
+
+    def _progress(self, simulation: int) -> ToLauncher:
+        entry = self.entries[simulation]
+        return ToLauncher(
+            message=link.Progress(
+                simulation=simulation,
+                attempt=entry.attempt,
+                received=sum(s.received for s in entry.shares.values()),
+                blocked=any(s.blocked for s in entry.shares.values()),
+            )
+        )
+
+    def _conclude(self) -> list[Action]:
+        if self._failed or not all(entry.state.terminal for entry in self.entries.values()):
+            return []
+        self._final = True
+        self.lobby.open = False
+        states = {i: entry.state.value for i, entry in self.entries.items()}
+        return [Tell(notice=notices.Final(states=states))]

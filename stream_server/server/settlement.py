@@ -1,8 +1,10 @@
 """What becomes of steps that are all there, and how far that brings their simulations. Pure; receiver thread."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from stream_server.server import notices
+from stream_server.server.ledger import Ledger
 from stream_server.server.room import Room
 from stream_server.server.tracks import Connection, Run, Track
 
@@ -12,11 +14,14 @@ class Settlement:
 
     Steps that were accepted wait in their order until the buffer has room for them. Slots that are needed no more
     gather in `freed`. `changed` are the simulations, by id, about which there is news for `changes`;
-    `has_settled_share`: the next of these have news that others wait for.
+    `has_settled_share`: the next of these have news that others wait for. `has_pressure`: some client rank has sent
+    more than `max_fresh` steps since the last checkpoint, and might soon forget what only it could send again.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, *, max_fresh: int) -> None:
         self.room = room
+        self.max_fresh = max_fresh
+        self.has_pressure = False
         self.freed: list[int] = []
         self.changed: dict[int, Track] = {}
         self.has_settled_share = False
@@ -31,6 +36,13 @@ class Settlement:
     def num_waiting(self) -> int:
         """Steps that wait for room in the buffer."""
         return sum(len(run.slots) for run in self._committed)
+
+    def wait_again(self, ledger: Ledger, simulations: Iterable[int]) -> None:
+        """Steps of these simulations were committed in an earlier epoch, in this order, and still wait."""
+        for simulation in simulations:
+            track = Track.of_the_past(simulation, ledger[simulation])
+            self._committed.append(Run(track, -1, range(0), [-1], (), []))
+            self.room.occupy(1)
 
     def accept(self, run: Run) -> None:
         """Steps are committed, and wait for room in the buffer until `in_stream`."""
@@ -78,7 +90,8 @@ class Settlement:
     def conclude(self, track: Track) -> None:
         """See whether this rank's share of a simulation is settled now."""
         if track.owed is not None and not track.complete and len(track.marks.settled) >= track.owed:
-            track.complete = True
+            track.complete = track.marks.complete = True
+            track.marks.total = track.total
             self.has_settled_share = True
             self.release(track)
 
@@ -110,13 +123,17 @@ class Settlement:
         return shares
 
     def _arrive(self, run: Run) -> None:
-        run.track.received += len(run.indices)
-        self.changed[run.track.simulation] = run.track
-        self.conclude(run.track)
+        track = run.track
+        track.received += len(run.indices)
+        track.num_fresh += len(run.indices)
+        self.has_pressure |= track.num_fresh > self.max_fresh * track.layout.num_ranks
+        self.changed[track.simulation] = track
+        self.conclude(track)
 
     def _leave(self, run: Run, num: int) -> list[Connection]:
         self.room.leave(run, num)
-        self.changed[run.track.simulation] = run.track
+        if run.generation == run.track.generation:
+            self.changed[run.track.simulation] = run.track
         return self._settle(run, num)
 
     def _settle(self, run: Run, num: int) -> list[Connection]:

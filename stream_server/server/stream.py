@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.buffers.buffer import Buffer
+from stream_server.buffers.pins import Draw
 from stream_server.buffers.policy import SlotArray
 from stream_server.errors import Closed
 from stream_server.server.batch_memory import BatchMemory
@@ -41,8 +42,9 @@ class StreamDataset:
     """The batches of this rank, in the order in which the buffer's policy draws them.
 
     Iterating gives a `Batch`, or None when there was none for a second, and ends when the buffer is closed and
-    drained. `num_drawn` counts the samples that were drawn at least once, for the closing account. Training thread
-    only.
+    drained. The slots of a batch stay as they are until it is settled, or the next one drawn: a checkpoint in between
+    saves it as drawn, and a restored stream forms such batches first. `num_drawn` counts the samples that were drawn at
+    least once, for the closing account. Training thread only.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class StreamDataset:
         parameters_of: Callable[[int], NDArray[np.float64]],
         batch_size: int,
         phases: Phases,
+        before_draw: Callable[[], None] = lambda: None,
     ) -> None:
         self.num_drawn = 0
         self._buffer = buffer
@@ -61,6 +64,8 @@ class StreamDataset:
         self._memory = BatchMemory(buffer.slots, batch_size)
         self._batch_size = batch_size
         self._phases = phases
+        self._before_draw = before_draw
+        self._held: Draw | None = None
         self._vectorised = type(server).process_batch is not StreamServer.process_batch
 
     def __iter__(self) -> Iterator[Batch | None]:
@@ -78,24 +83,37 @@ class StreamDataset:
             ProducerFailed: the receiver closed the buffer with an error, which is the cause.
             UserCodeError: the user's `process_simulation_data` or `process_batch` raised.
         """
-        with self._phases.measure("wait_for_data"):
-            draw = self._buffer.draw(self._batch_size, timeout_s)
+        self.settle()
+        draw = self._buffer.take_restored()
+        if draw is None:
+            draw = self._draw_new(timeout_s)
         if draw is None:
             return None
-        self.num_drawn += draw.num_first
+        self._held = draw
         slots = self._buffer.slots
-        try:
-            with self._phases.measure("gather"):
-                keys = np.empty((2, len(draw.slots)), np.int64)
-                slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
-                slots.time_steps.take(draw.slots, 0, keys[1], "clip")
-                parameters = self._parameters.take(keys[0])
-                present = {name: sent.take(draw.slots) for name, sent in slots.present.items()}
-            form = self._form_at_once if self._vectorised else self._form_singly
-            data = form(draw.slots, keys, parameters, present)
-        finally:
-            self._buffer.release(draw)
+        with self._phases.measure("gather"):
+            keys = np.empty((2, len(draw.slots)), np.int64)
+            slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
+            slots.time_steps.take(draw.slots, 0, keys[1], "clip")
+            parameters = self._parameters.take(keys[0])
+            present = {name: sent.take(draw.slots) for name, sent in slots.present.items()}
+        form = self._form_at_once if self._vectorised else self._form_singly
+        data = form(draw.slots, keys, parameters, present)
         return Batch(data=data, size=keys.shape[1], keys=keys, num_first=draw.num_first)
+
+    def settle(self) -> None:
+        """The last batch was trained: its slots may go."""
+        if self._held is not None:
+            self._buffer.release(self._held)
+            self._held = None
+
+    def _draw_new(self, timeout_s: float) -> Draw | None:
+        with self._phases.measure("wait_for_data"):
+            self._before_draw()
+            draw = self._buffer.draw(self._batch_size, timeout_s)
+        if draw is not None:
+            self.num_drawn += draw.num_first
+        return draw
 
     def _form_at_once(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present

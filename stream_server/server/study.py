@@ -1,29 +1,42 @@
 """A study on one rank, from beginning to end: builds its parts, runs them, and settles the account."""
 
+import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig, check_ranks
-from stream_server.errors import ConfigError, RankLost
+from stream_server.errors import ConfigError, NoUsableCheckpoint, RankLost
+from stream_server.failpoints import failpoint
+from stream_server.launcher.journal import Journal
 from stream_server.server import parts
+from stream_server.server.checkpoint.random_state import set_random_states
+from stream_server.server.checkpoint.saver import Saver
+from stream_server.server.checkpoint.user_state import load_user_state, user_part
 from stream_server.server.closing import Closing, outcome_of, rank_report
+from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
-from stream_server.server.identity import Identity
 from stream_server.server.logs import Logs
 from stream_server.server.output import OutputFolder
+from stream_server.server.plain_state import read_state
 from stream_server.server.plan import make_plan
-from stream_server.server.ranks import Ranks, ranks_from_environment
+from stream_server.server.ranks import Ranks, environment_rank, ranks_from_environment
 from stream_server.server.reception import Reception
+from stream_server.server.record.replay import ReplayFeed
 from stream_server.server.report import Outcome, RankReport
+from stream_server.server.sign_of_life import SignOfLife
+from stream_server.server.snapshot import MODEL, Snapshots
+from stream_server.server.source import Source
+from stream_server.server.start import Start
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import Callbacks, call_user
+from stream_server.server.training.checkpoints import Checkpoints
 from stream_server.server.training.display import Display, Status
 from stream_server.server.training.gauges import BufferGauge, SpeedGauge
 from stream_server.server.training.lockstep import come_together
@@ -39,8 +52,10 @@ from stream_server.server.training.writers import open_writers
 from stream_server.server.user_class import load_server_class
 from stream_server.server.watch import Watch
 
+LARGEST_MARGIN_S = 120.0
 
-def run_study(config: StudyConfig, *, fresh: bool) -> int:
+
+def run_study(config: StudyConfig, start: Start) -> int:
     """Run a study on all ranks of this MPI job, or on one rank outside of MPI. Collective.
 
     Returns:
@@ -48,57 +63,83 @@ def run_study(config: StudyConfig, *, fresh: bool) -> int:
 
     Raises:
         ConfigError: the study cannot begin; the same on all ranks.
+        NoUsableCheckpoint: it cannot go on either; the same on all ranks.
     """
-    ranks = ranks_from_environment()
-    try:
-        return _run(config, ranks, fresh=fresh)
-    except ConfigError:
-        raise
-    except BaseException:
-        traceback.print_exc()
-        ranks.abort(RankLost.exit_code)
+    rank = environment_rank() or 0
+    with nullcontext() if start.alive is None else SignOfLife(start.alive, rank):
+        ranks = ranks_from_environment()
+        try:
+            return _run(config, ranks, start)
+        except (ConfigError, NoUsableCheckpoint):
+            raise
+        except BaseException:
+            traceback.print_exc()
+            ranks.abort(RankLost.exit_code)
 
 
-def _run(config: StudyConfig, ranks: Ranks, *, fresh: bool) -> int:
+def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
     check_ranks(config, ranks.size)
+    if start.replay is not None and config.checkpoint.record:
+        raise ConfigError("checkpoint.record must be left out with --replay: these samples are recorded already")
     folder = OutputFolder(config.output_dir)
-    if not fresh and _by_rank_0(ranks, folder.is_finished):
+    if not start.fresh and by_rank_0(ranks, folder.is_finished):
         if ranks.rank == 0:
             print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
         return 0
-    _by_rank_0(ranks, lambda: folder.prepare(config, fresh=fresh))
-    identity = Identity.from_json(
-        _by_rank_0(ranks, lambda: Identity.make(secure=config.network.security == "curve").to_json())
-    )
+    if start.link is None:
+        by_rank_0(ranks, lambda: Journal.check_free(folder.path))
+    by_rank_0(ranks, lambda: folder.prepare(config, fresh=start.fresh, resume=start.resume))
+    continuation = find_continuation(config, ranks, folder)
     with Logs(folder.path, ranks.rank):
-        return StudyRank(config, ranks, folder, identity).run()
+        return StudyRank(config, ranks, folder, continuation, start).run()
 
 
-def _by_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:
-    """What `decide` gives on rank 0, on all ranks; when it cannot, all raise the same ConfigError."""
-    said: dict[str, Any] = {}
-    if ranks.rank == 0:
-        try:
-            said = {"value": decide()}
-        except (ConfigError, OSError) as error:
-            said = {"error": str(error)}
-    said = ranks.broadcast(said)
-    if "error" in said:
-        raise ConfigError(said["error"])
-    return said["value"]
+def leave_at(time_limit_s: float | None, began_s: float) -> float:
+    """When to save and leave, with a margin for the last checkpoint and the end of the simulations."""
+    if time_limit_s is None:
+        return math.inf
+    return began_s + time_limit_s - min(LARGEST_MARGIN_S, time_limit_s / 4)
 
 
 class StudyRank:
     """One rank of a running study."""
 
-    def __init__(self, config: StudyConfig, ranks: Ranks, folder: OutputFolder, identity: Identity) -> None:
+    def __init__(
+        self, config: StudyConfig, ranks: Ranks, folder: OutputFolder, continuation: Continuation, start: Start
+    ) -> None:
+        began_s = time.monotonic()
         plan = make_plan(config)
         self.config = config
         self.ranks = ranks
         self.folder = folder
+        self.continuation = continuation
+        self.leave_at_s = leave_at(start.time_limit_s, began_s)
         self.design = ParameterDesign(config)
-        self.buffer = Buffer(parts.make_policy(config, ranks.rank), parts.make_slots(config, plan))
-        self.reception = Reception(config, ranks, folder, identity, plan=plan, design=self.design, buffer=self.buffer)
+        study, restored = None, None
+        if continuation.base is not None:
+            study = continuation.study()
+            restored = continuation.rank(config, ranks, is_replay=start.replay is not None)
+        self.study_state, self.restored = study, restored
+        slots = parts.make_slots(config, plan, restored)
+        self.buffer = Buffer(parts.make_policy(config, ranks.rank), slots, spare=plan.spare)
+        self.source: Source
+        if start.replay is None:
+            self.source = Reception(
+                config,
+                ranks,
+                folder,
+                continuation.identity,
+                plan=plan,
+                design=self.design,
+                buffer=self.buffer,
+                restored=restored,
+                roster_state=None if study is None else study["roster"],
+                start=start,
+            )
+        else:
+            self.source = ReplayFeed(
+                config, ranks, start.replay, parameters=self.design.names, buffer=self.buffer, restored=restored
+            )
         self.progress = Progress(ranks.size)
         self.phases = Phases()
         self.stops = StopRequests()
@@ -106,59 +147,129 @@ class StudyRank:
             config=config,
             ranks=ranks,
             folder=folder,
-            identity=identity,
+            identity=continuation.identity,
             progress=self.progress,
             stops=self.stops,
-            started_s=time.monotonic(),
+            started_s=began_s - (0.0 if study is None else study["wall_s"]),
+            is_outdated=continuation.is_outdated,
         )
+        if study is not None and restored is not None:
+            self.progress.load_state_dict(study["progress"])
+            self.phases.load_state_dict(restored.state["phases_s"])
         self.stage = "set-up"
         self.latest: Mapping[str, float] = {}
         self.stream: StreamDataset | None = None
         self.validation: Validation | None = None
+        self.checkpoints: Checkpoints | None = None
 
     def run(self) -> int:
         """Train to the end and settle the account. Collective; returns the exit code of all ranks."""
         with ExitStack() as stack:
             try:
-                training = self._set_up(stack)
+                training, checkpoints = self._set_up(stack)
                 self.stage = "training"
                 training.run()
+                self.stage = "checkpoint"
+                failpoint("server.before_last_checkpoint")
+                is_saved = checkpoints.take_last()
                 self.stage = "end"
-                self.reception.end(self.stops)
-                outcome = outcome_of(self.stops)
+                failpoint("server.before_end")
+                self.source.end(self.stops)
+                outcome = outcome_of(self.stops, is_saved=is_saved)
             except Exception as error:
                 outcome = self._leave(error)
-        return self.closing.close(outcome, self._report(), roster=self.reception.roster, validation=self.validation)
+        simulations = self.source.simulations
+        return self.closing.close(outcome, self._report(), simulations=simulations, validation=self.validation)
 
-    def _set_up(self, stack: ExitStack) -> Training:
+    def _set_up(self, stack: ExitStack) -> tuple[Training, Checkpoints]:
         ranks, is_first = self.ranks, self.ranks.rank == 0
-        metrics = stack.enter_context(Metrics(ranks, open_writers(self.folder.metrics) if is_first else ()))
+        writers = open_writers(self.folder.metrics, self.progress.batches) if is_first else ()
+        metrics = stack.enter_context(Metrics(ranks, writers))
         metrics.gauges += [BufferGauge(self.buffer), SpeedGauge(self.progress, self.phases)]
         self.latest = metrics.latest
         server = self._make_server(metrics)
         name = f"{type(server).__name__}.configure_callbacks"
         callbacks = Callbacks(server, call_user(name, server.configure_callbacks))
         step = stack.enter_context(server.make_step(ranks))
+        if self.continuation.base is not None:
+            self._restore_model(server, step)
+        # A state that cannot be saved is told now, and not after hours of training.
+        user_part(server, allow_pickle=self.config.checkpoint.allow_pickle)
+        failpoint("server.model_ready")
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         come_together(ranks)
-        reception = stack.enter_context(self.reception)
+        source = stack.enter_context(self.source)
+        saver = stack.enter_context(
+            Saver(self.continuation.generations, epoch=self.continuation.identity.epoch, rank=ranks.rank)
+        )
         display = stack.enter_context(Display(name=self.config.study.name)) if is_first else None
-        watch = Watch(reception.receiver, callbacks, launcher=reception.launcher, display=display, status=self._status)
+        watch = Watch(source, callbacks, stops=self.stops, display=display, status=self._status)
         stack.enter_context(self.stops.on_signals())
-        self.stream = self._make_stream(server)
-        self.validation = self._make_validation(server, callbacks, step)
-        return Training(
+        self.stream = stream = self._make_stream(server)
+        self.validation = validation = self._make_validation(server, callbacks, step)
+        if self.study_state is not None:
+            validation.load_state_dict(self.study_state["validation"])
+        snapshots = self._make_snapshots(server, step, stream, validation, callbacks)
+        checkpoints = self.checkpoints = self._make_checkpoints(saver, snapshots, step)
+        if self.restored is not None:
+            stream.num_drawn = self.restored.state["num_drawn"]
+            if self.restored.is_own:
+                # Last of all, since making the model and opening the doors may have used random numbers.
+                set_random_states(self.restored.state["random"])
+                step.load_random_state(self.restored.state["step"])
+        training = Training(
             config=self.config,
             ranks=ranks,
-            stream=self.stream,
+            stream=stream,
             step=step,
             stops=self.stops,
             progress=self.progress,
             callbacks=callbacks,
             metrics=metrics,
-            validation=self.validation,
+            validation=validation,
             phases=self.phases,
+            saves=checkpoints,
+            leave_at_s=self.leave_at_s,
             each_round=watch.look,
+        )
+        return training, checkpoints
+
+    def _restore_model(self, server: StreamServer, step: Step) -> None:
+        folder = self.continuation.folder
+        step.load_state_dict(read_state(folder / MODEL))
+        load_user_state(folder, server, allow_pickle=self.config.checkpoint.allow_pickle)
+
+    def _make_snapshots(
+        self, server: StreamServer, step: Step, stream: StreamDataset, validation: Validation, callbacks: Callbacks
+    ) -> Snapshots:
+        return Snapshots(
+            config=self.config,
+            ranks=self.ranks,
+            continuation=self.continuation,
+            source=self.source,
+            buffer=self.buffer,
+            stream=stream,
+            server=server,
+            step=step,
+            progress=self.progress,
+            validation=validation,
+            phases=self.phases,
+            callbacks=callbacks,
+            wall_s=self.closing.wall_s,
+        )
+
+    def _make_checkpoints(self, saver: Saver, snapshots: Snapshots, step: Step) -> Checkpoints:
+        settings = self.config.checkpoint
+        return Checkpoints(
+            ranks=self.ranks,
+            saver=saver,
+            study=snapshots,
+            newest=self.continuation.base_number,
+            every_batches=settings.every_batches,
+            every_s=settings.every_s,
+            batches=lambda: self.progress.batches,
+            at_boundary=lambda: step.at_boundary,
+            phases=self.phases,
         )
 
     def _make_server(self, metrics: Metrics) -> StreamServer:
@@ -179,21 +290,20 @@ class StudyRank:
         return StreamDataset(
             self.buffer,
             server,
-            parameters_of=self.reception.receiver.parameters.__getitem__,
+            parameters_of=self.source.parameters_of,
             batch_size=self.config.training.batch_size,
             phases=self.phases,
+            before_draw=self.source.fill,
         )
 
     def _make_validation(self, server: StreamServer, callbacks: Callbacks, step: Step) -> Validation:
-        reception, settings = self.reception, self.config.validation
+        source, settings = self.source, self.config.validation
         return Validation(
             server,
             self.ranks,
             callbacks,
             step,
-            held_out=HeldOutSamples(
-                store=reception.validation_store, parameters_of=reception.receiver.parameters.__getitem__
-            ),
+            held_out=HeldOutSamples(store=source.validation_store, parameters_of=source.parameters_of),
             batch_size=settings.batch_size,
             every_batches=settings.every_batches,
             phases=self.phases,
@@ -201,21 +311,22 @@ class StudyRank:
 
     def _leave(self, error: Exception) -> Outcome:
         """Make all ranks end because of `error`, in order if they can be reached, or else at once."""
-        agreed = leave_together(error, self.ranks, self.folder.path, phase=self.stage)
-        failure = Failure.read(self.folder.path) or Failure.of(error, rank=self.ranks.rank, phase=self.stage)
+        where: Any = {"phase": self.stage, "batch": self.progress.batches if self.stage == "training" else None}
+        # What is in the folder of a server that was replaced speaks of its successor.
+        folder = None if self.continuation.is_outdated() else self.folder.path
+        agreed = leave_together(error, self.ranks, folder, **where)
+        failure = (folder and Failure.read(folder)) or Failure.of(error, rank=self.ranks.rank, **where)
         if agreed is None or self.ranks.rank == 0:
             print(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", file=sys.stderr, flush=True)
         if agreed is None:
-            self.closing.close_alone(failure, self._report(), roster=self.reception.roster, validation=self.validation)
+            simulations = self.source.simulations
+            self.closing.close_alone(failure, self._report(), simulations=simulations, validation=self.validation)
             self.ranks.abort(failure.exit_code)
         return self.closing.outcome_of_failure(failure)
 
     def _status(self) -> Status:
         """How far the study is, for rank 0's display."""
-        reception = self.reception
-        assert reception.roster is not None
-        with reception.receiver.turn:
-            counts, num_samples = reception.roster.counts(), reception.roster.num_settled
+        counts, num_samples = self.source.counts()
         return Status(
             simulations=counts,
             samples=num_samples,
@@ -226,6 +337,7 @@ class StudyRank:
             loss=self.latest.get("train/loss"),
             validation_loss=self.latest.get("val/loss"),
             phases_s=self.phases.seconds,
+            is_degraded=self.checkpoints is not None and self.checkpoints.counts.degraded,
         )
 
     def _num_expected(self, num_simulations: int) -> int | None:
@@ -233,13 +345,13 @@ class StudyRank:
         return None if steps is None else steps.num * num_simulations
 
     def _report(self) -> RankReport:
-        reception = self.reception.account
-        if reception is not None:
-            self.phases.add("receive", self.reception.receiver.receive_s)
+        source = self.source
+        self.phases.add("receive", source.receive_s)
         return rank_report(
-            reception=reception,
+            reception=source.account,
             num_drawn=0 if self.stream is None else self.stream.num_drawn,
-            num_left=self.buffer.num_unseen + self.buffer.num_waiting,
+            num_left=self.buffer.num_unseen + self.buffer.num_waiting + source.num_left,
             phases_s=self.phases.seconds,
             buffer_bytes=self.buffer.slots.sample_bytes * self.buffer.slots.num_slots,
+            warnings=[*source.warnings, *([] if self.checkpoints is None else self.checkpoints.warnings)],
         )

@@ -52,6 +52,11 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("time", f"{report['wall_s']:,.1f} s: {shares(report['phases_s'], len(report['phases_s']))}"))
     if report["failures"]:
         rows.append(("given up", _some([_failure(it) for it in report["failures"]])))
+    if report["restarts"]:
+        survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
+        rows.append(("restarts", f"{report['restarts']:,} of the server{survived}"))
+    if report["warnings"]:
+        rows.append(("warnings", _some(list(report["warnings"]))))
     rows.append(("account", "balanced" if report["balanced"] else "NOT BALANCED: " + _some(list(report["unbalanced"]))))
     rows.append(("exit code", f"{report['exit_code']} {first_line(report['message'])}".rstrip()))
     return rows

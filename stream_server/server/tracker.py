@@ -4,7 +4,10 @@ Pure: notices and messages in, answers out; no sockets, no arrays, no clock. Rec
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
 
 from stream_server.client_api.messages import (
     MAX_UNKNOWN_STEPS,
@@ -29,6 +32,8 @@ from stream_server.server.room import Room
 from stream_server.server.settlement import Settlement
 from stream_server.server.tracks import Connection, Track
 
+NO_LIMIT = 2**62
+
 
 class Tracker:
     """The bookkeeping of one server rank's intake.
@@ -39,7 +44,8 @@ class Tracker:
     slots.
 
     `openings` let client ranks in, `assembly` puts steps together out of what they send, `settlement` sees them into
-    the stream. `refused` counts by reason how often something was refused.
+    the stream. `refused` counts by reason how often something was refused. A checkpoint is asked for when a simulation
+    has sent `max_fresh` steps since the last one.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Tracker:
         credit: int,
         room: int,
         claim: Callable[[int], list[int]],
+        max_fresh: int = NO_LIMIT,
     ) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
@@ -69,7 +76,7 @@ class Tracker:
         self.openings = Openings(
             study=study, epoch=epoch, fields=self.fields.values(), room=self.room, refuse=self.refuse
         )
-        self.settlement = Settlement(self.room)
+        self.settlement = Settlement(self.room, max_fresh=max_fresh)
         self.numbering = Numbering(
             time_steps=time_steps,
             stride=stride(routing, num_ranks),
@@ -97,8 +104,11 @@ class Tracker:
         """What is known of a simulation; None before its first attempt."""
         return self._tracks.get(simulation)
 
-    def begin(self, simulation: int, attempt: int) -> None:
-        """This attempt is the current one from now on; what older ones left half-assembled goes."""
+    def begin(self, simulation: int, attempt: int, *, goes_on: bool = False) -> None:
+        """This attempt is the current one from now on; what older ones left half-assembled goes.
+
+        `goes_on`: it ran in an earlier epoch, and does not send again what is known of it.
+        """
         old = self._tracks.get(simulation)
         if old is not None:
             if attempt <= old.attempt or old.terminal:
@@ -114,6 +124,7 @@ class Tracker:
             first=ours.start if ours else self.numbering.limit,
             owed=None if num is None and ours else len(ours),
             total=num,
+            num_known=0 if goes_on else None,
         )
         self.settlement.conclude(track)
         self.settlement.changed[simulation] = track
@@ -157,7 +168,7 @@ class Tracker:
     def ack(self, connection: Connection, *, stop: bool = False) -> Ack:
         """How far this connection has come."""
         ended = connection.ended and connection.track.complete
-        return Ack(received=connection.received, durable=0, ended=ended, stop=stop)
+        return Ack(received=connection.received, durable=connection.durable, ended=ended, stop=stop)
 
     def refuse(self, reason: Reason, text: str, sequence: int | None = None) -> Refusal:
         """Say no, and count it."""
@@ -179,6 +190,27 @@ class Tracker:
         self.settlement.conclude(track)
         self.settlement.changed[track.simulation] = track
         return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive this rank: the ledger, and in which types the fields are kept."""
+        return {
+            "ledger": self.ledger.state_dict(),
+            "dtypes": {name: dtype.str for name, dtype in self.openings.dtypes.items()},
+            "refused": dict(self.refused),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a ledger, before anything has begun."""
+        assert not self._tracks
+        self.ledger.load_state_dict(state["ledger"])
+        self.openings.dtypes.update({name: np.dtype(text) for name, text in state["dtypes"].items()})
+        self.refused.update(state["refused"])
+
+    def saved(self) -> None:
+        """A checkpoint was taken: what came so far is in it."""
+        self.settlement.has_pressure = False
+        for track in self._tracks.values():
+            track.num_fresh = 0
 
     def _end_problem(self, track: Track, connection: Connection, end: End) -> str | None:
         if (end.simulation, end.attempt, end.epoch) != (track.simulation, track.attempt, self.epoch):

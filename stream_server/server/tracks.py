@@ -69,7 +69,8 @@ class Track:
     """One attempt of a simulation as this rank sees it: the steps from `first` on are this rank's.
 
     `owed` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not known.
-    `num_known` is how many steps were settled before client rank 0 opened, and will come again or be left out.
+    `num_known` is how many steps were settled before client rank 0 opened, and will come again or be left out;
+    `num_fresh` how many came since the last checkpoint was taken.
     `generation` tells the steps of this reservation from those that an earlier one left behind. `in_streak` is the
     connection with a streak that is not settled yet.
     """
@@ -91,9 +92,16 @@ class Track:
     received: int = 0
     filling: dict[int, Step] = field(default_factory=dict)
     num_known: int | None = None
+    num_fresh: int = 0
     ends: dict[int, End] = field(default_factory=dict)
     connections: dict[int, "Connection"] = field(default_factory=dict)
     in_streak: "Connection | None" = None
+
+    @classmethod
+    def of_the_past(cls, simulation: int, marks: Marks) -> "Track":
+        """A simulation as an earlier epoch left it: nothing of it is under way."""
+        layout = Layout(fields={}, num_ranks=1)
+        return cls(simulation=simulation, attempt=-1, marks=marks, layout=layout, first=0, owed=None, total=None)
 
     @property
     def num_under_way(self) -> int:
@@ -111,7 +119,8 @@ class Connection:
     """One client rank's connection to this server rank.
 
     `next_sequence` is what its next Data message must carry; all messages below `received` are settled and in the
-    stream, and the client was told of those below `acknowledged`. `required` has a bit for each block that no step
+    stream, those below `durable` in a committed checkpoint as well, and the client was told of those below
+    `acknowledged`. `required` has a bit for each block that no step
     may lack, `everything` one for each block. `alone`: the simulation has no other client rank.
     """
 
@@ -125,6 +134,7 @@ class Connection:
     alone: bool
     next_sequence: int = 0
     received: int = 0
+    durable: int = 0
     acknowledged: int = 0
     ended: bool = False
     unsettled: deque[Unsettled] = field(default_factory=deque)

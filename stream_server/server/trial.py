@@ -18,6 +18,7 @@ from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
+from stream_server.server.training.saves import NoSaves
 from stream_server.server.training.step import Step
 from stream_server.server.training.stop import StopRequests
 from stream_server.server.training.validation import Validation
@@ -132,6 +133,7 @@ class Trial:
             metrics=metrics,
             validation=validation,
             phases=self._phases,
+            saves=NoSaves(),
             each_round=_once(lambda: _tell_of_reception(callbacks, self._trained)),
         )
 

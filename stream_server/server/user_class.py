@@ -17,7 +17,7 @@ def load_server_class(config: StudyConfig) -> type[StreamServer]:
 
     Raises:
         UserCodeError: the user's file raised while it was imported, which is the cause.
-        ConfigError: what it names is no subclass of StreamServer.
+        ConfigError: what it names is no subclass of StreamServer, or lacks a method that the study needs.
     """
     where, _, name = config.server.class_.rpartition(":")
     sys.path.insert(0, str(config.study_dir))
@@ -30,7 +30,21 @@ def load_server_class(config: StudyConfig) -> type[StreamServer]:
         raise ConfigError(
             f"server.class must name a subclass of StreamServer or TorchServer, but {config.server.class_} is {found!r}"
         )
+    missing = [method for method in _required(config, found) if not _defines(found, method)]
+    if missing:
+        raise ConfigError(f"{name} must define {' and '.join(missing)}, which this study needs")
     return found
+
+
+def _required(config: StudyConfig, server_class: type[StreamServer]) -> list[str]:
+    """The methods without which a study would fail at its first batch, or, worse, at its first validation."""
+    formed = [] if _defines(server_class, "process_batch") else ["process_simulation_data"]
+    validates = config.validation.simulations > 0 or _defines(server_class, "val_dataloader")
+    return [*formed, "training_step", *(["validation_step"] if validates else [])]
+
+
+def _defines(server_class: type[StreamServer], method: str) -> bool:
+    return getattr(server_class, method) is not getattr(StreamServer, method)
 
 
 def _load_file(path: Path) -> object:

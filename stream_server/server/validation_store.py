@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.server.sample_file import SampleLayout
+
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -29,6 +31,39 @@ class _Row:
     time_step: int
     fields: Arrays
     present: dict[str, bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutRows:
+    """All rows of a store at one moment, the incomplete simulations' too; they never change."""
+
+    simulation_ids: tuple[int, ...]
+    rows: tuple[_Row, ...]
+    complete: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the fields' values, as plain containers and arrays."""
+        names = self.rows[0].fields if self.rows else ()
+        return {
+            "simulation_ids": np.array(self.simulation_ids, np.int64),
+            "time_steps": np.array([row.time_step for row in self.rows], np.int64),
+            "present": {name: np.array([row.present[name] for row in self.rows], bool) for name in names},
+            "complete": list(self.complete),
+        }
+
+    @property
+    def layout(self) -> SampleLayout:
+        """How the rows lie in a file."""
+        first = self.rows[0].fields if self.rows else {}
+        fields = tuple((name, array.dtype.str, array.shape) for name, array in first.items())
+        return SampleLayout(num_rows=len(self.rows), fields=fields)
+
+    def values(self, name: str, rows: range) -> npt.NDArray[Any]:
+        """The values of one field in some rows."""
+        return np.stack([row.fields[name] for row in self.rows[rows.start : rows.stop]])
 
 
 class ValidationStore:
@@ -78,6 +113,30 @@ class ValidationStore:
         with self._lock:
             self._rows.pop(simulation, None)
             self._complete.discard(simulation)
+            self._stacked = None
+
+    def rows(self) -> HeldOutRows:
+        """All rows as they are now. The receiver must be between two turns."""
+        with self._lock:
+            return HeldOutRows(
+                simulation_ids=tuple(simulation for simulation, rows in self._rows.items() for _ in rows),
+                rows=tuple(row for rows in self._rows.values() for row in rows),
+                complete=tuple(sorted(self._complete)),
+            )
+
+    def load(self, state: Mapping[str, Any], fields: Arrays) -> None:
+        """Take back what `HeldOutRows` held: its `state`, and the values of each field, one row for each step."""
+        with self._lock:
+            for i, (simulation, time_step) in enumerate(
+                zip(state["simulation_ids"].tolist(), state["time_steps"].tolist(), strict=True)
+            ):
+                row = _Row(
+                    time_step=time_step,
+                    fields={name: array[i, ...] for name, array in fields.items()},
+                    present={name: bool(present[i]) for name, present in state["present"].items()},
+                )
+                self._rows.setdefault(simulation, []).append(row)
+            self._complete.update(state["complete"])
             self._stacked = None
 
     def stacked(self) -> HeldOut | None:

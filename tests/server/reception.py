@@ -16,18 +16,25 @@ import zmq
 from stream_server.buffers import Buffer, Fifo, Policy, Slots
 from stream_server.client_api import connect, wire
 from stream_server.client_api.connection import ConnectionFile, Security
-from stream_server.client_api.messages import FieldSpec, Message, Routing, TimeSteps
+from stream_server.client_api.messages import Away, FieldSpec, Message, Routing, TimeSteps
 from stream_server.client_api.simulation import Simulation
 from stream_server.errors import Closed
 from stream_server.launcher import link
+from stream_server.launcher.sockets import Link
 from stream_server.server import events
 from stream_server.server.access import Access, KeyPair
+from stream_server.server.commands import Begin, Committed
 from stream_server.server.endpoints import Endpoints, ReceiverSettings
 from stream_server.server.lobby import StudyFacts
+from stream_server.server.plain_state import read_state
 from stream_server.server.receiver import Receiver
+from stream_server.server.reception_snapshot import ReceptionSnapshot
+from stream_server.server.restore import RankRestore, finished_simulations, restore_rank
 from stream_server.server.roster import Roster
+from stream_server.server.snapshot import STUDY as STUDY_STATE
 from stream_server.server.tracker import Tracker
 from stream_server.server.validation_store import ValidationStore
+from tests.server.saved_ranks import write_rank
 
 DEADLINE_S = 20.0
 STUDY = "study-1"
@@ -58,9 +65,22 @@ class StudyShape:
 class Rank:
     """One server rank: its receiver, and what a training thread would draw."""
 
-    def __init__(self, shape: StudyShape, rank: int, folder: Path, keys: KeyPair, attaching: KeyPair) -> None:
+    def __init__(
+        self,
+        shape: StudyShape,
+        rank: int,
+        folder: Path,
+        keys: KeyPair,
+        attaching: KeyPair,
+        *,
+        epoch: int = EPOCH,
+        restored: RankRestore | None = None,
+    ) -> None:
         room = shape.credit * shape.at_once
-        slots = Slots({spec.name: spec.shape for spec in shape.fields}, shape.capacity + room + shape.held)
+        num_slots = shape.capacity + room + shape.held
+        if restored is not None:
+            num_slots = restored.num_slots(capacity=shape.capacity, planned=num_slots)
+        slots = Slots({spec.name: spec.shape for spec in shape.fields}, num_slots)
         self.buffer = Buffer(shape.policy(shape.capacity), slots)
         self.validation = ValidationStore(shape.num_validation)
         self.access = Access(keys, attaching=attaching.public) if shape.secure else None
@@ -71,7 +91,7 @@ class Rank:
             time_steps=shape.time_steps,
             fields=shape.fields,
             study=STUDY,
-            epoch=EPOCH,
+            epoch=epoch,
             credit=shape.credit,
             room=room,
             claim=self.buffer.claim,
@@ -95,23 +115,32 @@ class Rank:
         self.drawn: list[tuple[int, int]] = []
         self.rows: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         self.seen: list[events.Event] = []
+        if restored is not None:
+            self.receiver.load_state_dict(restored.state["reception"])
+            restored.into_buffer(self.buffer)
+            self.receiver.intake.wait_again(restored.waiting)
+            restored.into_store(self.validation, rank, shape.num_ranks)
 
     def drain(self, num: int = 1) -> None:
         """Draw until the stream has ended; raises what the stream ended with."""
-        slots = self.buffer.slots
         while True:
             try:
-                draw = self.buffer.draw(num, DEADLINE_S)
+                self.draw(num)
             except Closed:
                 return
-            if draw is None:
-                raise TimeoutError(f"nothing to draw on rank {self.receiver.rank} for {DEADLINE_S} s")
-            rows = self.buffer.gather(draw)
-            for i, slot in enumerate(draw.slots):
-                key = (int(slots.simulation_ids[slot]), int(slots.time_steps[slot]))
-                self.drawn.append(key)
-                self.rows[key] = {name: values[i] for name, values in rows.items()}
-            self.buffer.release(draw)
+
+    def draw(self, num: int = 1) -> None:
+        """Draw one batch; raises what the stream ended with."""
+        slots = self.buffer.slots
+        draw = self.buffer.draw(num, DEADLINE_S)
+        if draw is None:
+            raise TimeoutError(f"nothing to draw on rank {self.receiver.rank} for {DEADLINE_S} s")
+        rows = self.buffer.gather(draw)
+        for i, slot in enumerate(draw.slots):
+            key = (int(slots.simulation_ids[slot]), int(slots.time_steps[slot]))
+            self.drawn.append(key)
+            self.rows[key] = {name: values[i] for name, values in rows.items()}
+        self.buffer.release(draw)
 
     def wait_for(self, kind: type[events.Event]) -> events.Event:
         """The next event of this kind; the others are kept in `seen`."""
@@ -127,10 +156,11 @@ class Reception:
     """A study that receives, and the launcher that stands for its simulations."""
 
     shape: StudyShape
+    epoch: int
     ranks: list[Rank]
     endpoints: list[Endpoints]
     roster: Roster
-    launcher: link.Link
+    launcher: Link
     keys: KeyPair
     attaching: KeyPair
 
@@ -138,10 +168,13 @@ class Reception:
     def first(self) -> Rank:
         return self.ranks[0]
 
-    def launch(self, simulation: int, attempt: int = 0, key: KeyPair | None = None) -> ConnectionFile:
-        """Begin an attempt; returns the connection file of its client ranks."""
+    def launch(
+        self, simulation: int, attempt: int = 0, key: KeyPair | None = None, *, goes_on: bool = False
+    ) -> ConnectionFile:
+        """Begin an attempt, or say that one goes on; returns the connection file of its client ranks."""
         public = None if key is None else key.public
-        self.launcher.send(link.Attempt(simulation=simulation, attempt=attempt, public_key=public))
+        message = link.Attempt(simulation=simulation, attempt=attempt, public_key=public, goes_on=goes_on)
+        self.launcher.send(message)
         return self.connection(simulation, attempt, key)
 
     def connection(self, simulation: int, attempt: int = 0, key: KeyPair | None = None) -> ConnectionFile:
@@ -153,7 +186,7 @@ class Reception:
             )
         return ConnectionFile(
             study=STUDY,
-            epoch=EPOCH,
+            epoch=self.epoch,
             host=HERE,
             control=self.endpoints[0].control,
             simulation=simulation,
@@ -171,38 +204,97 @@ class Reception:
                     return message
         raise TimeoutError(f"the launcher heard no {kind.__name__}")
 
+    def save(self, folder: Path) -> "SavedReception":
+        """Take a snapshot of all ranks and write it, as a checkpoint does. The tests draw in this thread, if at all."""
+        taken = [rank.receiver.snapshot() for rank in self.ranks]
+        for number, (rank, snapshot) in enumerate(zip(self.ranks, taken, strict=True)):
+            write_rank(folder, snapshot, rank.buffer, rank=number, num_ranks=len(self.ranks), num_drawn=len(rank.drawn))
+        return SavedReception(folder=folder, taken=taken, drawn=[key for rank in self.ranks for key in rank.drawn])
+
+    def commit(self, saved: "SavedReception") -> None:
+        """What was saved is in a committed generation."""
+        for rank, taken in zip(self.ranks, saved.taken, strict=True):
+            rank.receiver.post(Committed(marks=taken.marks, generation=1, batches=0))
+
     def run(self, simulation: int, attempt: int = 0, *, rank: int = 0, num_ranks: int = 1) -> Simulation:
         """Connect as a client rank."""
         return connect(self.connection(simulation, attempt), rank=rank, num_ranks=num_ranks, timeout_s=DEADLINE_S)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SavedReception:
+    """A generation on disk; `drawn` are the steps that were trained before it."""
+
+    folder: Path
+    taken: list[ReceptionSnapshot]
+    drawn: list[tuple[int, int]]
+
+    def restore(self, shape: StudyShape) -> list[RankRestore]:
+        """What each rank of a study that goes on takes back."""
+        return [
+            restore_rank(
+                self.folder,
+                num_saved=len(self.taken),
+                rank=rank,
+                num_ranks=shape.num_ranks,
+                routing=shape.routing,
+                num_held_out=shape.num_validation,
+                seed=(1, 2),
+            )
+            for rank in range(shape.num_ranks)
+        ]
+
+    def agree_on_ends(self, restored: Sequence[RankRestore], ranks: Sequence[Rank], roster: Roster) -> None:
+        """All ranks learn which simulations have ended."""
+        complete = [part for rank, it in enumerate(restored) for part in it.complete(rank)]
+        roster.load_state_dict(read_state(self.folder / STUDY_STATE)["roster"], finished_simulations(complete))
+        ends = roster.over()
+        for rank in ranks:
+            for simulation in ends["finished"]:
+                if simulation in rank.validation:
+                    rank.validation.complete(simulation)
+            for simulation in ends["invalid"]:
+                rank.receiver.intake.withdraw(simulation)
+            if not ends["final"]:
+                rank.buffer.reopen()
+
+
 @contextmanager
-def reception(shape: StudyShape) -> Iterator[Reception]:
-    """Start the receivers of all ranks; at the end everything is joined and closed."""
+def reception(shape: StudyShape, *, epoch: int = EPOCH, saved: SavedReception | None = None) -> Iterator[Reception]:
+    """Start the receivers of all ranks, which go on from what was `saved`; in the end all is joined and closed."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        launcher = stack.enter_context(link.Link(f"ipc://{folder / 'l'}"))
+        launcher = stack.enter_context(Link(f"ipc://{folder / 'l'}"))
         keys, attaching = KeyPair.make(), KeyPair.make()
-        ranks = [Rank(shape, rank, folder, keys, attaching) for rank in range(shape.num_ranks)]
+        restored = [None] * shape.num_ranks if saved is None else saved.restore(shape)
+        ranks = [
+            Rank(shape, rank, folder, keys, attaching, epoch=epoch, restored=part) for rank, part in enumerate(restored)
+        ]
         endpoints = [rank.receiver.bind() for rank in ranks]
         facts = StudyFacts(
             study=STUDY,
-            epoch=EPOCH,
+            epoch=epoch,
             endpoints=tuple(it.data for it in endpoints),
             time_steps=shape.time_steps,
             fields=shape.fields,
             routing=shape.routing,
+            window_bytes=2**26,
+            if_server_away=Away.WAIT,
+            wait_s=600.0,
         )
         parameters = [{"x": float(i)} for i in range(shape.num_simulations)]
         roster = Roster(facts, parameters, num_planned=shape.num_simulations, num_held_out=0, num_ranks=shape.num_ranks)
         for rank in ranks:
             rank.receiver.meet(endpoints, roster if rank.receiver.rank == 0 else None)
+        if saved is not None:
+            saved.agree_on_ends([it for it in restored if it is not None], ranks, roster)
         for rank in ranks:
             stack.enter_context(rank.receiver)
-        plan = link.Plan(study=STUDY, epoch=EPOCH, output_dir="", connection={}, simulations=())
-        ranks[0].receiver.post(plan)
+        plan = link.Plan(study=STUDY, epoch=epoch, output_dir="", connection={}, simulations=())
+        ranks[0].receiver.post(Begin(plan=plan))
         study = Reception(
             shape=shape,
+            epoch=epoch,
             ranks=ranks,
             endpoints=endpoints,
             roster=roster,

@@ -21,6 +21,8 @@ class ScriptedStream:
     def __init__(self, script: Sequence[Batch | BaseException | None]) -> None:
         self._script = list(script)
         self.waits_s: list[float] = []
+        self.num_drawn = 0
+        self.num_settled = 0
 
     def draw(self, timeout_s: float) -> Batch | None:
         self.waits_s.append(timeout_s)
@@ -29,4 +31,8 @@ class ScriptedStream:
         item = self._script.pop(0)
         if isinstance(item, BaseException):
             raise item
+        self.num_drawn += item is not None
         return item
+
+    def settle(self) -> None:
+        self.num_settled += 1

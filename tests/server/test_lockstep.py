@@ -1,5 +1,6 @@
 """The control round: what all ranks do follows from one sum."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from stream_server.server.training.lockstep import (
     offer_failure,
 )
 from stream_server.server.training.phases import Phases
+from stream_server.server.training.saves import SaveWords
 from stream_server.server.training.stop import StopReason, StopRequests
 from tests.server.streams import ScriptedStream, batch_of
 from tests.server.thread_ranks import Aborted, ThreadRanks, on_ranks
@@ -114,22 +116,133 @@ def test_the_wish_of_one_rank_stops_all() -> None:
 def test_a_stop_waits_for_the_update_boundary_unless_there_is_no_data() -> None:
     def ask(ranks: ThreadRanks) -> Walk:
         stops = StopRequests()
-        stops.request(StopReason.SIGNAL, "stopped")
+        stops.request(StopReason.SAVED, "stopped")
         return Walk(ranks, [batch_of("a", 1), batch_of("b", 1), None], stops=stops, at_boundary=lambda: False)
 
     first, second = on_ranks(2, ask)
     assert first.sizes == second.sizes == [(1, 1), (1, 1)]
-    assert first.stops.agreed is StopReason.SIGNAL
+    assert first.stops.agreed is StopReason.SAVED
 
 
 def test_a_signal_counts_before_other_reasons() -> None:
     def ask(ranks: ThreadRanks) -> StopReason | None:
         stops = StopRequests()
-        stops.request([StopReason.MAX_S, StopReason.SIGNAL, StopReason.EARLY_STOP][ranks.rank], "")
+        stops.request([StopReason.MAX_S, StopReason.SAVED, StopReason.EARLY_STOP][ranks.rank], "")
         Walk(ranks, [], stops=stops)
         return stops.agreed
 
-    assert on_ranks(3, ask) == [StopReason.SIGNAL] * 3
+    assert on_ranks(3, ask) == [StopReason.SAVED] * 3
+
+
+class FakeSaves:
+    """Wants a checkpoint in some rounds of this rank, counted from 1, and writes down when it is taken.
+
+    A checkpoint that all agreed on is due at once, or, with `due_after`, so many rounds later.
+    """
+
+    def __init__(self, wanted_in: Sequence[int] = (), *, due_after: int = 0, wait_s: float = math.inf) -> None:
+        self.wait_s = wait_s
+        self.heard: list[SaveWords] = []
+        self.taken: list[str] = []
+        self.tell: Callable[[], str] = str
+        self._wanted_in = wanted_in
+        self._due_after = due_after
+        self._num_words = 0
+        self._due_in: int | None = None
+
+    @property
+    def due(self) -> bool:
+        return self._due_in == 0
+
+    def words(self) -> SaveWords:
+        self._num_words += 1
+        return SaveWords(wanted=self._num_words in self._wanted_in)
+
+    def hear(self, said: SaveWords) -> None:
+        self.heard.append(said)
+        if self._due_in:
+            self._due_in -= 1
+        if said.wanted:
+            self._due_in = self._due_after
+
+    def take(self) -> None:
+        self._due_in = None
+        self.taken.append(self.tell())
+
+
+class SavedWalk(Walk):
+    """A walk with checkpoints; each tells which batches were trained, and how many of the drawn ones are settled."""
+
+    def __init__(self, ranks: ThreadRanks, script: Script, saves: FakeSaves, **options: Any) -> None:
+        self.saves = saves
+        self.turns = []
+        trained: list[Any] = []
+        self.stream = ScriptedStream(script)
+        self.stops = options.pop("stops", StopRequests())
+        saves.tell = lambda: f"{''.join(trained)}:{self.stream.num_settled}/{self.stream.num_drawn}"
+        for turn in in_lockstep(self.stream, ranks, self.stops, phases=Phases(), saves=saves, **options):
+            self.turns.append(turn)
+            if turn.batch is not None:
+                trained.append(turn.batch.data)
+
+
+def test_a_checkpoint_is_taken_right_after_the_step_of_the_round_that_agreed_on_it() -> None:
+    def run(ranks: ThreadRanks) -> list[str]:
+        script = [batch_of(name, 1) for name in "abc"]
+        return SavedWalk(ranks, script, FakeSaves([2] if ranks.rank == 1 else [])).saves.taken
+
+    assert on_ranks(2, run) == [["ab:2/2"]] * 2
+
+
+def test_while_ranks_starve_a_checkpoint_is_taken_with_the_batch_that_a_rank_holds() -> None:
+    scripts: list[Script] = [[batch_of("a", 1), batch_of("b", 1)], [batch_of("c", 1), None, None, batch_of("d", 1)]]
+
+    def run(ranks: ThreadRanks) -> list[str]:
+        return SavedWalk(ranks, scripts[ranks.rank], FakeSaves([3])).saves.taken
+
+    assert on_ranks(2, run) == [["a:1/2"], ["c:1/1"]]
+
+
+def test_what_all_ranks_said_of_their_checkpoints_is_heard_by_all() -> None:
+    def run(ranks: ThreadRanks) -> list[SaveWords]:
+        return SavedWalk(ranks, [batch_of("a", 1)], FakeSaves([1] if ranks.rank else [])).saves.heard
+
+    assert on_ranks(3, run) == [[SaveWords(wanted=2), SaveWords()]] * 3
+
+
+def test_a_checkpoint_that_is_due_later_is_taken_later() -> None:
+    (walked,) = on_ranks(
+        1, lambda ranks: SavedWalk(ranks, [batch_of(name, 1) for name in "abc"], FakeSaves([1], due_after=1))
+    )
+    assert walked.saves.taken == ["ab:2/2"]
+
+
+def test_while_a_checkpoint_is_under_way_a_starving_rank_does_not_wait_for_long() -> None:
+    (walked,) = on_ranks(1, lambda ranks: SavedWalk(ranks, [None, None], FakeSaves(wait_s=0.01)))
+    assert walked.stream.waits_s == [0.01, 0.01, 0.01]
+
+
+def test_a_stop_leaves_the_batch_that_was_not_trained_with_the_stream() -> None:
+    def run(ranks: ThreadRanks) -> tuple[list[tuple[int, ...]], str]:
+        stops = StopRequests()
+        script: Script = [batch_of("a", 1), batch_of("b", 1)] if ranks.rank == 0 else [batch_of("c", 1), None]
+
+        def each_round() -> None:
+            if ranks.num_rounds == 2:
+                stops.request(StopReason.SAVED, "SIGTERM")
+
+        walked = SavedWalk(ranks, script, FakeSaves(), stops=stops, each_round=each_round)
+        return [turn.sizes for turn in walked.turns], walked.saves.tell()
+
+    assert on_ranks(2, run) == [([(1, 1)], "a:1/2"), ([(1, 1)], "c:1/1")]
+
+
+def test_when_all_end_at_the_first_the_batches_of_the_others_stay_with_their_streams() -> None:
+    def run(ranks: ThreadRanks) -> str:
+        script = [batch_of(name, 1) for name in "abc"[: 1 + ranks.rank]]
+        return SavedWalk(ranks, script, FakeSaves(), all_end_at_first=True).saves.tell()
+
+    assert on_ranks(2, run) == ["a:1/1", "a:1/2"]
 
 
 def failing(error: BaseException, output_dir: Path) -> Callable[[ThreadRanks], int | None]:

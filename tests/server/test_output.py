@@ -2,36 +2,132 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.server.output import OutputFolder
-
-CONFIG: Any = SimpleNamespace(resolved=lambda: {"study": {"simulations": 1}})
-
-
-def test_an_absent_folder_is_made_with_the_resolved_study_in_it(tmp_path: Path) -> None:
-    folder = OutputFolder(tmp_path / "runs" / "heat")
-    folder.prepare(CONFIG, fresh=False)
-    assert json.loads(folder.study.read_text()) == {"study": {"simulations": 1}}
+from tests.config.studies import Changes, StudyFolder
 
 
-def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
-    folder = OutputFolder(tmp_path / "heat")
-    folder.prepare(CONFIG, fresh=False)
-    with pytest.raises(ConfigError, match="--fresh renames it"):
-        folder.prepare(CONFIG, fresh=False)
+@pytest.fixture
+def study(tmp_path: Path) -> StudyFolder:
+    return StudyFolder(tmp_path / "heat")
 
 
-def test_fresh_keeps_every_earlier_run_under_another_name(tmp_path: Path) -> None:
-    folder = OutputFolder(tmp_path / "heat")
+@pytest.fixture
+def folder(tmp_path: Path) -> OutputFolder:
+    return OutputFolder(tmp_path / "runs" / "heat")
+
+
+def config(study: StudyFolder, changes: Changes | None = None) -> StudyConfig:
+    return study.load({"study.output_dir": str(study.path.parent / "runs" / "heat"), **(changes or {})})
+
+
+def prepare(folder: OutputFolder, config: StudyConfig, *, fresh: bool = False, resume: bool = False) -> None:
+    folder.prepare(config, fresh=fresh, resume=resume)
+
+
+def test_an_absent_folder_is_made_with_the_resolved_study_in_it(study: StudyFolder, folder: OutputFolder) -> None:
+    prepare(folder, config(study))
+    assert json.loads(folder.study.read_text()) == config(study).resolved()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_unfinished_run_is_continued(study: StudyFolder, folder: OutputFolder, *, resume: bool) -> None:
+    prepare(folder, config(study))
+    (folder.path / "mark").touch()
+    prepare(folder, config(study), resume=resume)
+    assert (folder.path / "mark").exists()
+    assert [path.name for path in folder.path.parent.iterdir()] == ["heat"]
+
+
+def test_a_run_is_continued_as_the_study_says_now(study: StudyFolder, folder: OutputFolder) -> None:
+    prepare(folder, config(study))
+    prepare(folder, config(study, {"launcher.max_running": 3}))
+    assert json.loads(folder.study.read_text())["launcher"]["max_running"] == 3
+
+
+def test_what_the_last_run_said_of_its_end_is_gone_when_it_is_continued(
+    study: StudyFolder, folder: OutputFolder
+) -> None:
+    prepare(folder, config(study))
+    for file in (folder.report, folder.exit):
+        file.write_text("{}")
+    prepare(folder, config(study))
+    assert not folder.report.exists()
+    assert not folder.exit.exists()
+
+
+def test_a_study_that_has_changed_is_not_continued_and_both_values_are_told(
+    study: StudyFolder, folder: OutputFolder
+) -> None:
+    prepare(folder, config(study))
+    folder.exit.write_text("why it failed")
+    before = folder.study.read_bytes()
+    with pytest.raises(ConfigError, match=r"buffer\.capacity: 2501, but the run began with 2500"):
+        prepare(folder, config(study, {"buffer.capacity": 2501}))
+    assert folder.study.read_bytes() == before
+    assert folder.exit.read_text() == "why it failed"
+
+
+@pytest.mark.parametrize("text", ["{", "", "[1"])
+def test_a_study_that_cannot_be_read_is_not_continued(study: StudyFolder, folder: OutputFolder, text: str) -> None:
+    prepare(folder, config(study))
+    folder.study.write_text(text)
+    with pytest.raises(ConfigError, match=r"study\.json, from which a run would be continued, cannot be read"):
+        prepare(folder, config(study))
+    prepare(folder, config(study), fresh=True)
+
+
+def test_resume_insists_on_a_run(study: StudyFolder, folder: OutputFolder) -> None:
+    with pytest.raises(ConfigError, match="--resume was given, but there is no run in"):
+        prepare(folder, config(study), resume=True)
+    assert not folder.path.exists()
+
+
+def test_resume_does_not_take_a_launchers_journal_for_a_run(study: StudyFolder, folder: OutputFolder) -> None:
+    folder.path.mkdir(parents=True)
+    (folder.path / "journal.jsonl").touch()
+    with pytest.raises(ConfigError, match="there is no run"):
+        prepare(folder, config(study), resume=True)
+
+
+@pytest.mark.parametrize("names", [[], ["journal.jsonl"], ["logs"], ["journal.jsonl", "logs"]])
+def test_a_run_begins_in_a_folder_with_nothing_but_what_a_launcher_makes(
+    study: StudyFolder, folder: OutputFolder, names: list[str]
+) -> None:
+    folder.path.mkdir(parents=True)
+    for name in names:
+        (folder.path / name).touch()
+    prepare(folder, config(study))
+    assert {path.name for path in folder.path.iterdir()} == {*names, "study.json"}
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", ".hidden", "checkpoints", "report.json"])
+def test_a_folder_with_anything_else_in_it_is_left_as_it_is(
+    study: StudyFolder, folder: OutputFolder, name: str
+) -> None:
+    folder.path.mkdir(parents=True)
+    (folder.path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=r"is not empty, but holds no run .* write another study\.output_dir"):
+        prepare(folder, config(study))
+    assert [(path.name, path.read_text()) for path in folder.path.iterdir()] == [(name, "mine")]
+
+
+def test_fresh_keeps_every_earlier_run_under_another_name(study: StudyFolder, folder: OutputFolder) -> None:
     for run in range(3):
-        folder.prepare(CONFIG, fresh=True)
+        prepare(folder, config(study, {"training.batch_size": 10 + run}), fresh=True)
         (folder.path / "mark").write_text(str(run))
-    assert [(tmp_path / name / "mark").read_text() for name in ("heat.1", "heat.2", "heat")] == ["0", "1", "2"]
+    marks = [(folder.path.parent / name / "mark").read_text() for name in ("heat.1", "heat.2", "heat")]
+    assert marks == ["0", "1", "2"]
+
+
+def test_fresh_begins_in_a_folder_that_is_not_there_or_empty(study: StudyFolder, folder: OutputFolder) -> None:
+    folder.path.mkdir(parents=True)
+    prepare(folder, config(study), fresh=True)
+    assert [path.name for path in folder.path.parent.iterdir()] == ["heat"]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +135,7 @@ def test_fresh_keeps_every_earlier_run_under_another_name(tmp_path: Path) -> Non
     [
         ('{"exit_code": 0, "exit_reason": "finished"}', True),
         ('{"exit_code": 0, "exit_reason": "max_batches"}', False),
+        ('{"exit_code": 75, "exit_reason": "saved"}', False),
         ('{"exit_code": 7, "exit_reason": "failed"}', False),
         ("{", False),
         ("[]", False),
@@ -47,3 +144,7 @@ def test_fresh_keeps_every_earlier_run_under_another_name(tmp_path: Path) -> Non
 def test_a_folder_is_finished_when_its_report_says_so(tmp_path: Path, report: str, *, finished: bool) -> None:
     (tmp_path / "report.json").write_text(report)
     assert OutputFolder(tmp_path).is_finished() is finished
+
+
+def test_a_folder_without_a_report_is_not_finished(tmp_path: Path) -> None:
+    assert not OutputFolder(tmp_path / "nowhere").is_finished()

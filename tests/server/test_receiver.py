@@ -26,7 +26,7 @@ from stream_server.errors import NonFiniteData, ProducerFailed, Refused, Unreach
 from stream_server.launcher import link
 from stream_server.server import events
 from stream_server.server.access import KeyPair
-from stream_server.server.receiver import StopStudy
+from stream_server.server.commands import StopStudy
 from tests.server.reception import EPOCH, STUDY, Crew, RawClient, Reception, StudyShape, reception
 
 

@@ -21,6 +21,7 @@ KEYS = [
     "message",
     "balanced",
     "unbalanced",
+    "warnings",
     "started",
     "wall_s",
     "restarts",
@@ -95,8 +96,15 @@ def test_the_cause_of_a_failed_study_is_not_hidden_by_its_account() -> None:
 def test_simulations_are_counted_by_how_they_ended() -> None:
     states = ["finished", "finished", "given_up", "invalid", "stopped", "waiting", "running"]
     ends = {i: SimulationEnd(state=state, num_steps=None) for i, state in enumerate(states)}
-    found = report(Outcome(exit_code=4, reason="failed"), simulations=ends)["simulations"]
-    assert found == {"requested": 7, "finished": 2, "given_up": 1, "invalid": 1, "stopped": 3}
+    found = report(Outcome(exit_code=4, reason="failed"), simulations=ends, num_survived=2)["simulations"]
+    assert found == {
+        "requested": 7,
+        "finished": 2,
+        "given_up": 1,
+        "invalid": 1,
+        "stopped": 3,
+        "survived_restarts": 2,
+    }
 
 
 def test_throughput_is_over_the_time_of_training() -> None:
@@ -115,8 +123,16 @@ def test_phases_are_means_over_the_ranks_and_memory_is_a_sum() -> None:
 
 
 def test_the_report_of_a_rank_survives_json() -> None:
-    one = rank_report(phases_s={"step": 0.1}, memory_bytes={"buffer": 1})
+    one = rank_report(phases_s={"step": 0.1}, memory_bytes={"buffer": 1}, warnings=["a checkpoint failed"])
     assert RankReport.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_a_warning_names_its_rank_and_changes_nothing_else() -> None:
+    found = build_report(
+        FINISHED, study_report(), [rank_report(), rank_report(warnings=["1 of the checkpoints failed"])]
+    )
+    assert found["warnings"] == ["rank 1: 1 of the checkpoints failed"]
+    assert (found["exit_code"], found["balanced"]) == (0, True)
 
 
 def test_a_written_report_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -149,6 +165,12 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one_and_no_rubbish(tmp_p
 def test_versions_are_found_without_importing_the_packages() -> None:
     found = versions(mpi="MPICH 4.3.0")
     assert {"python", "stream-server", "numpy", "torch", "mpi"} <= set(found)
+
+
+def test_versions_are_looked_up_once_since_every_checkpoint_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = versions()
+    monkeypatch.setattr("stream_server.server.report.version", None)
+    assert versions() == before
 
 
 def shown(report: Mapping[str, Any]) -> str:

@@ -1,9 +1,12 @@
 """Which simulations the study has: the decisions of rank 0."""
 
+from typing import Any
+
 import pytest
 
 from stream_server.client_api.messages import (
     ATTACHING,
+    Away,
     FieldSpec,
     Hello,
     Invalidate,
@@ -28,6 +31,9 @@ FACTS = StudyFacts(
     time_steps=TimeSteps(num=4),
     fields=(FieldSpec(name="u", shape=(2,)),),
     routing=Routing.STEPS,
+    window_bytes=2**20,
+    if_server_away=Away.WAIT,
+    wait_s=600.0,
 )
 
 
@@ -56,8 +62,13 @@ def share(
     )
 
 
+def begun(simulation: int, attempt: int = 0, **others: Any) -> link.Attempt:
+    """The launcher's word of an attempt."""
+    return link.Attempt(**{"simulation": simulation, "attempt": attempt, "public_key": None, **others})
+
+
 def finish(roster: Roster, simulation: int, attempt: int = 0) -> list[Action]:
-    roster.launched(simulation, attempt, None)
+    roster.launched(begun(simulation, attempt))
     roster.share(0, share(simulation, attempt=attempt))
     return roster.share(1, share(simulation, attempt=attempt))
 
@@ -75,7 +86,7 @@ def to_launcher(actions: list[Action]) -> list[object]:
 
 
 def test_a_hello_is_answered_only_when_every_rank_knows_the_attempt(roster: Roster) -> None:
-    roster.launched(1, 0, None)
+    roster.launched(begun(1, 0))
     assert roster.lobby.hello(b"p", hello(1)) == []
     (reply,) = roster.ready(1, 0)
     assert isinstance(reply, Reply)
@@ -86,12 +97,12 @@ def test_a_hello_is_answered_only_when_every_rank_knows_the_attempt(roster: Rost
 
 def test_a_hello_that_comes_before_its_attempt_waits_for_it(roster: Roster) -> None:
     assert roster.lobby.hello(b"p", hello(1)) == []
-    roster.launched(1, 0, None)
+    roster.launched(begun(1, 0))
     assert [type(message) for message in replies(roster.ready(1, 0))] == [Welcome]
 
 
 def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
-    roster.launched(1, 0, None)
+    roster.launched(begun(1, 0))
     roster.lobby.hello(b"p", hello(1))
     roster.lobby.hello(b"p", hello(1))
     assert len(replies(roster.ready(1, 0))) == 1
@@ -107,7 +118,7 @@ def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
     ],
 )
 def test_a_hello_that_cannot_be_right_is_refused(roster: Roster, message: Hello, reason: Reason) -> None:
-    roster.launched(1, 1, None)
+    roster.launched(begun(1, 1))
     roster.ready(1, 1)
     (refusal,) = replies(roster.lobby.hello(b"p", message))
     assert isinstance(refusal, Refusal)
@@ -115,16 +126,16 @@ def test_a_hello_that_cannot_be_right_is_refused(roster: Roster, message: Hello,
 
 
 def test_a_new_attempt_is_not_welcomed_by_the_readiness_of_the_old_one(roster: Roster) -> None:
-    roster.launched(1, 0, None)
+    roster.launched(begun(1, 0))
     roster.ready(1, 0)
-    roster.launched(1, 1, None)
+    roster.launched(begun(1, 1))
     roster.lobby.hello(b"p", hello(1, attempt=1))
     assert roster.ready(1, 0) == []
     assert len(roster.ready(1, 1)) == 1
 
 
 def test_a_simulation_is_finished_when_every_rank_has_its_share(roster: Roster) -> None:
-    roster.launched(0, 0, None)
+    roster.launched(begun(0, 0))
     assert told(roster.share(0, share(0))) == []
     actions = roster.share(1, share(0))
     assert told(actions) == [notices.Terminal(simulation=0, state="finished", reason="")]
@@ -132,15 +143,15 @@ def test_a_simulation_is_finished_when_every_rank_has_its_share(roster: Roster) 
 
 
 def test_a_share_of_an_older_attempt_does_not_finish_a_simulation(roster: Roster) -> None:
-    roster.launched(0, 0, None)
+    roster.launched(begun(0, 0))
     roster.share(0, share(0))
-    roster.launched(0, 1, None)
+    roster.launched(begun(0, 1))
     assert roster.share(1, share(0, attempt=0)) == []
     assert roster.counts()["running"] == 1
 
 
 def test_progress_is_the_sum_over_the_ranks(roster: Roster) -> None:
-    roster.launched(0, 0, None)
+    roster.launched(begun(0, 0))
     roster.share(0, share(0, received=2, complete=False))
     (progress,) = to_launcher(roster.share(1, share(0, received=1, complete=False)))
     assert progress == link.Progress(simulation=0, attempt=0, received=3, blocked=False)
@@ -214,7 +225,7 @@ def test_a_client_for_which_nothing_is_left_is_told(roster: Roster) -> None:
 
 
 def test_a_simulation_that_invalidates_itself_is_not_tried_again(roster: Roster) -> None:
-    roster.launched(0, 0, None)
+    roster.launched(begun(0, 0))
     actions = roster.invalidate(b"p", Invalidate(study="s", simulation=0, attempt=0, reason="diverged"))
     assert replies(actions) == [Invalidated(simulation=0)]
     assert told(actions) == [notices.Terminal(simulation=0, state="invalid", reason="diverged")]
@@ -236,27 +247,38 @@ def test_too_many_failures_fail_the_study(roster: Roster) -> None:
 
 
 def test_a_failed_attempt_is_over_on_every_rank_and_the_next_one_waits_for_its_own_readiness(roster: Roster) -> None:
-    roster.launched(1, 0, None)
+    roster.launched(begun(1, 0))
     roster.ready(1, 0)
     assert told(roster.failed(1, 0)) == [notices.Over(simulation=1, attempt=0)]
     assert roster.failed(1, 0) == []
     assert roster.lobby.hello(b"p", hello(1, attempt=1)) == []
-    roster.launched(1, 1, None)
+    roster.launched(begun(1, 1))
     assert [type(message) for message in replies(roster.ready(1, 1))] == [Welcome]
 
 
 def test_a_client_of_a_failed_attempt_that_comes_late_is_refused(roster: Roster) -> None:
-    roster.launched(1, 0, None)
+    roster.launched(begun(1, 0))
     roster.failed(1, 0)
     roster.lobby.hello(b"p", hello(1, attempt=0))
-    roster.launched(1, 1, None)
+    roster.launched(begun(1, 1))
     (refusal,) = replies(roster.ready(1, 1))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.STALE_ATTEMPT
 
 
+def test_a_client_that_asks_again_after_its_end_is_let_go_and_one_that_was_replaced_is_refused(roster: Roster) -> None:
+    finish(roster, 1, attempt=1)
+    roster.launched(begun(1, 1, goes_on=True))
+    (answer,) = replies(roster.lobby.hello(b"p", hello(1, attempt=1)))
+    assert answer == Stop(text="simulation 1 is finished")
+    for attempt in (0, ATTACHING):
+        (refusal,) = replies(roster.lobby.hello(b"q", hello(1, attempt=attempt)))
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is Reason.STALE_ATTEMPT
+
+
 def test_a_client_that_attaches_cannot_take_over_what_the_study_runs_itself(roster: Roster) -> None:
-    roster.launched(1, 0, "key")
+    roster.launched(begun(1, 0, public_key="key"))
     roster.ready(1, 0)
     (refusal,) = replies(roster.lobby.hello(b"p", hello(1, attempt=ATTACHING)))
     assert isinstance(refusal, Refusal)
@@ -283,7 +305,7 @@ def test_a_simulation_keeps_the_parameters_that_it_was_begun_with(roster: Roster
 def test_a_study_that_failed_does_not_come_to_its_end_any_more(roster: Roster) -> None:
     for simulation in (0, 1):
         finish(roster, simulation)
-    roster.launched(2, 0, None)
+    roster.launched(begun(2, 0))
     assert roster.too_many("too many failed") == [StudyFailed(text="too many failed")]
     roster.gave_up(link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False))
     assert [failure["id"] for failure in roster.failures] == [2]
@@ -291,7 +313,7 @@ def test_a_study_that_failed_does_not_come_to_its_end_any_more(roster: Roster) -
 
 
 def test_the_number_of_steps_is_the_one_that_the_end_told(roster: Roster) -> None:
-    roster.launched(1, 0, None)
+    roster.launched(begun(1, 0))
     roster.share(0, share(1, total=10))
     roster.share(1, share(1, total=7))
     assert roster.num_steps(1) == 7
@@ -304,9 +326,9 @@ def test_a_held_out_simulation_is_not_redrawn(roster: Roster) -> None:
 
 
 def test_the_client_of_a_new_attempt_may_come_before_the_word_of_the_launcher(roster: Roster) -> None:
-    roster.launched(1, 0, None)
+    roster.launched(begun(1, 0))
     roster.ready(1, 0)
     assert replies(roster.lobby.hello(b"p", hello(1, attempt=1))) == []
     roster.failed(1, 0)
-    roster.launched(1, 1, None)
+    roster.launched(begun(1, 1))
     assert [type(message) for message in replies(roster.ready(1, 1))] == [Welcome]

@@ -15,6 +15,7 @@ from stream_server.server.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.phases import Phases
+from tests.buffers.saving import load, save
 
 
 class PerSample(StreamServer):
@@ -145,10 +146,98 @@ def test_a_failed_receiver_fails_the_draw() -> None:
         stream_of(buffer, PerSample()).draw(0)
 
 
-def test_the_rows_of_a_batch_are_free_once_it_is_formed() -> None:
+def test_the_rows_of_a_batch_are_free_once_it_is_settled() -> None:
     buffer = buffer_of(2)
-    stream_of(buffer, PerSample()).draw(0)
+    stream = stream_of(buffer, PerSample())
+    stream.draw(0)
+    assert buffer.slots.num_free == 6
+    stream.settle()
     assert buffer.slots.num_free == 8
+
+
+def restored(buffer: Buffer) -> Buffer:
+    """A new buffer that goes on where this one is."""
+    state, fields = save(buffer)
+    slots = Slots(buffer.slots.shapes, buffer.slots.num_slots)
+    slots.allocate({name: array.dtype for name, array in buffer.slots.arrays.items()})
+    other = Buffer(Fifo(capacity=buffer.capacity), slots)
+    load(other, state, fields)
+    return other
+
+
+def test_batches_that_an_earlier_epoch_did_not_train_are_formed_first_and_in_their_order() -> None:
+    buffer = buffer_of(8)
+    for num in (2, 3):
+        buffer.draw(num, 0)
+    stream = stream_of(restored(buffer), PerSample(), batch_size=3)
+    batches = [stream.draw(0) for _ in range(3)]
+    assert [batch and batch.keys[1].tolist() for batch in batches] == [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert [batch and batch.num_first for batch in batches] == [2, 3, 3]
+
+
+def test_a_restored_batch_is_formed_just_as_it_was() -> None:
+    buffer = buffer_of(4)
+    before = stream_of(buffer, Vectorised()).draw(0)
+    after = stream_of(restored(buffer), Vectorised()).draw(0)
+    assert before is not None
+    assert after is not None
+    for name, values in before.data.items():
+        np.testing.assert_array_equal(after.data[name], values, strict=True)
+
+
+def test_a_restored_batch_was_counted_when_it_was_drawn() -> None:
+    buffer = buffer_of(4)
+    first = stream_of(buffer, PerSample())
+    first.draw(0)
+    second = stream_of(restored(buffer), PerSample())
+    second.num_drawn = first.num_drawn
+    second.draw(0)
+    assert second.num_drawn == 2
+    second.draw(0)
+    assert second.num_drawn == 4
+
+
+def test_a_restored_batch_needs_no_new_samples() -> None:
+    buffer, asked = buffer_of(2), []
+    buffer.draw(2, 0)
+    server = PerSample()
+    server.prepare_training_attributes()
+    stream = StreamDataset(
+        restored(buffer),
+        server,
+        parameters_of=parameters_of,
+        batch_size=2,
+        phases=Phases(),
+        before_draw=lambda: asked.append("fill"),
+    )
+    assert stream.draw(0) is not None
+    assert asked == []
+    assert stream.draw(0) is None
+    assert asked == ["fill"]
+
+
+def test_the_rows_of_a_restored_batch_are_free_once_it_is_settled() -> None:
+    buffer = buffer_of(4)
+    for _ in range(2):
+        buffer.draw(2, 0)
+    other = restored(buffer)
+    stream = stream_of(other, PerSample())
+    num_free = []
+    for _ in range(2):
+        stream.draw(0)
+        num_free.append(other.slots.num_free)
+    stream.settle()
+    assert [*num_free, other.slots.num_free] == [4, 6, 8]
+
+
+def test_a_batch_that_is_not_settled_can_be_restored_again_and_again() -> None:
+    buffer = buffer_of(5)
+    stream_of(buffer, PerSample()).draw(0)
+    for _ in range(3):
+        buffer = restored(buffer)
+        batch = stream_of(buffer, PerSample()).draw(0)
+        assert batch is not None
+        assert batch.keys[1].tolist() == [0, 1]
 
 
 class Raising(PerSample):

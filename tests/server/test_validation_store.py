@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from stream_server.server.plain_state import from_bytes, to_bytes
 from stream_server.server.validation_store import ValidationStore
 
 
@@ -45,3 +46,44 @@ def test_a_withdrawn_simulation_is_forgotten() -> None:
     store.withdraw(0)
     store.complete(0)
     assert store.stacked() is None
+
+
+def test_rows_that_were_saved_are_those_of_that_moment() -> None:
+    store = ValidationStore(2)
+    add(store, 0, 0)
+    add(store, 1, 0)
+    store.complete(0)
+    rows = store.rows()
+    store.stacked()
+    add(store, 0, 1)
+    store.complete(1)
+    store.withdraw(0)
+    assert len(rows) == 2
+    assert (rows.simulation_ids, rows.complete) == ((0, 1), (0,))
+    np.testing.assert_array_equal(rows.values("u", range(2)), [[0, 0, 0], [10, 10, 10]])
+
+
+def test_a_store_that_was_taken_back_goes_on_as_it_was() -> None:
+    store, other = ValidationStore(3), ValidationStore(3)
+    for simulation, step, present in ((0, 1, True), (2, 0, False), (0, 0, True)):
+        add(store, simulation, step, present=present)
+    store.complete(2)
+    rows = store.rows()
+    other.load(from_bytes(to_bytes(rows.state())), {"u": rows.values("u", range(3))})
+    for it in (store, other):
+        add(it, 0, 2)
+        it.complete(0)
+    found, expected = other.stacked(), store.stacked()
+    assert found is not None
+    assert expected is not None
+    assert found.time_steps.tolist() == expected.time_steps.tolist() == [0, 1, 2, 0]
+    np.testing.assert_array_equal(found.fields["u"], expected.fields["u"])
+    assert found.present["u"].tolist() == [True, True, True, False]
+
+
+def test_a_store_without_a_row_can_be_taken_back() -> None:
+    rows = ValidationStore(1).rows()
+    other = ValidationStore(1)
+    other.load(from_bytes(to_bytes(rows.state())), {})
+    assert rows.layout.num_rows == 0
+    assert other.stacked() is None

@@ -14,13 +14,15 @@ LIVE_INTERVAL_S = 0.25
 PLAIN_INTERVAL_S = 5.0
 RATE_WINDOW_S = 10.0
 NUM_PHASES_SHOWN = 4
+DEGRADED = "the last checkpoint failed; the one before is good, and another will be tried"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     """How far the study has come, at one moment; `phases_s` are those of rank 0.
 
-    `simulations` counts by state, with the states waiting, running, finished and given_up among them.
+    `simulations` counts by state, with the states waiting, running, finished and given_up among them. `is_degraded`:
+    the last checkpoint failed.
     """
 
     simulations: Mapping[str, int]
@@ -32,6 +34,7 @@ class Status:
     loss: float | None = None
     validation_loss: float | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    is_degraded: bool = False
 
     @property
     def failed(self) -> int:
@@ -118,6 +121,7 @@ def _status_rows(status: Status, rate: float) -> list[tuple[str, str]]:
         ("buffer", _buffer(status)),
         ("training", ", ".join([f"{status.batches:,} batches", f"{rate:,.1f}/s", *shown])),
         ("time", shares(status.phases_s, NUM_PHASES_SHOWN) or "-"),
+        *([("degraded", DEGRADED)] if status.is_degraded else []),
     ]
 
 
@@ -127,6 +131,7 @@ def _line(status: Status, rate: float) -> str:
     return (
         f"simulations {_simulations(status)} | samples {_samples(status)} | buffer {_buffer(status)} | "
         f"batches {status.batches} ({rate:.1f}/s){loss}{validation} | {shares(status.phases_s, NUM_PHASES_SHOWN)}"
+        f"{f' | DEGRADED: {DEGRADED}' if status.is_degraded else ''}"
     ).rstrip(" |")
 
 

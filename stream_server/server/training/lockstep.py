@@ -12,6 +12,7 @@ from stream_server.errors import Closed, PeerFailed
 from stream_server.server.ranks import Ranks
 from stream_server.server.stream import Batch
 from stream_server.server.training.phases import Phases
+from stream_server.server.training.saves import NOTHING, NoSaves, Saves, SaveWords
 from stream_server.server.training.stop import StopReason, StopRequests
 
 IDLE_S = 1.0
@@ -21,9 +22,11 @@ OFFER_S = 2.0
 
 
 class Stream(Protocol):
-    """Where batches come from."""
+    """Where batches come from. `settle`: the last one was trained."""
 
     def draw(self, timeout_s: float) -> Batch | None: ...
+
+    def settle(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +60,11 @@ class Statement:
     impatient: bool = False
     stop: StopReason | None = None
     exit_code: int = 0
+    saves: SaveWords = NOTHING
 
     def packed(self, rank: int, num_ranks: int) -> NDArray[np.int64]:
         """Integers to be added up: batch sizes and exit codes by rank, then counts."""
-        numbers = np.zeros(2 * num_ranks + 3 + len(StopReason), np.int64)
+        numbers = np.zeros(2 * num_ranks + 3 + len(SaveWords._fields) + len(StopReason), np.int64)
         shared = numbers[2 * num_ranks :]
         numbers[num_ranks + rank] = self.exit_code
         if self.batch is not None:
@@ -68,8 +72,9 @@ class Statement:
             shared[0] = self.batch.num_first
         shared[1] = self.ended
         shared[2] = self.impatient
+        shared[3 : 3 + len(self.saves)] = self.saves
         if self.stop is not None:
-            shared[3 + self.stop] = 1
+            shared[3 + len(self.saves) + self.stop] = 1
         return numbers
 
 
@@ -82,18 +87,21 @@ class Round:
     num_first: int
     num_ended: int
     impatient: bool
+    saves: SaveWords
     stop: StopReason | None
 
     @classmethod
     def of(cls, total: NDArray[np.int64], num_ranks: int) -> "Round":
         numbers = total.tolist()
-        first, ended, impatient, *stops = numbers[2 * num_ranks :]
+        first, ended, impatient, *others = numbers[2 * num_ranks :]
+        saves, stops = SaveWords(*others[: len(SaveWords._fields)]), others[len(SaveWords._fields) :]
         return cls(
             sizes=tuple(numbers[:num_ranks]),
             exit_codes=tuple(numbers[num_ranks : 2 * num_ranks]),
             num_first=first,
             num_ended=ended,
             impatient=impatient > 0,
+            saves=saves,
             stop=next((reason for reason in StopReason if stops[reason]), None),
         )
 
@@ -141,12 +149,14 @@ def in_lockstep(
     needs_every_rank: bool = False,
     at_boundary: Callable[[], bool] = lambda: True,
     each_round: Callable[[], None] = lambda: None,
+    saves: Saves | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Turn]:
     """The training steps that all ranks take together, each with what this rank has for it.
 
     Every decision comes from the sum of what the ranks say, so they take the same ones. It ends when all streams
-    have ended, or when all agreed to stop, which `stops.agreed` then tells.
+    have ended, or when all agreed to stop, which `stops.agreed` then tells. A batch that was drawn and not trained
+    then is still held by the stream.
 
     Args:
         stream: this rank's batches.
@@ -157,6 +167,7 @@ def in_lockstep(
         needs_every_rank: take no step for which some rank has no data yet, however long it takes.
         at_boundary: whether a stop may happen now; the same on all ranks.
         each_round: called before every round, of which there is at least one a second.
+        saves: the checkpoints, which are agreed on in the same rounds and taken between two steps.
         clock: seconds, for the time that ranks wait for each other.
 
     Raises:
@@ -165,6 +176,7 @@ def in_lockstep(
         UserCodeError: a user's method raised while the batch was formed.
     """
     patience = Patience(clock)
+    saves = saves or NoSaves()
     batch: Batch | None = None
     ended = False
     while True:
@@ -172,13 +184,20 @@ def in_lockstep(
         stopping = stops.pending is not None and at_boundary()
         if batch is None and not ended and not stopping:
             try:
-                batch = stream.draw(patience.wait_s)
+                batch = stream.draw(min(patience.wait_s, saves.wait_s))
             except Closed:
                 ended = True
-        said = Statement(batch=batch, ended=ended, impatient=patience.over and batch is None, stop=stops.pending)
+        said = Statement(
+            batch=batch,
+            ended=ended,
+            impatient=patience.over and batch is None,
+            stop=stops.pending,
+            saves=saves.words(),
+        )
         with phases.measure("round"):
             agreed = Round.of(ranks.sum(said.packed(ranks.rank, ranks.size)), ranks.size)
         _raise_if_failed(agreed)
+        saves.hear(agreed.saves)
         patience.note(idle=batch is None and not ended, others_hold=agreed.num_active > 0)
         if agreed.stop is not None and (at_boundary() or not agreed.num_active):
             stops.agreed = agreed.stop
@@ -191,7 +210,11 @@ def in_lockstep(
         lonely = agreed.num_idle > 0
         if agreed.num_active and (not lonely or (agreed.impatient and not needs_every_rank)):
             yield Turn(batch=batch, sizes=agreed.sizes, num_first=agreed.num_first, lonely=lonely)
-            batch = None
+            if batch is not None:
+                stream.settle()
+                batch = None
+        if saves.due:
+            saves.take()
 
 
 def come_together(ranks: Ranks) -> None:
@@ -200,7 +223,18 @@ def come_together(ranks: Ranks) -> None:
     Raises:
         PeerFailed: another rank failed before it came here.
     """
-    _raise_if_failed(Round.of(ranks.sum(Statement().packed(ranks.rank, ranks.size)), ranks.size))
+    agree(ranks, NOTHING)
+
+
+def agree(ranks: Ranks, words: SaveWords) -> SaveWords:
+    """What all ranks together say of their saves, in a round apart from training. Collective.
+
+    Raises:
+        PeerFailed: another rank failed.
+    """
+    agreed = Round.of(ranks.sum(Statement(saves=words).packed(ranks.rank, ranks.size)), ranks.size)
+    _raise_if_failed(agreed)
+    return agreed.saves
 
 
 def offer_failure(ranks: Ranks, exit_code: int, timeout_s: float = OFFER_S) -> int | None:

@@ -1,15 +1,19 @@
 """The training of a study."""
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stream_server.failpoints import failpoint
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import Callbacks
 from stream_server.server.training.lockstep import Stream, Turn, in_lockstep
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
+from stream_server.server.training.saves import Saves
 from stream_server.server.training.step import Step, StepOutcome
 from stream_server.server.training.stop import StopReason, StopRequests
 
@@ -44,6 +48,8 @@ class Training:
     metrics: Metrics
     validation: Validates
     phases: Phases
+    saves: Saves
+    leave_at_s: float = math.inf
     each_round: Callable[[], None] = lambda: None
 
     def run(self) -> None:
@@ -63,6 +69,7 @@ class Training:
             needs_every_rank=self.step.needs_every_rank,
             at_boundary=self._may_stop,
             each_round=self._each_round,
+            saves=self.saves,
         )
         due = False
         for turn in turns:
@@ -76,10 +83,11 @@ class Training:
         last_update = self.step.finish()
         if last_update is not None:
             self.progress.count_update(last_update)
-        if self.stops.agreed is not StopReason.SIGNAL and not self.validation.is_done(self.progress.batches):
+        if self.stops.agreed is not StopReason.SAVED and not self.validation.is_done(self.progress.batches):
             self._validate()
         self._log()
-        self.callbacks.on_train_end()
+        if self.stops.agreed is not StopReason.SAVED:
+            self.callbacks.on_train_end()
 
     def _train(self, turn: Turn) -> None:
         data, batch_idx = None, self.progress.batches
@@ -88,6 +96,7 @@ class Training:
                 data = self.step.place(turn.batch.data)
                 self.callbacks.on_batch_start(data, batch_idx)
             outcome = self.step.run(turn, data, batch_idx)
+            failpoint("server.trained")
             self._count(turn, outcome)
             if turn.batch is not None:
                 self.callbacks.on_batch_end(data, batch_idx, outcome.loss)
@@ -120,4 +129,6 @@ class Training:
             self.stops.request(StopReason.MAX_BATCHES, f"{limits.max_batches} batches, as training.max_batches says")
         if limits.max_s is not None and self.progress.elapsed_s >= limits.max_s:
             self.stops.request(StopReason.MAX_S, f"{limits.max_s:g} s, as training.max_s says")
+        if time.monotonic() >= self.leave_at_s:
+            self.stops.request(StopReason.SAVED, "saved before the time limit; run it again to go on")
         self.each_round()

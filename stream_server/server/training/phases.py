@@ -13,7 +13,8 @@ class Phases:
     count as step. One object belongs to one thread; the receiver thread has its own. Other threads may read
     `seconds` and `current`.
 
-    The names in use are receive, wait_for_data, gather, transform, round, step, all_reduce, validation and log.
+    The names in use are receive, wait_for_data, gather, transform, round, step, all_reduce, validation, checkpoint and
+    log.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,6 +47,10 @@ class Phases:
     def add(self, name: str, seconds: float) -> None:
         """Count time that was measured elsewhere, outside every other phase."""
         self._seconds[name] += seconds
+
+    def load_state_dict(self, seconds: Mapping[str, float]) -> None:
+        """Go on counting from here."""
+        self._seconds.update(seconds)
 
     def _settle(self) -> None:
         now = self._clock()

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from stream_server.server.training.lockstep import Turn
     from stream_server.server.training.step import StepOutcome
 
+TIMES = ("_clock", "_start", "_before_s")
+
 
 class Progress:
     """Counts of the whole study, the same on all ranks since they come from the control rounds.
@@ -29,10 +31,11 @@ class Progress:
         self._unsettled = 0
         self._clock = clock
         self._start = clock()
+        self._before_s = 0.0
 
     def begin(self) -> None:
-        """The first batch is waited for: the time of the training starts."""
-        self._start = self._clock()
+        """The first batch is waited for: the time of the training starts, or goes on."""
+        self._start = self._clock() - self._before_s
 
     @property
     def elapsed_s(self) -> float:
@@ -57,10 +60,15 @@ class Progress:
         self._unsettled = 0
 
     def state_dict(self) -> dict[str, Any]:
-        counts = {name: value for name, value in vars(self).items() if name not in ("_clock", "_start")}
+        counts = {name: value for name, value in vars(self).items() if name not in TIMES}
         return {**counts, "elapsed_s": self.elapsed_s}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue; on another number of ranks, rank 0 takes the batches of those that are no more."""
         counts = dict(state)
-        self._start = self._clock() - counts.pop("elapsed_s")
+        self._before_s = counts.pop("elapsed_s")
+        self._start = self._clock() - self._before_s
+        before, num_ranks = counts.pop("batches_per_rank"), len(self.batches_per_rank)
         vars(self).update(counts)
+        self.batches_per_rank = [*before, *[0] * num_ranks][:num_ranks]
+        self.batches_per_rank[0] += sum(before[num_ranks:])

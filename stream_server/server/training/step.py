@@ -65,6 +65,26 @@ class Step(Protocol):
         """A validation gave these means."""
         ...
 
+    def unite(self) -> None:
+        """Make the model the same on all ranks."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model, once it is united, and how it learns, in plain containers and arrays that nobody changes."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back, on every rank, what `state_dict` gave on one."""
+        ...
+
+    def random_state(self) -> dict[str, Any]:
+        """The random generators of this rank, in plain containers and arrays."""
+        ...
+
+    def load_random_state(self, state: dict[str, Any]) -> None:
+        """Take back what `random_state` gave on this rank."""
+        ...
+
 
 class LearnerStep:
     """The step of a plain `StreamServer`: its `training_step` updates the model itself, by `all_reduce`.
@@ -121,6 +141,22 @@ class LearnerStep:
         yield
 
     def validated(self, metrics: dict[str, float]) -> None:
+        pass
+
+    def unite(self) -> None:
+        self._catch_up()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the model of such a server is in its own `state_dict`."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def random_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_random_state(self, state: dict[str, Any]) -> None:
         pass
 
     def _catch_up(self) -> None:

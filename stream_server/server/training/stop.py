@@ -10,9 +10,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopReason(IntEnum):
-    """Reasons to stop; when ranks ask for several at once, the first one counts."""
+    """Reasons to stop; when ranks ask for several at once, the first one counts.
 
-    SIGNAL = 0
+    After SAVED the study is not over: it goes on when it is started again.
+    """
+
+    SAVED = 0
     EARLY_STOP = 1
     MAX_BATCHES = 2
     MAX_S = 3
@@ -21,7 +24,7 @@ class StopReason(IntEnum):
     @property
     def untrained_reason(self) -> str:
         """What the closing account says of the samples that are left."""
-        return ("stopped", "early_stop", "max_batches", "max_s", "uneven")[self]
+        return ("saved", "early_stop", "max_batches", "max_s", "uneven")[self]
 
 
 class StopRequests:
@@ -49,7 +52,7 @@ class StopRequests:
 
         def ask(number: int, frame: FrameType | None) -> None:
             name = signal.Signals(number).name
-            self.request(StopReason.SIGNAL, f"stopped by {name} before the end; nothing is saved in this version")
+            self.request(StopReason.SAVED, f"stopped by {name}; run it again to go on")
             if number == signal.SIGINT:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
 

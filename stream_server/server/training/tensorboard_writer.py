@@ -9,7 +9,11 @@ import struct
 import time
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata  # type: ignore[import-untyped]
+from tensorboard.compat.proto.event_pb2 import (  # type: ignore[import-untyped]
+    Event,
+    SessionLog,
+    SourceMetadata,
+)
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
@@ -21,13 +25,17 @@ RGBA = 4
 
 
 class TensorBoardWriter:
-    """An event file of its own in `folder`; written in the caller's thread, record by record."""
+    """An event file of its own in `folder`; written in the caller's thread, record by record.
 
-    def __init__(self, folder: Path) -> None:
+    What files of earlier epochs have behind batch `after` is not shown any more.
+    """
+
+    def __init__(self, folder: Path, after: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter((folder / name).open("wb"))
         self._write(Event(file_version="brain.Event:2", source_metadata=SourceMetadata(writer="stream_server")))
+        self._write(Event(step=after + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: Record) -> None:
         summary = Summary()

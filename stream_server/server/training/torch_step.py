@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.ranks import Ranks
 from stream_server.server.torch_server import TorchServer
+from stream_server.server.torch_state import plain, restored, set_torch_random_states, torch_random_states
 from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.step import StepOutcome
@@ -97,8 +98,7 @@ class TorchStep:
         return self._update(value) if last else StepOutcome(loss=value, updated=False)
 
     def finish(self) -> StepOutcome | None:
-        if self._union:
-            self._union.share_buffers(self._buffers_from)
+        self.unite()
         if self.at_boundary:
             return None
         if self._union:
@@ -107,8 +107,7 @@ class TorchStep:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        if self._union:
-            self._union.share_buffers(self._buffers_from)
+        self.unite()
         modes = [(module, module.training) for module in self._server.model.modules()]
         self._server.model.eval()
         try:
@@ -122,6 +121,37 @@ class TorchStep:
         for scheduler in _as_list(self._server.lr_scheduler):
             if isinstance(scheduler, ReduceLROnPlateau) and "loss" in metrics:
                 scheduler.step(metrics["loss"])
+
+    def unite(self) -> None:
+        if self._union:
+            self._union.share_buffers(self._buffers_from)
+
+    def state_dict(self) -> dict[str, Any]:
+        server = self._server
+        return {
+            "model": plain(server.model.state_dict(), "the model"),
+            "optimizers": [plain(it.state_dict(), "the optimizer") for it in _as_list(server.optimizer)],
+            "schedulers": [plain(it.state_dict(), "the lr_scheduler") for it in _as_list(server.lr_scheduler)],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        server, saved = self._server, restored(state)
+        try:
+            server.model.load_state_dict(saved["model"])
+            for part, own in (("optimizers", server.optimizer), ("schedulers", server.lr_scheduler)):
+                for it, its_state in zip(_as_list(own), saved[part], strict=True):
+                    it.load_state_dict(its_state)
+        except (RuntimeError, ValueError, KeyError) as error:
+            name = f"{type(server).__name__}.prepare_training_attributes"
+            text = f"{name} makes something else than what was saved: {error}"
+            raise UserCodeError(f"{text}. Make the same as before, or start over with --fresh") from error
+
+    def random_state(self) -> dict[str, Any]:
+        states: dict[str, Any] = torch_random_states()
+        return states
+
+    def load_random_state(self, state: dict[str, Any]) -> None:
+        set_torch_random_states(state)
 
     def _refuse_what_manual_optimisation_ignores(self) -> None:
         if self._server.automatic_optimization:

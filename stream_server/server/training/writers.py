@@ -3,31 +3,36 @@
 import csv
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 from stream_server.server.training.metrics import Record, Writer
 
 
-def open_writers(folder: Path) -> list[Writer]:
-    """Writers of all formats into the `metrics` folder of a study; files of an earlier run are continued.
+def open_writers(folder: Path, after: int = 0) -> list[Writer]:
+    """Writers of all formats into the `metrics` folder of a study, which continue the files of earlier epochs.
 
-    For rank 0 alone; TensorBoard's package is imported here, so that the other ranks do without.
+    What was logged after batch `after` goes: those batches are trained again. For rank 0 alone; TensorBoard's package
+    is imported here, so that the other ranks do without.
     """
     from stream_server.server.training.tensorboard_writer import TensorBoardWriter
 
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        JsonLinesWriter(folder / "metrics.jsonl"),
-        CsvWriter(folder / "metrics.csv"),
-        TensorBoardWriter(folder / "tensorboard"),
+        JsonLinesWriter(folder / "metrics.jsonl", after),
+        CsvWriter(folder / "metrics.csv", after),
+        TensorBoardWriter(folder / "tensorboard", after),
     ]
 
 
 class JsonLinesWriter:
     """One JSON object per log point, `null` for a number that is not finite."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, after: int = 0) -> None:
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            _replace(path, "".join(line for line in lines if line.endswith("\n") and _batch_of(line) <= after))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
@@ -45,18 +50,21 @@ class JsonLinesWriter:
 class CsvWriter:
     """One row per log point and one column per name; a name that comes later adds its column to the rows before."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, after: int = 0) -> None:
         self._path = path
         self._columns = ["batch", "wall_s"]
-        if path.exists() and path.stat().st_size:
-            with path.open(newline="", encoding="utf-8") as file:
-                self._columns = next(csv.reader(file))
-        else:
-            self._rewrite([])
+        rows: list[dict[str, Any]] = []
+        if path.exists():
+            # A crash may have torn the last line, also so that it still looks like one.
+            whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+            reader = csv.DictReader(whole.splitlines())
+            self._columns = list(reader.fieldnames or self._columns)
+            rows = [row for row in reader if int(row["batch"]) <= after]
+        self._rewrite(rows)
         self._file = path.open("a", newline="", encoding="utf-8")
 
     def write(self, record: Record) -> None:
-        if not record.values:
+        if not record.values or not self._is_ours:
             return
         new = [name for name in record.values if name not in self._columns]
         if new:
@@ -67,6 +75,14 @@ class CsvWriter:
 
     def close(self) -> None:
         self._file.close()
+
+    @property
+    def _is_ours(self) -> bool:
+        """A newer start of the server, if there is one, has put its own file in the place of this one."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
 
     def _add_columns(self, names: list[str]) -> None:
         self._file.close()
@@ -83,3 +99,13 @@ class CsvWriter:
             writer.writeheader()
             writer.writerows(rows)
         temporary.replace(self._path)
+
+
+def _batch_of(line: str) -> int:
+    return int(json.loads(line)["batch"])
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,5 +1,7 @@
 """The training loop on one rank and on several."""
 
+import math
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
+from stream_server.server.training.saves import NoSaves
 from stream_server.server.training.step import LearnerStep, StepOutcome
 from stream_server.server.training.stop import StopReason, StopRequests
 from stream_server.server.training.union_mean import UnionMean
@@ -88,6 +91,7 @@ def training(
     *,
     step: Callable[[StreamServer, ThreadRanks], LearnerStep] = LearnerStep,
     each_round: Callable[[Any], None] = lambda run: None,
+    leave_at_s: float = math.inf,
     **keys: Any,
 ) -> Run:
     """Train one rank on batches of one sample; gives its parts afterwards."""
@@ -107,6 +111,8 @@ def training(
         metrics=run.metrics,
         validation=run.checks,
         phases=Phases(),
+        saves=NoSaves(),
+        leave_at_s=leave_at_s,
         each_round=lambda: each_round(run),
     ).run()
     return run
@@ -148,15 +154,27 @@ def test_max_s_ends_the_training() -> None:
     assert (run.progress.batches, run.stops.agreed) == (0, StopReason.MAX_S)
 
 
-def test_a_signal_ends_the_training_without_another_validation() -> None:
+def test_a_training_that_goes_on_later_is_left_without_validation_and_without_its_end() -> None:
     def stop_after_one(run: Run) -> None:
         if run.progress.batches == 1:
-            run.stops.request(StopReason.SIGNAL, "stopped by SIGTERM")
+            run.stops.request(StopReason.SAVED, "stopped by SIGTERM")
 
     (run,) = on_ranks(1, lambda ranks: training(ranks, [1] * 5, each_round=stop_after_one))
     assert (run.progress.batches, run.checks.batches) == (1, [])
-    assert run.stops.agreed is StopReason.SIGNAL
-    assert run.events[-1] == "end"
+    assert run.stops.agreed is StopReason.SAVED
+    assert run.events == ["start", (0, 1.0)]
+
+
+def test_a_training_leaves_before_the_jobs_time_is_over() -> None:
+    (run,) = on_ranks(1, lambda ranks: training(ranks, [1] * 5, leave_at_s=time.monotonic()))
+    assert (run.progress.batches, run.stops.agreed) == (0, StopReason.SAVED)
+    assert run.stops.text == "saved before the time limit; run it again to go on"
+
+
+def test_one_rank_that_has_to_leave_takes_all_with_it() -> None:
+    ends_at = [math.inf, time.monotonic()]
+    runs = on_ranks(2, lambda ranks: training(ranks, [1] * 5, leave_at_s=ends_at[ranks.rank]))
+    assert [run.stops.agreed for run in runs] == [StopReason.SAVED] * 2
 
 
 def test_validation_waits_for_the_update_and_the_last_update_is_counted() -> None:

@@ -206,6 +206,18 @@ def record(batch: int, **values: float) -> Record:
     return Record(batch=batch, wall_s=batch / 10, values=values, histograms={}, figures={})
 
 
+def write_files(folder: Path, batches: list[int], *, after: int) -> None:
+    """What one run logs that begins after a batch."""
+    for writer in (JsonLinesWriter(folder / "m.jsonl", after), CsvWriter(folder / "m.csv", after)):
+        for batch in batches:
+            writer.write(record(batch, loss=0.5))
+        writer.close()
+
+
+def batches_of(path: Path) -> list[int]:
+    return [json.loads(line)["batch"] for line in path.read_text().splitlines()]
+
+
 def test_json_lines_hold_one_log_point_each_and_null_for_what_is_not_finite(tmp_path: Path) -> None:
     writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
     writer.write(record(10, loss=1.5))
@@ -237,11 +249,48 @@ def test_a_name_that_comes_later_adds_its_column_to_the_csv(tmp_path: Path) -> N
 
 def test_files_of_an_earlier_run_are_continued(tmp_path: Path) -> None:
     for batch in (10, 20):
-        for writer in (JsonLinesWriter(tmp_path / "m.jsonl"), CsvWriter(tmp_path / "m.csv")):
-            writer.write(record(batch, loss=0.5))
-            writer.close()
-    assert len((tmp_path / "m.jsonl").read_text().splitlines()) == 2
+        write_files(tmp_path, [batch], after=batch - 10)
+    assert batches_of(tmp_path / "m.jsonl") == [10, 20]
     assert (tmp_path / "m.csv").read_text() == "batch,wall_s,loss\n10,1.0,0.5\n20,2.0,0.5\n"
+
+
+def test_what_was_logged_behind_the_checkpoint_is_logged_again_and_only_once(tmp_path: Path) -> None:
+    write_files(tmp_path, [10, 20, 30], after=0)
+    write_files(tmp_path, [30, 40], after=20)
+    assert batches_of(tmp_path / "m.jsonl") == [10, 20, 30, 40]
+    assert [line.split(",")[0] for line in (tmp_path / "m.csv").read_text().split()] == [
+        "batch",
+        "10",
+        "20",
+        "30",
+        "40",
+    ]
+
+
+@pytest.mark.parametrize("name", ["m.jsonl", "m.csv"])
+def test_a_line_that_was_torn_by_a_crash_goes_wherever_it_was_torn(tmp_path: Path, name: str) -> None:
+    write_files(tmp_path, [10, 200], after=0)
+    whole = (tmp_path / name).read_bytes()
+    kept = whole[: whole.rindex(b"\n", 0, -1) + 1]
+    for end in range(len(kept), len(whole)):
+        (tmp_path / name).write_bytes(whole[:end])
+        write_files(tmp_path, [], after=100)
+        assert (tmp_path / name).read_bytes() == kept, f"torn after {whole[len(kept) : end]!r}"
+
+
+def test_a_csv_file_that_was_torn_in_its_first_line_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("batch,wa")
+    write_files(tmp_path, [10], after=0)
+    assert (tmp_path / "m.csv").read_text() == "batch,wall_s,loss\n10,1.0,0.5\n"
+
+
+def test_the_columns_of_an_earlier_run_stay(tmp_path: Path) -> None:
+    writer = CsvWriter(tmp_path / "m.csv")
+    writer.write(record(10, loss=0.5))
+    writer.write(record(20, lr=0.1))
+    writer.close()
+    write_files(tmp_path, [20], after=10)
+    assert (tmp_path / "m.csv").read_text() == "batch,wall_s,loss,lr\n10,1.0,0.5,\n20,2.0,0.5,\n"
 
 
 def test_tensorboard_reads_back_scalars_histograms_and_figures(tmp_path: Path) -> None:
@@ -265,6 +314,26 @@ print(loss.step, loss.value, value.num, value.min, value.max, sum(value.bucket),
         [sys.executable, "-c", script, str(tmp_path / "tensorboard")], check=True, capture_output=True, text=True
     )
     assert read.stdout.split() == ["30", "0.25", "3.0", "1.0", "4.0", "3.0", "3", "2"]
+
+
+def test_tensorboard_shows_what_was_logged_behind_the_checkpoint_only_once(tmp_path: Path) -> None:
+    for batches, after, loss in (([10, 20, 30, 40], 0, 1.0), ([30, 40, 50], 20, 2.0)):
+        writers = open_writers(tmp_path, after)
+        for batch in batches:
+            for writer in writers:
+                writer.write(record(batch, loss=loss))
+        for writer in writers:
+            writer.close()
+    script = """
+import sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1]).Reload()
+print(*((event.step, event.value) for event in events.Scalars("loss")))
+"""
+    read = run(
+        [sys.executable, "-c", script, str(tmp_path / "tensorboard")], check=True, capture_output=True, text=True
+    )
+    assert read.stdout == "(10, 1.0) (20, 1.0) (30, 2.0) (40, 2.0) (50, 2.0)\n"
 
 
 def test_writing_for_tensorboard_loads_neither_torch_nor_tensorflow(tmp_path: Path) -> None:

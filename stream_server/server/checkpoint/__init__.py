@@ -1,0 +1,1 @@
+"""Generations of the study's state on disk: complete and checksummed, or not there at all."""

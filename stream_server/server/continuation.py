@@ -1,0 +1,124 @@
+"""Where a start of the server continues: its epoch, and the generation that it begins from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stream_server import errors
+from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError, DamagedCheckpoint, StreamServerError
+from stream_server.server import parts
+from stream_server.server.checkpoint.epochs import begin_epoch, read_epochs
+from stream_server.server.checkpoint.generations import Generations
+from stream_server.server.checkpoint.manifest import Manifest
+from stream_server.server.checkpoint.search import find_usable
+from stream_server.server.identity import Identity
+from stream_server.server.output import OutputFolder
+from stream_server.server.plain_state import read_state
+from stream_server.server.ranks import Ranks
+from stream_server.server.restore import RankRestore, is_of_replay, restore_rank
+from stream_server.server.snapshot import STUDY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continuation:
+    """The same on all ranks. `base` is the generation that is continued; None: the study begins."""
+
+    identity: Identity
+    generations: Generations
+    base: Manifest | None
+
+    @property
+    def base_number(self) -> int:
+        """The number of the generation that is continued, 0 when there is none."""
+        return 0 if self.base is None else self.base.generation
+
+    def is_outdated(self) -> bool:
+        """Whether a newer start of the server has taken over, of which the output folder speaks now."""
+        try:
+            return read_epochs(self.generations.folder).newest > self.identity.epoch
+        except (DamagedCheckpoint, OSError):
+            return False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the generation that is continued."""
+        return self.generations.path(self.base_number)
+
+    def study(self) -> dict[str, Any]:
+        """What all ranks have in common: progress, history, and the roster of rank 0."""
+        state: dict[str, Any] = read_state(self.folder / STUDY)
+        return state
+
+    def rank(self, config: StudyConfig, ranks: Ranks, *, is_replay: bool) -> RankRestore:
+        """What this rank takes back.
+
+        Raises:
+            ConfigError: a replay goes on as one, and on as many ranks as before; a study with simulations as such.
+        """
+        assert self.base is not None
+        was_replay = is_of_replay(self.folder)
+        if was_replay and not is_replay:
+            raise ConfigError("this run is a replay so far: go on with --replay, or start over with --fresh")
+        if is_replay and not was_replay:
+            raise ConfigError("this run has had simulations so far: go on without --replay, or start over with --fresh")
+        if is_replay and self.base.ranks != ranks.size:
+            raise ConfigError(
+                f"this replay was saved by {self.base.ranks} ranks, but there are {ranks.size}: go on with as many, or "
+                "start over with --fresh"
+            )
+        return restore_rank(
+            self.folder,
+            num_saved=self.base.ranks,
+            rank=ranks.rank,
+            num_ranks=ranks.size,
+            routing=parts.routing(config),
+            num_held_out=config.validation.simulations,
+            seed=(config.study.seed, parts.BUFFER_STREAM, self.identity.epoch),
+        )
+
+
+def find_continuation(config: StudyConfig, ranks: Ranks, folder: OutputFolder) -> Continuation:
+    """Begin an epoch that continues the newest generation that is whole; older servers may save nothing from here on.
+
+    Collective.
+
+    Raises:
+        NoUsableCheckpoint: there are generations, but none that can be continued.
+        ConfigError: the folder cannot be read or written.
+    """
+    generations = Generations(config.checkpoint.dir or folder.checkpoints, keep=config.checkpoint.keep)
+    base = find_usable(generations, ranks).manifest
+
+    def begin() -> dict[str, Any]:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        number, batches = (0, 0) if base is None else (base.generation, base.batches)
+        epoch = begin_epoch(generations.folder, base=number, batches=batches, ranks=ranks.size, started=started)
+        generations.sweep()
+        first = read_epochs(generations.folder).starts[0]
+        is_secure = config.network.security == "curve"
+        return Identity.make(folder.path, epoch=epoch.epoch, started=first.started, secure=is_secure).to_json()
+
+    return Continuation(identity=Identity.from_json(by_rank_0(ranks, begin)), generations=generations, base=base)
+
+
+def by_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:
+    """What `decide` gives on rank 0, on all ranks; what it raises, all raise. Collective.
+
+    Raises:
+        ConfigError: a file could not be read or written.
+    """
+    said: dict[str, Any] = {}
+    if ranks.rank == 0:
+        try:
+            said = {"value": decide()}
+        except StreamServerError as error:
+            said = {"error": type(error).__name__, "text": str(error)}
+        except OSError as error:
+            said = {"error": "ConfigError", "text": str(error)}
+    said = ranks.broadcast(said)
+    if "error" in said:
+        raise getattr(errors, said["error"])(said["text"])
+    return said["value"]

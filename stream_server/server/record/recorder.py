@@ -1,0 +1,263 @@
+"""Writes the samples of one rank to disk, in the order in which they enter the training stream."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.errors import ConfigError
+from stream_server.failpoints import failpoint
+from stream_server.server.checkpoint.durable import make_folder
+from stream_server.server.record.facts import RecordFacts
+from stream_server.server.record.layout import Entries, Kind, Layout, seal
+from stream_server.server.record.segments import Segment, begin_segment
+
+BLOCK_BYTES = 2**20
+
+log = logging.getLogger(__name__)
+
+
+class Rows(Protocol):
+    """The slots of a buffer, as they are recorded."""
+
+    arrays: dict[str, npt.NDArray[Any]]
+    simulation_ids: npt.NDArray[np.int64]
+    time_steps: npt.NDArray[np.int64]
+    present: dict[str, npt.NDArray[np.bool_]]
+
+
+class Recorder:
+    """Appends entries to this rank's record. A context manager; leaving it ends the record in order.
+
+    Entered and left in the main thread while there is no receiver; all else but `sync` is called under the receiver's
+    turn. A full disk or another error ends the recording and not the study: it is logged once and stays in `error`, and
+    a file `rank-<r>.incomplete` says why.
+
+    Args:
+        folder: where the record is, which all ranks share.
+        epoch: which start of the study this is.
+        position: where to go on: 0, what `position` was when the checkpoint was taken that the study continues, or None
+            when the recording was over by then. What a later epoch wrote beyond it is cut off.
+        rows: the slots of the buffer.
+        parameters_of: gives the parameters of a simulation of which samples came.
+        gone: the positions of the ranks that the study had at that checkpoint and no longer has. Rank 0 only.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: RecordFacts,
+        *,
+        rank: int,
+        epoch: int,
+        position: int | None,
+        rows: Rows,
+        parameters_of: Callable[[int], npt.NDArray[np.float64]],
+        gone: Mapping[int, int] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.facts = facts
+        self.rank = rank
+        self.epoch = epoch
+        self.rows = rows
+        self.parameters_of = parameters_of
+        self.gone = dict(gone or {})
+        self.error: BaseException | None = None
+        self._begins_over = position is None
+        self._number = position
+        self._segment = Segment(epoch=epoch, begin=position or 0, rank=rank)
+        self._file: int | None = None
+        self._file_bytes = 0
+        self._layout: Layout | None = None
+        self._block: Entries = np.empty(0)
+        self._num_in_block = 0
+        self._introduced: set[int] = set()
+        self._waiting: list[tuple[Kind, int]] = []
+        self._sync_error: OSError | None = None
+
+    @property
+    def marker(self) -> Path:
+        """Is there when the recording has ended with an error."""
+        return self.folder / f"rank-{self.rank}.incomplete"
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is recorded any more, although the study may go on."""
+        return self._begins_over or self.error is not None
+
+    def __enter__(self) -> Self:
+        if self._number is None:
+            log.warning("samples are not recorded any more: %s says why", self.marker)
+            return self
+        with self._ending_on_error():
+            make_folder(self.folder)
+            if self.rank == 0:
+                self.facts.write(self.folder)
+            for rank, begin in self.gone.items():
+                begin_segment(self.folder, Segment(epoch=self.epoch, begin=begin, rank=rank))
+            path = begin_segment(self.folder, self._segment)
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            self.marker.unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._ending_on_error():
+            if self._is_on:
+                self._begin_layout()
+                self._control(Kind.END)
+                self._flush()
+                assert self._file is not None
+                os.fsync(self._file)
+        self._number = None
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def append(self, slots: Sequence[int]) -> None:
+        """Record the samples that have just been admitted to the stream, in this order."""
+        self._append(Kind.SAMPLE, slots)
+
+    def append_held_out(self, slots: Sequence[int]) -> None:
+        """Record samples that are kept for validation, before their slots are free."""
+        self._append(Kind.HELD_OUT, slots)
+
+    def finish(self, simulation: int) -> None:
+        """Record that all steps of a simulation have come, on all ranks."""
+        self._tell(Kind.FINISHED, simulation)
+
+    def withdraw(self, simulation: int) -> None:
+        """Record that what came of a simulation is not to be trained on."""
+        self._tell(Kind.WITHDRAWN, simulation)
+
+    def position(self) -> int | None:
+        """How many entries there are, for the checkpoint that is being taken; None when the recording is over."""
+        with self._ending_on_error():
+            if self._is_on:
+                self._flush()
+        return self._number if self._is_on else None
+
+    def sync(self, position: int | None) -> int | None:
+        """Put the entries up to `position` on disk; gives what the checkpoint is to keep of it. Any thread."""
+        if position is None or self._file is None or self._sync_error is not None:
+            return None
+        try:
+            os.fsync(self._file)
+            failpoint("record.synced")
+        except OSError as error:
+            # The file is the receiver's: it ends the recording when it comes back to it.
+            self._sync_error = error
+            return None
+        return position
+
+    @property
+    def _is_on(self) -> bool:
+        return self._number is not None and self.error is None
+
+    def _append(self, kind: Kind, slots: Sequence[int]) -> None:
+        if not slots or not self._is_on:
+            return
+        with self._ending_on_error():
+            self._begin_layout()
+            for simulation in np.unique(self.rows.simulation_ids[slots]).tolist():
+                if simulation not in self._introduced:
+                    self._introduce(simulation)
+            for start in range(0, len(slots), len(self._block)):
+                self._put(kind, slots[start : start + len(self._block)])
+
+    def _put(self, kind: Kind, slots: Sequence[int]) -> None:
+        rows, entries = self.rows, self._take(len(slots))
+        head = entries["head"]
+        head["simulation"] = rows.simulation_ids[slots]
+        head["time_step"] = rows.time_steps[slots]
+        head["kind"] = kind
+        present = np.zeros(len(slots), np.uint64)
+        for bit, (name, array) in enumerate(rows.arrays.items()):
+            entries["fields"][name] = array[slots]
+            present |= rows.present[name][slots].astype(np.uint64) << np.uint64(bit)
+        head["present"] = present
+        seal(entries)
+
+    def _introduce(self, simulation: int) -> None:
+        self._control(Kind.PARAMETERS, simulation, self.parameters_of(simulation))
+        self._introduced.add(simulation)
+
+    def _tell(self, kind: Kind, simulation: int) -> None:
+        if not self._is_on:
+            return
+        self._waiting.append((kind, simulation))
+        if self.rows.arrays:
+            with self._ending_on_error():
+                self._begin_layout()
+
+    def _begin_layout(self) -> None:
+        """Write what is known by now; the types of fields that are kept as sent come with the first sample."""
+        if self._layout is None:
+            dtypes = {name: array.dtype.newbyteorder("<").str for name, array in self.rows.arrays.items()}
+            specs = {field.name: field for field in self.facts.fields}
+            fields = [replace(specs[name], dtype=dtype) for name, dtype in dtypes.items()]
+            self._layout = Layout(fields, len(self.facts.parameters))
+            self._block = np.zeros(max(1, BLOCK_BYTES // self._layout.num_bytes), self._layout.dtype)
+            self._write(self._segment.preamble(self._layout))
+        waiting, self._waiting = self._waiting, []
+        for kind, simulation in waiting:
+            self._control(kind, simulation)
+
+    def _control(self, kind: Kind, simulation: int = -1, parameters: npt.ArrayLike | None = None) -> None:
+        entry = self._take(1)
+        entry["head"]["simulation"] = simulation
+        entry["head"]["kind"] = kind
+        if parameters is not None:
+            entry["parameters"] = parameters
+        seal(entry)
+
+    def _take(self, num: int) -> Entries:
+        """The next entries of the block, all zero but for their numbers."""
+        assert self._number is not None
+        if self._num_in_block + num > len(self._block):
+            self._flush()
+        entries = self._block[self._num_in_block : self._num_in_block + num]
+        entries.view(np.uint8)[:] = 0
+        entries["head"]["number"] = np.arange(self._number, self._number + num)
+        self._num_in_block += num
+        self._number += num
+        return entries
+
+    def _flush(self) -> None:
+        num, self._num_in_block = self._num_in_block, 0
+        if num:
+            self._write(self._block[:num].view(np.uint8))
+            failpoint("record.appended")
+        if self._sync_error is not None:
+            raise self._sync_error
+
+    def _write(self, data: Any) -> None:
+        assert self._file is not None
+        left = memoryview(data)
+        while left:
+            num = os.write(self._file, left)
+            self._file_bytes += num
+            left = left[num:]
+
+    @contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ConfigError) as error:
+            self.error = error
+            self._number = None
+            log.error("samples are not recorded any more, and the study goes on without it: %s", error)
+            with suppress(OSError):
+                self._leave_whole_entries()
+                self.marker.write_text(f"{error}\n")
+
+    def _leave_whole_entries(self) -> None:
+        if self._file is None or self._layout is None:
+            return
+        num_bytes = self._file_bytes - len(self._segment.preamble(self._layout))
+        os.ftruncate(self._file, self._file_bytes - num_bytes % self._layout.num_bytes if num_bytes >= 0 else 0)

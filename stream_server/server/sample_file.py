@@ -1,0 +1,99 @@
+"""Rows of samples in a file: chunk after chunk, and in each chunk field after field.
+
+So a writer that reads the rows from where they live is done with some of them long before it is done with all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.errors import DamagedCheckpoint
+
+CHUNK_BYTES = 4 * 1024 * 1024
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Sink(Protocol):
+    """What bytes are written to."""
+
+    def write(self, data: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleLayout:
+    """How rows lie in a file: `fields` are name, dtype and shape of each."""
+
+    num_rows: int
+    fields: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, arrays: Arrays, num_rows: int) -> "SampleLayout":
+        """The layout of rows like those of `arrays`, each of shape (rows, *shape of the field)."""
+        return cls(
+            num_rows=num_rows,
+            fields=tuple((name, array.dtype.str, array.shape[1:]) for name, array in arrays.items()),
+        )
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "SampleLayout":
+        fields = tuple((name, dtype, tuple(shape)) for name, dtype, shape in plain["fields"])
+        return cls(num_rows=plain["num_rows"], fields=fields)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"num_rows": self.num_rows, "fields": [[name, dtype, list(shape)] for name, dtype, shape in self.fields]}
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(np.dtype(dtype).itemsize * prod(shape) for _, dtype, shape in self.fields)
+
+    def chunks(self) -> Iterator[range]:
+        """The rows of each chunk."""
+        size = max(1, CHUNK_BYTES // max(1, self.row_bytes))
+        return (range(start, min(start + size, self.num_rows)) for start in range(0, self.num_rows, size))
+
+
+def write_rows(file: Sink, layout: SampleLayout, rows: Callable[[str, range], NDArray[Any]]) -> Iterator[range]:
+    """Write what `rows(field, rows of a chunk)` gives, and yield the rows of every chunk once they are written."""
+    for chunk in layout.chunks():
+        for name, dtype, shape in layout.fields:
+            values = rows(name, chunk)
+            assert values.shape == (len(chunk), *shape)
+            file.write(np.ascontiguousarray(values, dtype).data)
+        yield chunk
+
+
+def read_rows(path: Path, layout: SampleLayout) -> Iterator[tuple[range, dict[str, NDArray[Any]]]]:
+    """The rows of every chunk and their values by field, valid until the next chunk is asked for.
+
+    Raises:
+        DamagedCheckpoint: the file is too short or too long.
+    """
+    expected = layout.num_rows * layout.row_bytes
+    found = path.stat().st_size
+    if found != expected:
+        raise DamagedCheckpoint(f"{path} must have {expected} bytes for {layout.num_rows} samples, but has {found}")
+    memory = bytearray(min(expected, max(CHUNK_BYTES, layout.row_bytes)))
+    with path.open("rb", buffering=0) as file:
+        for chunk in layout.chunks():
+            size = len(chunk) * layout.row_bytes
+            _read_into(file, memoryview(memory)[:size], path)
+            values, at = {}, 0
+            for name, dtype, shape in layout.fields:
+                num = len(chunk) * prod(shape)
+                values[name] = np.frombuffer(memory, dtype, num, at).reshape(len(chunk), *shape)
+                at += values[name].nbytes
+            yield chunk, values
+
+
+def _read_into(file: Any, memory: memoryview, path: Path) -> None:
+    while memory:
+        num = file.readinto(memory)
+        if not num:
+            raise DamagedCheckpoint(f"{path} has become shorter while it was read")
+        memory = memory[num:]

@@ -1,0 +1,170 @@
+"""What one rank saves of a study, between two steps."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stream_server.buffers import Buffer
+from stream_server.config import StudyConfig
+from stream_server.server.checkpoint.checksum_file import ChecksumFile
+from stream_server.server.checkpoint.manifest import FileRecord, Manifest
+from stream_server.server.checkpoint.random_state import random_states
+from stream_server.server.checkpoint.saver import Part
+from stream_server.server.checkpoint.user_state import user_part
+from stream_server.server.plain_state import write_state
+from stream_server.server.ranks import Ranks
+from stream_server.server.reception_snapshot import ReceptionSnapshot
+from stream_server.server.report import versions
+from stream_server.server.sample_file import SampleLayout, write_rows
+from stream_server.server.source import Source
+from stream_server.server.stream import StreamDataset
+from stream_server.server.stream_server import StreamServer
+from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.step import Step
+from stream_server.server.training.validation import Validation
+
+if TYPE_CHECKING:
+    from stream_server.server.continuation import Continuation
+
+STUDY = "study.state"
+MODEL = "model/model.state"
+RANK = "rank.state"
+SAMPLES = "samples.rows"
+HELD_OUT = "held-out.rows"
+
+
+def rank_folder(rank: int) -> str:
+    """Where the part of a rank lies in the folder of a generation."""
+    return f"rank-{rank}"
+
+
+@dataclass(kw_only=True, slots=True)
+class Snapshots:
+    """Captures the study, on each rank, at a boundary between two steps. Main thread; `capture` is collective.
+
+    Every rank saves what it has received and drawn, rank 0 also what is the same on all: the model, the progress, and
+    the roster of the simulations. Arrays that training goes on to change are copied at once; the rows of the buffer are
+    frozen and written from where they are.
+    """
+
+    config: StudyConfig
+    ranks: Ranks
+    continuation: "Continuation"
+    source: Source
+    buffer: Buffer
+    stream: StreamDataset
+    server: StreamServer
+    step: Step
+    progress: Progress
+    validation: Validation
+    phases: Phases
+    callbacks: Callbacks
+    wall_s: Callable[[], float]
+    _taken: ReceptionSnapshot | None = None
+    _batches: int = 0
+
+    @property
+    def has_pressure(self) -> bool:
+        return self.source.has_pressure
+
+    def version(self) -> tuple[int, int]:
+        return self.progress.batches, self.source.num_received
+
+    def capture(self) -> list[Part]:
+        self.step.unite()
+        taken = self._taken = self.source.snapshot()
+        self._batches = self.progress.batches
+        return [self._samples(taken), self._held_out(taken), self._rank(taken), *self._shared(taken)]
+
+    def manifest(self, generation: int, files: Mapping[str, FileRecord]) -> Manifest:
+        return Manifest(
+            generation=generation,
+            epoch=self.continuation.identity.epoch,
+            base=self.continuation.base_number,
+            ranks=self.ranks.size,
+            batches=self._batches,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            config_digest=hashlib.sha256(json.dumps(self.config.resolved(), sort_keys=True).encode()).hexdigest(),
+            versions=versions(self.ranks.mpi_version),
+            files=files,
+        )
+
+    def committed(self, generation: int, path: Path) -> None:
+        taken, self._taken = self._taken, None
+        assert taken is not None
+        self.source.committed(taken, generation, self._batches)
+        self.callbacks.on_checkpoint(path)
+
+    @property
+    def _folder(self) -> str:
+        return rank_folder(self.ranks.rank)
+
+    def _samples(self, taken: ReceptionSnapshot) -> Part:
+        frozen, buffer = taken.buffer, self.buffer
+
+        def write(file: ChecksumFile) -> None:
+            layout = _layout_of(taken)
+            for chunk in write_rows(file, layout, lambda name, rows: frozen.rows(name, rows.start, rows.stop)):
+                buffer.thaw(frozen, chunk.start, chunk.stop)
+
+        return Part(path=f"{self._folder}/{SAMPLES}", write=write, release=lambda: buffer.thaw_all(frozen))
+
+    def _held_out(self, taken: ReceptionSnapshot) -> Part:
+        held_out = taken.validation
+
+        def write(file: ChecksumFile) -> None:
+            for _ in write_rows(file, held_out.layout, held_out.values):
+                pass
+
+        return Part(path=f"{self._folder}/{HELD_OUT}", write=write)
+
+    def _rank(self, taken: ReceptionSnapshot) -> Part:
+        state = {
+            "num_drawn": self.stream.num_drawn,
+            "phases_s": dict(self.phases.seconds),
+            "random": random_states(),
+            "step": self.step.random_state(),
+        }
+
+        def write(file: ChecksumFile) -> None:
+            buffer, held_out = taken.buffer, taken.validation
+            more = {
+                "buffer": buffer.state(),
+                "samples": _layout_of(taken).to_plain(),
+                "held_out": held_out.state(),
+                "held_out_samples": held_out.layout.to_plain(),
+            }
+            reception = {**taken.state, "record": taken.sync_record()}
+            write_state(file, {**state, **more, "reception": reception})
+
+        return Part(path=f"{self._folder}/{RANK}", write=write)
+
+    def _shared(self, taken: ReceptionSnapshot) -> list[Part]:
+        if self.ranks.rank != 0:
+            return []
+        study = {
+            "roster": taken.roster,
+            "progress": self.progress.state_dict(),
+            "validation": self.validation.state_dict(),
+            "wall_s": self.wall_s(),
+        }
+        return [
+            _state_part(STUDY, study),
+            _state_part(MODEL, self.step.state_dict()),
+            user_part(self.server, allow_pickle=self.config.checkpoint.allow_pickle),
+        ]
+
+
+def _state_part(path: str, state: Mapping[str, Any]) -> Part:
+    return Part(path=path, write=lambda file: write_state(file, state))
+
+
+def _layout_of(taken: ReceptionSnapshot) -> SampleLayout:
+    fields = tuple((name, dtype.str, shape) for name, (dtype, shape) in taken.buffer.fields.items())
+    return SampleLayout(num_rows=len(taken.buffer), fields=fields)

@@ -1,0 +1,21 @@
+"""How a study was started."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What the command line says beside the study itself.
+
+    `fresh` starts over, `resume` insists on an earlier run. `replay` is a record to train from instead of simulations.
+    After `time_limit_s` the job ends whatever we do. `link` and `alive` are the addresses of a launcher that has
+    started us: rank 0 starts one of its own otherwise.
+    """
+
+    fresh: bool = False
+    resume: bool = False
+    replay: Path | None = None
+    time_limit_s: float | None = None
+    link: str | None = None
+    alive: str | None = None

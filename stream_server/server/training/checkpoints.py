@@ -1,0 +1,228 @@
+"""When checkpoints are taken, and how all ranks come to agree that one is complete."""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any, Protocol
+
+from stream_server.errors import StaleEpoch
+from stream_server.failpoints import failpoint
+from stream_server.server.checkpoint.manifest import FileRecord, Manifest
+from stream_server.server.checkpoint.saver import Committed, Failed, Part, Saved, Saver
+from stream_server.server.ranks import Ranks
+from stream_server.server.training.lockstep import agree
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.saves import SaveWords
+
+LOOK_S = 0.05
+REST = 10
+
+_log = logging.getLogger(__name__)
+
+
+class Study(Protocol):
+    """What is saved. Main thread; collective."""
+
+    def capture(self) -> list[Part]:
+        """This rank's part of the study as it is now, to be written later."""
+        ...
+
+    def manifest(self, generation: int, files: Mapping[str, FileRecord]) -> Manifest:
+        """What rank 0 says of a generation with these files."""
+        ...
+
+    def committed(self, generation: int, path: Path) -> None:
+        """What was captured last is safe now."""
+        ...
+
+    def version(self) -> Any:
+        """Something that differs once there is anything new to save."""
+        ...
+
+    @property
+    def has_pressure(self) -> bool:
+        """A checkpoint soon would spare simulations from being started again."""
+        ...
+
+
+class Stage(Enum):
+    """Where the checkpoint under way stands; the same on all ranks, for it follows from the sums."""
+
+    NONE = auto()
+    DUE = auto()
+    WRITING = auto()
+    COMMITTING = auto()
+
+
+@dataclass(kw_only=True, slots=True)
+class SaveCounts:
+    """How the checkpoints of this epoch went; `degraded`: the last one failed."""
+
+    committed: int = 0
+    failed: int = 0
+    degraded: bool = False
+
+
+class Checkpoints:
+    """Takes a checkpoint when `every_batches` or `every_s` say so, when simulations are under pressure, or when asked.
+
+    One is agreed on in a control round, captured between two steps, written in the background by every rank, and
+    committed by rank 0 once all ranks have said that their part is on disk. A failure costs nothing but itself: what
+    was committed before stays, and the next one is due as if this one had been taken. `reasons` counts those of this
+    rank. Main thread only.
+    """
+
+    def __init__(
+        self,
+        *,
+        ranks: Ranks,
+        saver: Saver,
+        study: Study,
+        newest: int,
+        every_batches: int | None,
+        every_s: float,
+        batches: Callable[[], int],
+        at_boundary: Callable[[], bool],
+        phases: Phases,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = SaveCounts()
+        self.reasons: Counter[str] = Counter()
+        self.newest = newest
+        self._ranks = ranks
+        self._saver = saver
+        self._study = study
+        self._every_batches = every_batches
+        self._every_s = every_s
+        self._batches = batches
+        self._at_boundary = at_boundary
+        self._phases = phases
+        self._clock = clock
+        self._stage = Stage.NONE
+        self._generation = newest
+        self._said: Saved | Committed | Failed | None = None
+        self._version: Any = None
+        self._taken_at = clock()
+        self._taken_batch = batches()
+        self._last_s = 0.0
+
+    @property
+    def due(self) -> bool:
+        return self._stage is Stage.DUE and self._at_boundary()
+
+    @property
+    def wait_s(self) -> float:
+        return math.inf if self._stage in (Stage.NONE, Stage.DUE) else LOOK_S
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong on this rank."""
+        return [f"{num} of the checkpoints failed: {reason}" for reason, num in self.reasons.items()]
+
+    def words(self) -> SaveWords:
+        """What this rank says in the next round.
+
+        Raises:
+            StaleEpoch: a newer server has taken over, and this one must not go on.
+        """
+        if self._stage in (Stage.WRITING, Stage.COMMITTING) and self._said is None:
+            self._said = self._saver.poll()
+        said = self._said
+        if isinstance(said, Failed) and isinstance(said.error, StaleEpoch):
+            raise said.error
+        return SaveWords(
+            wanted=self._stage is Stage.NONE and self._is_wanted(),
+            written=isinstance(said, Saved),
+            failed=isinstance(said, Failed),
+            committed=isinstance(said, Committed),
+        )
+
+    def hear(self, said: SaveWords) -> None:
+        match self._stage:
+            case Stage.NONE if said.wanted:
+                self._stage = Stage.DUE
+            case Stage.WRITING if said.written == self._ranks.size:
+                self._commit()
+            # Not before the last rank is done with its part: the rows of its buffer are still frozen.
+            case Stage.WRITING if said.written + said.failed == self._ranks.size:
+                self._give_up()
+            case Stage.COMMITTING if said.committed:
+                self._conclude()
+            case Stage.COMMITTING if said.failed:
+                self._give_up()
+
+    def take(self) -> None:
+        self._taken_at, self._taken_batch = self._clock(), self._batches()
+        failpoint("server.before_capture")
+        with self._phases.measure("checkpoint"):
+            self._generation += 1
+            self._version = self._study.version()
+            self._said = None
+            self._saver.begin(self._generation, self._study.capture())
+        self._stage = Stage.WRITING
+
+    def take_last(self) -> bool:
+        """Take a checkpoint and wait for it, outside of training; whether it is committed. Collective.
+
+        Raises:
+            PeerFailed: another rank failed.
+        """
+        self._settle()
+        self.take()
+        self._settle()
+        return self.newest == self._generation
+
+    def _settle(self) -> None:
+        while self._stage in (Stage.WRITING, Stage.COMMITTING):
+            self._saver.wait(LOOK_S)
+            self.hear(agree(self._ranks, self.words()))
+
+    def _is_wanted(self) -> bool:
+        since_s = self._clock() - self._taken_at
+        num = self._batches() - self._taken_batch
+        wanted = (
+            since_s >= self._every_s
+            or (self._every_batches is not None and num >= self._every_batches)
+            or (self._study.has_pressure and since_s >= REST * self._last_s)
+        )
+        return wanted and self._study.version() != self._version
+
+    def _commit(self) -> None:
+        assert isinstance(self._said, Saved)
+        mine = {path: record.to_json() for path, record in self._said.files.items()}
+        gathered = self._ranks.gather(mine)
+        self._said = None
+        self._stage = Stage.COMMITTING
+        failpoint("server.all_written")
+        if gathered is not None:
+            files = {path: FileRecord.from_json(record) for part in gathered for path, record in part.items()}
+            self._saver.commit(self._generation, self._study.manifest(self._generation, files))
+
+    def _conclude(self) -> None:
+        failpoint("server.before_conclusion")
+        path = self._saver.path(self._generation)
+        self.newest = self._generation
+        self.counts.committed += 1
+        self.counts.degraded = False
+        self._end()
+        self._study.committed(self._generation, path)
+
+    def _give_up(self) -> None:
+        self._saver.discard(self._generation)
+        self.counts.failed += 1
+        self.counts.degraded = True
+        if isinstance(self._said, Failed):
+            self.reasons[self._said.reason] += 1
+        self._end()
+        if self._ranks.rank == 0:
+            _log.warning("a checkpoint failed; generation %d is still good, training goes on", self.newest)
+
+    def _end(self) -> None:
+        self._said = None
+        self._last_s = self._clock() - self._taken_at
+        self._stage = Stage.NONE

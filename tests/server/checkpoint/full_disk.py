@@ -1,0 +1,50 @@
+"""Saves larger and larger generations into a folder until one does not fit, and then a small one again.
+
+    python -m tests.server.checkpoint.full_disk FOLDER [LIMIT]
+
+With LIMIT, no file may be larger than so many bytes: what stands in for a full disk where none can be mounted.
+"""
+
+import resource
+import sys
+from pathlib import Path
+
+from stream_server.server.checkpoint.generations import Generations
+from stream_server.server.checkpoint.saver import Committed, Failed, Outcome, Saved, Saver
+from tests.server.checkpoint.stores import manifest_of, names, part, settle, start
+
+
+def save(saver: Saver, number: int, size: int) -> Outcome:
+    saver.begin(number, [part("rank-0/samples.rows", bytes([number]) * size), part("study.state", b"study")])
+    outcome = settle(saver)
+    if isinstance(outcome, Saved):
+        saver.commit(number, manifest_of(number, outcome.files))
+        outcome = settle(saver)
+    if isinstance(outcome, Failed):
+        saver.discard(number)
+    return outcome
+
+
+def main(folder: Path, limit: int | None) -> None:
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    start(folder)
+    generations = Generations(folder, keep=2)
+    with Saver(generations, epoch=1, rank=0) as saver:
+        number, outcome = 0, None
+        while not isinstance(outcome, Failed):
+            number += 1
+            outcome = save(saver, number, number << 18)
+        print(outcome.reason.partition(" (")[0])
+        saver.wait_idle(20)
+        good = [f"{number - 2:06d}", f"{number - 1:06d}"]
+        assert names(folder) == set(good), names(folder)
+        for name in good:
+            manifest = generations.manifest(int(name))
+            assert not generations.verify(manifest, manifest.files)
+        assert isinstance(save(saver, number + 1, 10), Committed)
+    assert names(folder) == {good[1], f"{number + 1:06d}"}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) / "checkpoints", int(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -1,0 +1,89 @@
+"""Whatever system call of a save fails, what was committed before stays, and nothing half-written is left."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.server.checkpoint.saver import Committed, Failed, Outcome
+from tests.server.checkpoint.stores import names, restart, save, store
+
+CALLS = ("open", "write", "fsync", "mkdir", "rename", "unlink", "rmdir", "posix_fadvise")
+REMOVING = ("unlink", "rmdir")
+
+
+class FailingDisk:
+    """Makes the `first`-th call of the saver's thread fail, or that one and all that follow."""
+
+    def __init__(self, first: int, code: int, *, lasting: bool) -> None:
+        self.num_calls = 0
+        self.failed: list[str] = []
+        self._first = first
+        self._code = code
+        self._lasting = lasting
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        for name in CALLS:
+            patch.setattr(os, name, self._failing(name, getattr(os, name)))
+
+    def _failing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def failing(*arguments: Any, **more: Any) -> Any:
+            if threading.current_thread().name.startswith("checkpoint-"):
+                self.num_calls += 1
+                if self.num_calls == self._first or (self._lasting and self.num_calls > self._first):
+                    self.failed.append(name)
+                    raise OSError(self._code, os.strerror(self._code))
+            return call(*arguments, **more)
+
+        return failing
+
+
+def save_on(folder: Path, disk: FailingDisk) -> Outcome:
+    store(folder, 1, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        disk.install(patch)
+        return save(folder, 3)
+
+
+def num_calls(folder: Path) -> int:
+    disk = FailingDisk(0, 0, lasting=False)
+    assert isinstance(save_on(folder, disk), Committed)
+    return disk.num_calls
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from-then-on"])
+def test_a_failure_at_any_call_leaves_a_complete_generation(tmp_path: Path, code: int, lasting: bool) -> None:
+    total = num_calls(tmp_path / "whole")
+    assert total > 30
+    for first in range(1, total + 1):
+        folder = tmp_path / str(first)
+        disk = FailingDisk(first, code, lasting=lasting)
+        outcome = save_on(folder, disk)
+        if isinstance(outcome, Failed) and not lasting and disk.failed[0] not in REMOVING:
+            assert names(folder) in ({"000001", "000002"}, {"000001", "000002", "000003"}), first
+        found = restart(folder)
+        assert found == 3 if isinstance(outcome, Committed) else found in (2, 3), first
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_the_next_save_after_a_failure_succeeds(tmp_path: Path, code: int) -> None:
+    total = num_calls(tmp_path / "whole")
+    for first in range(1, total + 1, 3):
+        folder = tmp_path / str(first)
+        save_on(folder, FailingDisk(first, code, lasting=False))
+        assert isinstance(save(folder, 4), Committed), first
+        assert restart(folder) == 4
+
+
+def test_a_full_disk_is_told_in_plain_words_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    outcome = save_on(tmp_path / "store", FailingDisk(8, errno.ENOSPC, lasting=True))
+    assert isinstance(outcome, Failed)
+    assert outcome.reason.startswith("the disk is full")
+    assert "MB are free" in outcome.reason
+    [record] = caplog.records
+    assert record.getMessage() == f"checkpoint 3 failed: {outcome.reason}"

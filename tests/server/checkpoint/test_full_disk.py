@@ -1,0 +1,40 @@
+"""A disk that is really full destroys no good generation, and the next save that fits succeeds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+MODULE = "tests.server.checkpoint.full_disk"
+SIZE = 4 << 20
+
+
+def mounted(folder: Path, command: list[str]) -> list[str]:
+    """The command, with a small disk of its own at `folder`, in a namespace that ends with it."""
+    script = f'mount -t tmpfs -o size={SIZE} none "$0" && exec "$@"'
+    return ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(folder), *command]
+
+
+def can_mount(folder: Path) -> bool:
+    try:
+        return subprocess.run(mounted(folder, ["true"]), capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_full_disk_destroys_no_good_generation(tmp_path: Path) -> None:
+    script = [sys.executable, "-m", MODULE, str(tmp_path)]
+    if can_mount(tmp_path):
+        assert run(mounted(tmp_path, script)) == "the disk is full"
+    else:
+        assert run([*script, str(SIZE)]) == "the file is larger than is allowed"
+
+
+def test_a_limit_on_the_size_of_files_destroys_no_good_generation(tmp_path: Path) -> None:
+    script = [sys.executable, "-m", MODULE, str(tmp_path), str(SIZE)]
+    assert run(script) == "the file is larger than is allowed"

@@ -1,0 +1,154 @@
+"""The checkpoint folder: what is kept, removed, set aside and refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stream_server.errors import DamagedCheckpoint, StaleEpoch
+from stream_server.server.checkpoint import generations as module
+from stream_server.server.checkpoint.generations import Generations
+from stream_server.server.checkpoint.saver import Committed, Failed
+from tests.server.checkpoint.stores import content, names, read, restart, save, start, store
+
+
+def test_a_committed_generation_has_its_files_and_a_manifest(tmp_path: Path) -> None:
+    generations = store(tmp_path, 1)
+    assert names(tmp_path) == {"000001"}
+    assert read(tmp_path, 1) == content(1)
+    manifest = generations.manifest(1)
+    assert (manifest.generation, manifest.epoch, set(manifest.files)) == (1, 1, set(content(1)))
+    assert generations.verify(manifest, manifest.files) == {}
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    store(tmp_path, 1, 2)
+    for number in (3, 4, 7):
+        save(tmp_path, number, keep=2)
+    assert names(tmp_path) == {"000004", "000007"}
+
+
+def test_protected_generations_are_kept_besides(tmp_path: Path) -> None:
+    store(tmp_path, 1, 2, 3, 4)
+    assert Generations(tmp_path, keep=1).prune(protected=[2]) == [1, 3]
+    assert names(tmp_path) == {"000002", "000004"}
+
+
+def test_the_only_good_generation_is_never_removed(tmp_path: Path) -> None:
+    generations = store(tmp_path, 1, 2, 3)
+    for number in (2, 3):
+        (generations.path(number) / "manifest.json").unlink()
+    assert Generations(tmp_path, keep=1).prune() == []
+    assert names(tmp_path) == {"000001", "000002", "000003"}
+
+
+def test_generations_that_do_not_count_do_not_push_out_those_that_do(tmp_path: Path) -> None:
+    store(tmp_path, 1, 2, 3)
+    start(tmp_path, base=1)
+    assert Generations(tmp_path, keep=2).prune() == []
+    save(tmp_path, 4, epoch=2)
+    assert names(tmp_path) == {"000001", "000002", "000003", "000004"}
+
+
+def test_a_generation_half_removed_looks_like_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generations = store(tmp_path, 1, 2, 3)
+
+    def crash(folder: Path) -> None:
+        if folder.exists():
+            (folder / "study.state").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "remove_tree", crash)
+    with pytest.raises(KeyboardInterrupt):
+        Generations(tmp_path, keep=2).prune()
+    monkeypatch.undo()
+    assert names(tmp_path) == {"000001.old", "000002", "000003"}
+    assert generations.sweep() == ["000001.old"]
+    assert restart(tmp_path) == 3
+
+
+def test_sweeping_removes_leftovers_and_nothing_else(tmp_path: Path) -> None:
+    generations = store(tmp_path, 1)
+    for name in ("000002.epoch-1.tmp", "000003.tmp", "000001.old", "000004.damaged", "000005.epoch-1", "notes.tmp"):
+        (tmp_path / name / "rank-0").mkdir(parents=True)
+        (tmp_path / name / "rank-0" / "file").write_bytes(b"x")
+    assert generations.sweep() == ["000001.old", "000002.epoch-1.tmp", "000003.tmp"]
+    assert names(tmp_path) == {"000001", "000004.damaged", "000005.epoch-1", "notes.tmp"}
+
+
+def test_damaged_generations_are_set_aside_with_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    generations = store(tmp_path, 1, 2)
+    assert generations.set_aside(2, "it burnt").name == "000002.damaged"
+    save(tmp_path, 2)
+    assert generations.set_aside(2, "it burnt again").name == "000002.damaged.2"
+    assert (tmp_path / "000002.damaged.2" / "reason.txt").read_text() == "it burnt again\n"
+    assert generations.numbers() == [1]
+    assert "checkpoint 2 is damaged and was set aside as" in caplog.text
+
+
+def test_an_older_epoch_cannot_commit(tmp_path: Path) -> None:
+    store(tmp_path, 1)
+    start(tmp_path, base=1)
+    outcome = save(tmp_path, 2, epoch=1)
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, StaleEpoch)
+    assert names(tmp_path) == {"000001"}
+
+
+def test_an_older_epoch_that_had_passed_every_check_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(tmp_path, 1)
+    rename = os.rename
+
+    def stopped(old: Path, new: Path) -> None:
+        # Here the old server sleeps, and a new one is started, which continues generation 1.
+        monkeypatch.undo()
+        start(tmp_path, base=1)
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", stopped)
+    assert isinstance(save(tmp_path, 2, epoch=1), Committed)
+    assert names(tmp_path) == {"000001", "000002"}
+    assert restart(tmp_path) == 1
+
+
+def test_a_generation_of_a_fenced_epoch_gives_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store(tmp_path, 1, 2)
+    start(tmp_path, base=1)
+    assert isinstance(save(tmp_path, 2, epoch=2), Committed)
+    assert names(tmp_path) == {"000001", "000002", "000002.epoch-1"}
+    assert restart(tmp_path) == 2
+    assert Generations(tmp_path).manifest(2).epoch == 2
+    assert "of an older start of the server was in the way" in caplog.text
+
+
+def test_a_damaged_generation_of_the_same_number_gives_way(tmp_path: Path) -> None:
+    generations = store(tmp_path, 1, 2)
+    (generations.path(2) / "manifest.json").write_bytes(b"junk")
+    assert isinstance(save(tmp_path, 2), Committed)
+    assert names(tmp_path) == {"000001", "000002", "000002.damaged"}
+
+
+def test_a_generation_that_counts_is_not_replaced(tmp_path: Path) -> None:
+    store(tmp_path, 1)
+    outcome = save(tmp_path, 1)
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, FileExistsError)
+    assert restart(tmp_path) == 1
+
+
+def test_an_old_server_writes_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    generations = Generations(tmp_path)
+    assert generations.temporary(7, 1) != generations.temporary(7, 2)
+
+
+def test_a_server_whose_epoch_is_not_listed_cannot_commit(tmp_path: Path) -> None:
+    outcome = save(tmp_path, 1)
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, DamagedCheckpoint)
+    assert names(tmp_path) == set()
+
+
+def test_generations_beyond_six_digits_are_found(tmp_path: Path) -> None:
+    store(tmp_path, 999_999, 1_000_000)
+    assert Generations(tmp_path).numbers() == [999_999, 1_000_000]
+    assert restart(tmp_path) == 1_000_000

@@ -1,0 +1,264 @@
+"""The thread that writes checkpoints: outcomes, failures, releases, and leaving in the middle."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stream_server.server.checkpoint.checksum_file import CHUNK_BYTES, SMALL_BYTES, ChecksumFile
+from stream_server.server.checkpoint.generations import Generations
+from stream_server.server.checkpoint.saver import Committed, Failed, Part, Saved, Saver
+from tests.server.checkpoint.stores import DEADLINE_S, manifest_of, names, part, settle, start, store
+
+
+class Gate:
+    """A part that waits in the middle of its file until it is opened."""
+
+    def __init__(self, path: str = "rank-0/slow") -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+        self.num_released = 0
+        self.part = Part(path=path, write=self._write, release=self._release)
+
+    def _write(self, file: ChecksumFile) -> None:
+        file.write(bytes(CHUNK_BYTES))
+        self.entered.set()
+        assert self.opened.wait(DEADLINE_S)
+        file.write(bytes(CHUNK_BYTES))
+
+    def _release(self) -> None:
+        self.num_released += 1
+
+
+class Counted:
+    """A part that counts how often it is written and released."""
+
+    def __init__(self, path: str, error: Exception | None = None) -> None:
+        self.num_written = 0
+        self.num_released = 0
+        self._error = error
+        self.part = Part(path=path, write=self._write, release=self._release)
+
+    def _write(self, file: ChecksumFile) -> None:
+        self.num_written += 1
+        file.write(b"some")
+        if self._error is not None:
+            raise self._error
+
+    def _release(self) -> None:
+        self.num_released += 1
+
+
+@pytest.fixture
+def generations(tmp_path: Path) -> Generations:
+    start(tmp_path)
+    return Generations(tmp_path)
+
+
+def saver_of(generations: Generations, rank: int = 0) -> Saver:
+    return Saver(generations, epoch=1, rank=rank)
+
+
+def test_a_save_does_not_keep_the_main_thread(generations: Generations) -> None:
+    gate = Gate()
+    with saver_of(generations) as saver:
+        saver.begin(1, [gate.part])
+        assert gate.entered.wait(DEADLINE_S)
+        assert saver.poll() is None
+        assert not saver.wait(0)
+        assert saver.is_busy
+        gate.opened.set()
+        assert isinstance(settle(saver), Saved)
+        assert saver.wait_idle(DEADLINE_S)
+        assert not saver.is_busy
+
+
+def test_it_writes_in_a_thread_of_its_rank(generations: Generations) -> None:
+    found = []
+    with saver_of(generations, rank=3) as saver:
+        saver.begin(1, [Part(path="rank-3/x", write=lambda _: found.append(threading.current_thread().name))])
+        settle(saver)
+    assert found == ["checkpoint-3"]
+
+
+def test_each_outcome_is_given_once(generations: Generations) -> None:
+    with saver_of(generations) as saver:
+        saver.begin(1, [part("rank-0/x", b"x")])
+        assert isinstance(settle(saver), Saved)
+        assert saver.poll() is None
+
+
+def test_ranks_write_side_by_side_and_rank_0_commits(generations: Generations) -> None:
+    with saver_of(generations, 0) as first, saver_of(generations, 1) as second:
+        first.begin(1, [part("study.state", b"study"), part("rank-0/x", b"0")])
+        second.begin(1, [part("rank-1/x", b"1")])
+        files = {}
+        for saver in (first, second):
+            saved = settle(saver)
+            assert isinstance(saved, Saved)
+            files.update(saved.files)
+        first.commit(1, manifest_of(1, files))
+        committed = settle(first)
+    assert committed == Committed(number=1, path=generations.path(1))
+    manifest = generations.manifest(1)
+    assert set(manifest.files) == {"study.state", "rank-0/x", "rank-1/x"}
+    assert generations.verify(manifest, manifest.files) == {}
+
+
+def test_a_part_that_fails_fails_the_save_and_leaves_nothing(
+    generations: Generations, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = OSError(28, "No space left on device")
+    parts = [Counted("rank-0/a"), Counted("rank-0/b", error), Counted("rank-0/c")]
+    with saver_of(generations) as saver:
+        saver.begin(1, [it.part for it in parts])
+        failed = settle(saver)
+        assert isinstance(failed, Failed)
+        assert failed.error is error
+        assert names(generations.folder) == set()
+        saver.discard(1)
+        saver.begin(2, [part("rank-0/x", b"x")])
+        assert isinstance(settle(saver), Saved)
+    assert [it.num_written for it in parts] == [1, 1, 0]
+    assert [it.num_released for it in parts] == [1, 1, 1]
+    assert len(caplog.records) == 1
+
+
+def test_a_mistake_of_ours_is_logged_with_its_traceback(
+    generations: Generations, caplog: pytest.LogCaptureFixture
+) -> None:
+    with saver_of(generations) as saver:
+        saver.begin(1, [Counted("rank-0/a", TypeError("a Foo")).part])
+        failed = settle(saver)
+    assert isinstance(failed, Failed)
+    assert failed.reason == "TypeError: a Foo"
+    [record] = caplog.records
+    assert record.exc_info is not None
+
+
+def test_parts_are_released_once_even_if_releasing_fails(generations: Generations) -> None:
+    released = []
+
+    def release(name: str) -> Callable[[], None]:
+        def fail() -> None:
+            released.append(name)
+            raise RuntimeError(name)
+
+        return fail
+
+    parts = [Part(path=f"rank-0/{name}", write=lambda _: None, release=release(name)) for name in "abc"]
+    with saver_of(generations) as saver:
+        saver.begin(1, parts)
+        assert isinstance(settle(saver), Failed)
+    assert sorted(released) == ["a", "b", "c"]
+
+
+def test_a_part_is_released_before_the_next_is_written(generations: Generations) -> None:
+    first, gate = Counted("rank-0/a"), Gate()
+    with saver_of(generations) as saver:
+        saver.begin(1, [first.part, gate.part])
+        assert gate.entered.wait(DEADLINE_S)
+        assert (first.num_released, gate.num_released) == (1, 0)
+        gate.opened.set()
+        settle(saver)
+    assert gate.num_released == 1
+
+
+def test_a_discarded_save_ends_early_and_gives_no_outcome(generations: Generations) -> None:
+    gate, last = Gate(), Counted("rank-0/last")
+    with saver_of(generations) as saver:
+        saver.begin(1, [gate.part, last.part])
+        assert gate.entered.wait(DEADLINE_S)
+        saver.discard(1)
+        saver.begin(2, [part("rank-0/x", b"x")])
+        gate.opened.set()
+        saved = settle(saver)
+    assert isinstance(saved, Saved)
+    assert saved.number == 2
+    assert (gate.num_released, last.num_written, last.num_released) == (1, 0, 1)
+    assert names(generations.folder) == {"000002.epoch-1.tmp"}
+
+
+def test_a_rank_discards_its_own_files_only(generations: Generations) -> None:
+    with saver_of(generations, 0) as first, saver_of(generations, 1) as second:
+        for rank, saver in enumerate((first, second)):
+            saver.begin(1, [part(f"rank-{rank}/x", b"x")])
+            settle(saver)
+        second.discard(1)
+        assert second.wait_idle(DEADLINE_S)
+        left = [path for path in generations.temporary(1, 1).rglob("*") if path.is_file()]
+        assert left == [generations.temporary(1, 1) / "rank-0/x"]
+        first.discard(1)
+        assert first.wait_idle(DEADLINE_S)
+    assert names(generations.folder) == set()
+
+
+def test_leaving_ends_a_save_that_is_being_written(generations: Generations) -> None:
+    entered = threading.Event()
+
+    def write_for_ever(file: ChecksumFile) -> None:
+        while True:
+            file.write(bytes(SMALL_BYTES))
+            entered.set()
+
+    last = Counted("rank-0/last")
+    with saver_of(generations) as saver:
+        saver.begin(1, [Part(path="rank-0/endless", write=write_for_ever), last.part])
+        assert entered.wait(DEADLINE_S)
+    assert (last.num_written, last.num_released) == (0, 1)
+    assert names(generations.folder) == set()
+
+
+def test_leaving_finishes_a_commit(generations: Generations) -> None:
+    with saver_of(generations) as saver:
+        saver.begin(1, [part("rank-0/x", b"x")])
+        saved = settle(saver)
+        assert isinstance(saved, Saved)
+        saver.commit(1, manifest_of(1, saved.files))
+    assert names(generations.folder) == {"000001"}
+
+
+def test_a_prune_that_fails_does_not_undo_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    generations = store(tmp_path, 1, 2)
+
+    def fail(*_: object) -> list[int]:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Generations, "prune", fail)
+    with saver_of(generations) as saver:
+        saver.begin(3, [part("rank-0/x", b"x")])
+        saved = settle(saver)
+        assert isinstance(saved, Saved)
+        saver.commit(3, manifest_of(3, saved.files))
+        assert isinstance(settle(saver), Committed)
+    assert "old checkpoints could not be removed: the disk fails" in caplog.text
+
+
+def test_a_failed_commit_leaves_nothing(generations: Generations) -> None:
+    start(generations.folder)
+    with saver_of(generations) as saver:
+        saver.begin(1, [part("rank-0/x", b"x")])
+        saved = settle(saver)
+        assert isinstance(saved, Saved)
+        saver.commit(1, manifest_of(1, saved.files))
+        assert isinstance(settle(saver), Failed)
+    assert names(generations.folder) == set()
+
+
+def test_a_rank_with_nothing_to_write_is_saved(generations: Generations) -> None:
+    with saver_of(generations, 1) as saver:
+        saver.begin(1, [])
+        assert settle(saver) == Saved(number=1, files={})
+
+
+def test_one_save_at_a_time(generations: Generations) -> None:
+    gate = Gate()
+    with saver_of(generations) as saver:
+        saver.begin(1, [gate.part])
+        with pytest.raises(AssertionError, match="still under way"):
+            saver.begin(2, [])
+        gate.opened.set()
+        settle(saver)

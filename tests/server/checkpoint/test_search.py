@@ -1,0 +1,124 @@
+"""Which generation a start continues; all ranks find out together."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stream_server.errors import NoUsableCheckpoint
+from stream_server.server.checkpoint.checksum_file import record_of
+from stream_server.server.checkpoint.epochs import EPOCHS_FILE
+from stream_server.server.checkpoint.generations import Generations
+from stream_server.server.checkpoint.manifest import FileRecord
+from stream_server.server.checkpoint.search import Found, dealt, find_usable
+from tests.server.checkpoint.stores import names, restart, start, store
+from tests.server.thread_ranks import ThreadRanks, on_ranks
+
+
+def test_a_study_that_was_never_saved_has_none(tmp_path: Path) -> None:
+    assert restart(tmp_path / "nothing") == 0
+    start(tmp_path)
+    assert restart(tmp_path) == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_all_ranks_find_the_same_newest_whole_generation(tmp_path: Path, size: int) -> None:
+    generations = store(tmp_path, 1, 2, 3, 4)
+    (generations.path(4) / "manifest.json").write_bytes(b"junk")
+    (generations.path(3) / "rank-1/samples.rows").write_bytes(b"junk")
+
+    def search(ranks: ThreadRanks) -> Found:
+        return find_usable(Generations(tmp_path), ranks)
+
+    found = on_ranks(size, search)
+    assert all(it == found[0] for it in found)
+    assert found[0].manifest is not None
+    assert found[0].manifest.generation == 2
+    assert list(found[0].damaged) == [3, 4]
+    assert found[0].damaged[3].startswith("rank-1/samples.rows has 4 bytes instead of")
+    assert names(tmp_path) == {"000001", "000002", "000003.damaged", "000004.damaged"}
+
+
+def test_every_file_is_read_by_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(tmp_path, 1)
+    read: list[Path] = []
+
+    def noted(path: Path) -> FileRecord:
+        read.append(path)
+        return record_of(path)
+
+    monkeypatch.setattr("stream_server.server.checkpoint.generations.record_of", noted)
+    on_ranks(3, lambda ranks: find_usable(Generations(tmp_path), ranks))
+    assert sorted(path.relative_to(tmp_path / "000001").as_posix() for path in read) == sorted(
+        Generations(tmp_path).manifest(1).files
+    )
+
+
+def test_all_ranks_hear_that_there_is_no_usable_generation(tmp_path: Path) -> None:
+    generations = store(tmp_path, 1)
+    (generations.path(1) / "study.state").unlink()
+
+    def search(ranks: ThreadRanks) -> str:
+        with pytest.raises(NoUsableCheckpoint) as caught:
+            find_usable(Generations(tmp_path), ranks)
+        return str(caught.value)
+
+    [text, same] = on_ranks(2, search)
+    assert text == same
+    assert "1: study.state cannot be read: No such file or directory" in text
+    assert text.endswith("--fresh begins the study anew")
+
+
+def test_a_study_whose_generations_are_gone_is_not_begun_anew(tmp_path: Path) -> None:
+    store(tmp_path, 1)
+    start(tmp_path, base=1)
+    (tmp_path / "000001").rename(tmp_path / "elsewhere")
+    with pytest.raises(NoUsableCheckpoint, match="earlier ones are gone"):
+        restart(tmp_path)
+
+
+def test_a_study_of_which_all_was_set_aside_is_not_begun_anew(tmp_path: Path) -> None:
+    generations = store(tmp_path, 1)
+    generations.set_aside(1, "by hand")
+    with pytest.raises(NoUsableCheckpoint, match="earlier ones are gone"):
+        restart(tmp_path)
+
+
+def test_without_the_epochs_no_generation_can_be_trusted(tmp_path: Path) -> None:
+    store(tmp_path, 1)
+    (tmp_path / EPOCHS_FILE).unlink()
+    with pytest.raises(NoUsableCheckpoint, match="generation 1 is of epoch 1, but the newest known is 0"):
+        restart(tmp_path)
+    (tmp_path / EPOCHS_FILE).write_bytes(b"junk\n")
+    with pytest.raises(NoUsableCheckpoint, match=r"epochs\.jsonl has a damaged line"):
+        restart(tmp_path)
+
+
+def test_a_generation_of_another_release_is_neither_used_nor_set_aside(tmp_path: Path) -> None:
+    generations = store(tmp_path, 1, 2)
+    newer = replace(generations.manifest(2), format=2)
+    (generations.path(2) / "manifest.json").write_bytes(newer.to_bytes())
+    with pytest.raises(NoUsableCheckpoint, match="it has format 2, and this release reads format 1"):
+        restart(tmp_path)
+    assert names(tmp_path) == {"000001", "000002"}
+
+
+def test_what_cannot_be_set_aside_does_not_keep_a_study_from_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    generations = store(tmp_path, 1, 2)
+    (generations.path(2) / "study.state").unlink()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    assert restart(tmp_path) == 1
+    assert "could not be set aside" in caplog.text
+
+
+def test_files_are_dealt_by_their_size() -> None:
+    files = {name: FileRecord(num_bytes=size, xxh3="") for name, size in zip("abcdef", [9, 5, 4, 1, 1, 0], strict=True)}
+    assert dealt(files, 2) == [["a", "d", "f"], ["b", "c", "e"]]
+    assert dealt({}, 3) == [[], [], []]

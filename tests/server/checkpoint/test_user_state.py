@@ -1,0 +1,140 @@
+"""A user's own state: plain, or any Python object if the study allows it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
+from stream_server.server.checkpoint.checksum_file import ChecksumFile
+from stream_server.server.checkpoint.user_state import freeze_user_state, load_user_state, thawed_user_state, user_part
+from stream_server.server.plain_state import from_bytes, write_state
+from stream_server.server.stream_server import StreamServer
+
+
+class Odd:
+    """What no checkpoint knows."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class Heat(StreamServer):
+    """A server whose state is what `kept` says."""
+
+    def __init__(self, kept: Any = None) -> None:
+        self.kept = kept
+
+    def state_dict(self) -> dict[str, Any]:
+        if isinstance(self.kept, Exception):
+            raise self.kept
+        return self.kept  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if isinstance(self.kept, Exception):
+            raise self.kept
+        self.kept = state
+
+
+def saved(folder: Path, server: StreamServer, *, allow_pickle: bool = False) -> None:
+    part = user_part(server, allow_pickle=allow_pickle)
+    (folder / part.path).parent.mkdir()
+    with ChecksumFile(folder / part.path) as file:
+        part.write(file)
+        file.close()
+
+
+def test_plain_state_comes_back(tmp_path: Path) -> None:
+    saved(tmp_path, Heat({"step": 3, "mean": np.arange(3.0)}))
+    load_user_state(tmp_path, server := Heat(), allow_pickle=False)
+    assert server.kept["step"] == 3
+    assert server.kept["mean"].tolist() == [0, 1, 2]
+
+
+def test_what_the_user_changes_later_is_not_saved() -> None:
+    mean = np.zeros(3)
+    state = freeze_user_state({"mean": mean}, owner="Heat", allow_pickle=False)
+    mean += 1
+    data = bytearray()
+    state.write(type("Sink", (), {"write": lambda _, more: data.extend(more)})())
+    assert thawed_user_state(from_bytes(bytes(data)), owner="Heat", allow_pickle=False)["mean"].tolist() == [0, 0, 0]
+
+
+def test_an_object_is_refused_and_the_setting_named() -> None:
+    server = Heat({"history": [1, {"best": Odd(3)}]})
+    with pytest.raises(
+        UserCodeError, match=r"Heat\.state_dict\(\)\.history\.1\.best is a Odd, but only .*allow_pickle"
+    ):
+        user_part(server, allow_pickle=False)
+
+
+def test_an_object_is_pickled_if_the_study_allows_it(tmp_path: Path) -> None:
+    saved(tmp_path, Heat({"odd": Odd(3), "square": lambda number: number**2}), allow_pickle=True)
+    load_user_state(tmp_path, server := Heat(), allow_pickle=True)
+    assert (server.kept["odd"].value, server.kept["square"](3)) == (3, 9)
+
+
+def test_a_pickled_state_is_refused_once_the_study_does_not_allow_it(tmp_path: Path) -> None:
+    saved(tmp_path, Heat({"odd": Odd(3)}), allow_pickle=True)
+    with pytest.raises(ConfigError, match=r"checkpoint\.allow_pickle must be true to continue: the state of Heat"):
+        load_user_state(tmp_path, Heat(), allow_pickle=False)
+
+
+def test_plain_state_is_not_pickled_even_if_it_may_be(tmp_path: Path) -> None:
+    saved(tmp_path, Heat({"step": 3}), allow_pickle=True)
+    load_user_state(tmp_path, server := Heat(), allow_pickle=False)
+    assert server.kept == {"step": 3}
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "x").open("w") as file,
+        pytest.raises(UserCodeError, match="the state of Heat cannot be pickled: "),
+    ):
+        user_part(Heat({"file": file}), allow_pickle=True)
+
+
+def test_what_the_users_methods_raise_is_told_as_theirs(tmp_path: Path) -> None:
+    with pytest.raises(UserCodeError, match=r"Heat\.state_dict raised KeyError"):
+        user_part(Heat(KeyError("x")), allow_pickle=True)
+    saved(tmp_path, Heat({}))
+    with pytest.raises(UserCodeError, match=r"Heat\.load_state_dict raised KeyError"):
+        load_user_state(tmp_path, Heat(KeyError("x")), allow_pickle=False)
+
+
+@pytest.mark.parametrize("junk", [None, [], {}, {"kind": "plain"}, {"kind": "other", "state_dict()": 1}])
+def test_junk_is_damage(tmp_path: Path, junk: object) -> None:
+    (tmp_path / "model").mkdir()
+    with ChecksumFile(tmp_path / "model/user.state") as file:
+        write_state(file, junk)
+        file.close()
+    with pytest.raises(DamagedCheckpoint, match="the state of Heat is not as it was saved"):
+        load_user_state(tmp_path, Heat(), allow_pickle=True)
+
+
+def test_tensors_of_a_users_state_come_back() -> None:
+    torch = pytest.importorskip("torch")
+    data = bytearray()
+    state = freeze_user_state({"mean": torch.ones(2)}, owner="Heat", allow_pickle=False)
+    state.write(type("Sink", (), {"write": lambda _, more: data.extend(more)})())
+    back = thawed_user_state(from_bytes(bytes(data)), owner="Heat", allow_pickle=False)
+    assert torch.equal(back["mean"], torch.ones(2))
+
+
+def test_plain_state_builds_no_unpickler_and_loads_neither_cloudpickle_nor_torch() -> None:
+    code = """
+import pickle, sys
+from stream_server.server.checkpoint.user_state import freeze_user_state, thawed_user_state
+from stream_server.server.plain_state import from_bytes
+import numpy, io
+def refuse(*_): raise AssertionError("an unpickler")
+pickle.Unpickler = pickle.loads = pickle.load = refuse
+state = freeze_user_state({"a": numpy.ones(3)}, owner="Heat", allow_pickle=False)
+file = io.BytesIO(); state.write(file)
+print(thawed_user_state(from_bytes(file.getvalue()), owner="Heat", allow_pickle=False)["a"].sum())
+assert not {"torch", "cloudpickle"} & set(sys.modules)
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "3.0\n"

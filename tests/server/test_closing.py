@@ -1,0 +1,59 @@
+"""How a study ends."""
+
+import math
+
+import pytest
+
+from stream_server.server.closing import EXIT_SAVED, outcome_of
+from stream_server.server.report import Outcome
+from stream_server.server.study import leave_at
+from stream_server.server.training.stop import StopReason, StopRequests
+
+
+def stopped(agreed: StopReason | None, text: str = "") -> StopRequests:
+    stops = StopRequests()
+    stops.agreed, stops.text = agreed, text
+    return stops
+
+
+@pytest.mark.parametrize(
+    ("agreed", "exit_code", "reason"),
+    [
+        (None, 0, "finished"),
+        (StopReason.UNEVEN, 0, "finished"),
+        (StopReason.EARLY_STOP, 0, "early_stop"),
+        (StopReason.MAX_BATCHES, 0, "max_batches"),
+        (StopReason.MAX_S, 0, "max_s"),
+        (StopReason.SAVED, 75, "saved"),
+    ],
+)
+def test_each_end_has_its_exit_code_and_its_word(agreed: StopReason | None, exit_code: int, reason: str) -> None:
+    assert outcome_of(stopped(agreed, "why"), is_saved=True) == Outcome(
+        exit_code=exit_code, reason=reason, message="why"
+    )
+
+
+@pytest.mark.parametrize("agreed", [None, *StopReason])
+def test_without_its_last_checkpoint_no_end_is_a_success(agreed: StopReason | None) -> None:
+    outcome = outcome_of(stopped(agreed), is_saved=False)
+    assert (outcome.exit_code, outcome.reason) == (5, "failed")
+    assert "the last checkpoint could not be committed" in outcome.message
+
+
+def test_the_exit_code_of_a_saved_study_is_the_one_that_asks_to_be_run_again() -> None:
+    """EX_TEMPFAIL of sysexits.h."""
+    assert EXIT_SAVED == 75
+
+
+@pytest.mark.parametrize(
+    ("time_limit_s", "left_s"),
+    [(4.0, 1.0), (60.0, 15.0), (480.0, 120.0), (3600.0, 120.0), (86400.0, 120.0)],
+)
+def test_a_quarter_of_the_time_limit_is_left_for_the_end_and_no_more_than_two_minutes(
+    time_limit_s: float, left_s: float
+) -> None:
+    assert leave_at(time_limit_s, 1000.0) == 1000.0 + time_limit_s - left_s
+
+
+def test_without_a_time_limit_nobody_leaves() -> None:
+    assert leave_at(None, 1000.0) == math.inf

@@ -1,0 +1,283 @@
+"""What ranks take back from a generation, on as many ranks as saved it and on others."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_server.buffers import Buffer, Fifo, Firo, Policy, Reservoir, Slots
+from stream_server.client_api.messages import Routing
+from stream_server.server.account import Learned, SimulationEnd, close_account
+from stream_server.server.restore import finished_simulations
+from tests.server.saved_ranks import (
+    NUM_HELD_OUT,
+    NUM_STEPS,
+    Key,
+    SavedStudyRank,
+    deal,
+    restore_all,
+    save_all,
+    value,
+)
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "fifo": lambda rank: Fifo(capacity=8),
+    "firo": lambda rank: Firo(capacity=8, watermark=2, pseudo_epochs=2, seed=(rank,)),
+    "reservoir": lambda rank: Reservoir(capacity=8, watermark=2, seed=(rank,)),
+}
+
+for_all_policies = pytest.mark.parametrize("make_policy", POLICIES.values(), ids=POLICIES)
+
+
+def samples(rank: SavedStudyRank) -> list[Key]:
+    """What can be drawn or waits for room, in order."""
+    return [*rank.keys(rank.policy.slots()), *rank.keys(rank.buffer._backlog)]
+
+
+def held_out(rank: SavedStudyRank) -> list[Key]:
+    rows = rank.store.rows()
+    return [(simulation, row.time_step) for simulation, row in zip(rows.simulation_ids, rows.rows, strict=True)]
+
+
+def assert_has_its_values(rank: SavedStudyRank) -> None:
+    arrays = rank.buffer.slots.arrays
+    slots = [*rank.policy.slots().tolist(), *rank.buffer._backlog]
+    for slot, key in zip(slots, rank.keys(slots), strict=True):
+        np.testing.assert_array_equal(arrays["u"][slot], value(key))
+    for key, row in zip(held_out(rank), rank.store.rows().rows, strict=True):
+        np.testing.assert_array_equal(row.fields["u"], value(key))
+
+
+def busy_ranks(num: int, make_policy: Callable[[int], Policy]) -> list[SavedStudyRank]:
+    """Ranks in the middle of their work: some drew, one holds a batch, samples wait and were rejected or withdrawn."""
+    ranks = [SavedStudyRank(make_policy(rank), rank, num) for rank in range(num)]
+    deal([(0, step) for step in range(9)], ranks)
+    deal([(1, step) for step in range(2 * num)], ranks)
+    deal([(2, step) for step in range(3 * num)], ranks)
+    for rank in ranks:
+        rank.draw(2)
+    ranks[-1].withdraw(1)
+    deal([(3, step) for step in range(6 * num)], ranks)
+    ranks[0].reject((4, NUM_STEPS - 4 * num))
+    ranks[-1].draw(2, release=False)
+    return ranks
+
+
+@for_all_policies
+def test_a_rank_takes_back_just_what_it_had(make_policy: Callable[[int], Policy], tmp_path: Path) -> None:
+    ranks = busy_ranks(2, make_policy)
+    restores, found = restore_all(save_all(ranks, tmp_path), 2, 2, make_policy)
+    for saved, part, rank in zip(ranks, restores, found, strict=True):
+        assert part.is_own
+        assert samples(rank) == samples(saved)
+        assert held_out(rank) == held_out(saved)
+        assert rank.account() == saved.account()
+        assert rank.parameters == saved.parameters
+        assert part.state["step"] == {"cpu": rank.rank}
+        assert_has_its_values(rank)
+
+
+@for_all_policies
+def test_batches_that_were_held_are_drawn_first_and_as_they_were(
+    make_policy: Callable[[int], Policy], tmp_path: Path
+) -> None:
+    rank = SavedStudyRank(make_policy(0))
+    rank.receive(*[(1, step) for step in range(8)])
+    batches = [rank.draw(3, release=False), rank.draw(2, release=False)]
+    num_drawn = rank.num_drawn
+    _, [found] = restore_all(save_all([rank], tmp_path), 1, 1, make_policy)
+    for batch in batches:
+        draw = found.buffer.take_restored()
+        assert draw is not None
+        assert found.keys(draw.slots) == batch
+        np.testing.assert_array_equal(found.buffer.gather(draw)["u"], [value(key) for key in batch])
+        found.buffer.release(draw)
+    assert found.buffer.take_restored() is None
+    assert found.num_drawn == num_drawn
+
+
+@for_all_policies
+def test_a_rank_goes_on_drawing_as_it_would_have(make_policy: Callable[[int], Policy], tmp_path: Path) -> None:
+    [rank] = busy_ranks(1, make_policy)
+    _, [found] = restore_all(save_all([rank], tmp_path), 1, 1, make_policy)
+    for _ in range(6):
+        assert found.draw(2) == rank.draw(2)
+
+
+@for_all_policies
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 3), (2, 1), (3, 1), (3, 2), (2, 3), (4, 3)])
+def test_on_another_number_of_ranks_each_rank_accounts_for_what_it_accepted(
+    make_policy: Callable[[int], Policy], before: int, after: int, tmp_path: Path
+) -> None:
+    ranks = busy_ranks(before, make_policy)
+    _, found = restore_all(save_all(ranks, tmp_path), before, after, make_policy)
+    ends = {i: SimulationEnd(state="stopped", num_steps=NUM_STEPS, held_out=i < NUM_HELD_OUT) for i in range(5)}
+    num_drawn = sum(rank.num_drawn for rank in ranks)
+    learned = Learned(trained=num_drawn, untrained_reason="max_batches")
+    old, new = (
+        close_account([rank.account() for rank in each], ends, learned, complete=False) for each in (ranks, found)
+    )
+    assert new.problems == []
+    assert new == old
+
+
+@for_all_policies
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
+def test_on_another_number_of_ranks_no_sample_is_lost_and_none_is_there_twice(
+    make_policy: Callable[[int], Policy], before: int, after: int, tmp_path: Path
+) -> None:
+    ranks = busy_ranks(before, make_policy)
+    _, found = restore_all(save_all(ranks, tmp_path), before, after, make_policy)
+    assert Counter(key for rank in found for key in samples(rank)) == Counter(
+        key for rank in ranks for key in samples(rank)
+    )
+    assert Counter(key for rank in found for key in held_out(rank)) == Counter((0, step) for step in range(9))
+    for rank in found:
+        assert_has_its_values(rank)
+
+
+def test_held_out_samples_are_dealt_to_all_ranks(tmp_path: Path) -> None:
+    ranks = busy_ranks(1, POLICIES["fifo"])
+    _, found = restore_all(save_all(ranks, tmp_path), 1, 2, POLICIES["fifo"])
+    assert [len(held_out(rank)) for rank in found] == [5, 4]
+
+
+def test_a_complete_held_out_simulation_stays_complete_on_any_number_of_ranks(tmp_path: Path) -> None:
+    ranks = busy_ranks(2, POLICIES["fifo"])
+    for rank in ranks:
+        rank.store.complete(0)
+    for num in (1, 2, 3):
+        _, found = restore_all(save_all(ranks, tmp_path / str(num)), 2, num, POLICIES["fifo"])
+        stacked = [rank.store.stacked() for rank in found]
+        assert sorted(step for it in stacked if it is not None for step in it.time_steps.tolist()) == list(range(9))
+
+
+def test_what_was_counted_is_counted_once_on_another_number_of_ranks(tmp_path: Path) -> None:
+    ranks = busy_ranks(3, POLICIES["fifo"])
+    for rank in ranks:
+        rank.tracker.refused["checksum"] = 2
+        rank.tracker.ledger.duplicates = 5
+    _, found = restore_all(save_all(ranks, tmp_path), 3, 2, POLICIES["fifo"])
+    assert [rank.tracker.refused["checksum"] for rank in found] == [6, 0]
+    assert [rank.tracker.ledger.duplicates for rank in found] == [15, 0]
+    assert [rank.num_withdrawn for rank in found] == [sum(rank.num_withdrawn for rank in ranks), 0]
+
+
+def test_every_rank_knows_the_parameters_of_all_simulations(tmp_path: Path) -> None:
+    ranks = [SavedStudyRank(Fifo(capacity=8), rank, 2) for rank in range(2)]
+    deal([(1, 0), (2, 0)], ranks, Routing.SIMULATIONS)
+    _, found = restore_all(save_all(ranks, tmp_path), 2, 3, POLICIES["fifo"], Routing.SIMULATIONS)
+    assert [sorted(rank.parameters) for rank in found] == [[1, 2]] * 3
+
+
+def test_ranks_that_received_nothing_can_be_taken_back(tmp_path: Path) -> None:
+    ranks = [SavedStudyRank(Fifo(capacity=8), rank, 2) for rank in range(2)]
+    ranks[1].receive((1, 2))
+    for num in (1, 2, 3):
+        _, found = restore_all(save_all(ranks, tmp_path / str(num)), 2, num, POLICIES["fifo"])
+        assert [key for rank in found for key in samples(rank)] == [(1, 2)]
+
+
+@pytest.mark.parametrize("nothing_on", [0, 1])
+def test_a_rank_on_which_nobody_had_opened_yet_can_be_dealt_out(nothing_on: int, tmp_path: Path) -> None:
+    ranks = [SavedStudyRank(Fifo(capacity=8), rank, 2) for rank in range(2)]
+    ranks[nothing_on].buffer = Buffer(Fifo(capacity=8), Slots({"u": (4,)}, 8))
+    ranks[1 - nothing_on].receive((1, 2 - nothing_on), (0, 3))
+    for num in (1, 2, 3):
+        _, found = restore_all(save_all(ranks, tmp_path / str(num)), 2, num, POLICIES["fifo"])
+        assert [key for rank in found for key in samples(rank)] == [(1, 2 - nothing_on)]
+        assert [key for rank in found for key in held_out(rank)] == [(0, 3)]
+        for rank in found:
+            assert_has_its_values(rank)
+            assert all(rank.buffer.slots.present["u"][rank.policy.slots()])
+
+
+def test_shares_that_are_whole_are_told_for_each_part_once(tmp_path: Path) -> None:
+    ranks = busy_ranks(2, POLICIES["fifo"])
+    for rank, whole in zip(ranks, ([1, 2], [2, 3]), strict=True):
+        for simulation in whole:
+            rank.tracker.ledger[simulation].complete = True
+            rank.tracker.ledger[simulation].total = 6
+    save_all(ranks, tmp_path)
+    for num in (1, 2, 3):
+        restores, _ = restore_all(tmp_path, 2, num, POLICIES["fifo"])
+        told = [part for rank, restore in enumerate(restores) for part in restore.complete(rank)]
+        assert told == [{1: 6, 2: 6}, {2: 6, 3: 6}]
+        assert finished_simulations(told) == {2: 6}
+
+
+@pytest.mark.parametrize(
+    ("complete", "finished"),
+    [
+        ([{1: 4, 2: None}], {1: 4, 2: None}),
+        ([{1: None, 2: 3}, {1: 4}], {1: 4}),
+        ([{1: 4}, {}], {}),
+    ],
+)
+def test_a_simulation_has_finished_if_it_is_complete_everywhere(
+    complete: list[dict[int, int | None]], finished: dict[int, int | None]
+) -> None:
+    assert finished_simulations(complete) == finished
+
+
+@pytest.mark.parametrize(
+    ("positions", "after", "expected"),
+    [
+        ([3, 5], 2, [(3, {}), (5, {})]),
+        ([3, 5], 1, [(3, {1: 5})]),
+        ([3, 5, 7, 9], 2, [(3, {2: 7, 3: 9}), (5, {})]),
+        ([3, 5], 3, [(3, {}), (5, {}), (0, {})]),
+        ([3, None], 1, [(None, {})]),
+        ([None, 5], 3, [(None, {}), (None, {}), (None, {})]),
+    ],
+)
+def test_the_record_goes_on_where_each_rank_left_it(
+    positions: list[int | None], after: int, expected: list[tuple[int | None, dict[int, int]]], tmp_path: Path
+) -> None:
+    ranks = [SavedStudyRank(Fifo(capacity=8), rank, len(positions)) for rank in range(len(positions))]
+    for rank, position in zip(ranks, positions, strict=True):
+        rank.position = position
+    restores, _ = restore_all(save_all(ranks, tmp_path), len(positions), after, POLICIES["fifo"])
+    assert [restore.recorded(rank, after) for rank, restore in enumerate(restores)] == expected
+
+
+@for_all_policies
+@settings(max_examples=25)
+@given(
+    st.integers(1, 4),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.sampled_from(Routing),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, NUM_STEPS - 1)), unique=True, max_size=40),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.booleans()), max_size=8),
+)
+def test_the_account_balances_after_any_number_of_restarts(
+    make_policy: Callable[[int], Policy],
+    before: int,
+    sizes: list[int],
+    routing: Routing,
+    keys: list[Key],
+    draws: list[tuple[int, int, bool]],
+) -> None:
+    ranks = [SavedStudyRank(make_policy(rank), rank, before, routing) for rank in range(before)]
+    ends = {i: SimulationEnd(state="stopped", num_steps=NUM_STEPS, held_out=i < NUM_HELD_OUT) for i in range(5)}
+    with TemporaryDirectory() as folder:
+        for number, size in enumerate(sizes):
+            part = keys[number :: len(sizes)]
+            deal(part[:20], ranks, routing)
+            for rank, num, release in draws:
+                ranks[rank % len(ranks)].draw(num, release=release)
+            path = save_all(ranks, Path(folder) / str(number))
+            num_drawn = sum(rank.num_drawn for rank in ranks)
+            _, ranks = restore_all(path, len(ranks), size, make_policy, routing)
+            for rank in ranks:
+                while (draw := rank.buffer.take_restored()) is not None:
+                    rank.buffer.release(draw)
+            learned = Learned(trained=num_drawn, untrained_reason="max_batches")
+            account = close_account([rank.account() for rank in ranks], ends, learned, complete=False)
+            assert account.problems == []
+            assert sum(rank.num_drawn for rank in ranks) == num_drawn

@@ -1,0 +1,207 @@
+"""A torch step that is taken back goes on bit by bit as if nothing had been."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stream_server.errors import UserCodeError
+from stream_server.server.plain_state import from_bytes, to_bytes
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.torch_server import TorchServer
+from stream_server.server.training.lockstep import Turn
+from stream_server.server.training.step import StepOutcome
+from stream_server.server.training.torch_step import TorchStep
+from tests.server.settings import settings
+from tests.server.streams import batch_of
+
+NUM_STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+class Noisy(TorchServer):
+    """All that has a state of its own: running means, momentum, a schedule, and random numbers in each step."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
+        return model, optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (self.model(batch + 0.01 * torch.randn_like(batch)) ** 2).mean()
+
+
+class Momentum(Noisy):
+    def prepare_training_attributes(self) -> Any:
+        model, _, _ = super().prepare_training_attributes()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+        return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=3)
+
+
+class Plateau(Noisy):
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer, _ = super().prepare_training_attributes()
+        return model, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+
+
+class TwoOptimizers(Noisy):
+    """Steps its optimizers itself."""
+
+    automatic_optimization = False
+
+    def prepare_training_attributes(self) -> Any:
+        model, _, _ = super().prepare_training_attributes()
+        return model, [
+            torch.optim.Adam(model[0].parameters(), lr=0.01),
+            torch.optim.RMSprop(model[4].parameters(), lr=0.01, centered=True),
+        ]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        for optimizer in self.optimizer:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
+def batch(index: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(index).normal(size=(2 + index % 3, 3)))
+
+
+def train(step: TorchStep, first: int, stop: int) -> list[StepOutcome]:
+    outcomes = []
+    for index in range(first, stop):
+        data = batch(index)
+        turn = Turn(batch=batch_of(data, len(data)), sizes=(len(data),), num_first=len(data), lonely=False)
+        outcomes.append(step.run(turn, step.place(data), index))
+        step.validated({"loss": 1.0})
+    return outcomes
+
+
+def saved(step: TorchStep) -> tuple[bytes, bytes]:
+    """What a checkpoint has of a step."""
+    step.unite()
+    return to_bytes(step.state_dict()), to_bytes(step.random_state())
+
+
+def fresh(make: Callable[[Any], TorchServer], **keys: Any) -> TorchStep:
+    server = make(settings(**keys))
+    return TorchStep(server, SoloRanks(), server.config)
+
+
+def take_back(step: TorchStep, state: tuple[bytes, bytes]) -> None:
+    step.load_state_dict(from_bytes(state[0]))
+    # What happens until the training goes on may use random numbers too.
+    torch.rand(7)
+    step.load_random_state(from_bytes(state[1]))
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 5])
+@pytest.mark.parametrize("make", [Noisy, Momentum, Plateau, TwoOptimizers])
+def test_the_next_steps_are_those_of_an_undisturbed_training(make: type[TorchServer], num: int) -> None:
+    with fresh(make) as step:
+        train(step, 0, num)
+        state = saved(step)
+        expected = train(step, num, NUM_STEPS)
+        end = saved(step)
+    with fresh(make) as other:
+        take_back(other, state)
+        assert train(other, num, NUM_STEPS) == expected
+        assert saved(other) == end
+
+
+@pytest.mark.parametrize("num", [0, 3, 6])
+def test_so_they_are_at_each_boundary_of_an_accumulation(num: int) -> None:
+    keys = {"accumulate": 3, "clip_norm": 0.5}
+    with fresh(Noisy, **keys) as step:
+        train(step, 0, num)
+        assert step.at_boundary
+        state = saved(step)
+        expected = [*train(step, num, NUM_STEPS), step.finish()]
+        end = saved(step)
+    with fresh(Noisy, **keys) as other:
+        take_back(other, state)
+        assert [*train(other, num, NUM_STEPS), other.finish()] == expected
+        assert saved(other) == end
+
+
+def test_a_training_may_be_taken_back_again_and_again() -> None:
+    with fresh(Noisy) as step:
+        train(step, 0, NUM_STEPS)
+        end = saved(step)
+    state = None
+    for index in range(NUM_STEPS):
+        with fresh(Noisy) as step:
+            if state is not None:
+                take_back(step, state)
+            train(step, index, index + 1)
+            state = saved(step)
+    assert state == end
+
+
+def test_what_is_trained_after_the_state_was_taken_is_not_in_it() -> None:
+    with fresh(Noisy) as step:
+        train(step, 0, 3)
+        state = step.state_dict()
+        before = to_bytes(state)
+        train(step, 3, 6)
+        assert to_bytes(state) == before
+
+
+def test_a_skipped_update_is_no_part_of_the_state() -> None:
+    with fresh(Momentum) as step:
+        train(step, 0, 3)
+        before = step.state_dict()["optimizers"]
+        data = torch.full((2, 3), float("nan"), dtype=torch.float64)
+        turn = Turn(batch=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False)
+        assert step.run(turn, data, 3).skipped
+        assert to_bytes(step.state_dict()["optimizers"]) == to_bytes(before)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_weights_of_each_precision_come_back_bit_by_bit(precision: str) -> None:
+    with fresh(Noisy, precision=precision) as step:
+        dtype = next(step._server.model.parameters()).dtype
+        data = batch(0).to(dtype)
+        turn = Turn(batch=batch_of(data, len(data)), sizes=(len(data),), num_first=len(data), lonely=False)
+        step.run(turn, data, 0)
+        state = saved(step)
+    with fresh(Noisy, precision=precision) as other:
+        take_back(other, state)
+        assert saved(other) == state
+
+
+class Wider(Noisy):
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Sequential(nn.Linear(3, 9), nn.BatchNorm1d(9), nn.Dropout(), nn.Tanh(), nn.Linear(9, 1))
+        return model, *super().prepare_training_attributes()[1:]
+
+
+class OneOptimizerLess(TwoOptimizers):
+    def prepare_training_attributes(self) -> Any:
+        model, optimizers = super().prepare_training_attributes()
+        return model, optimizers[:1]
+
+
+class OtherGroups(Noisy):
+    def prepare_training_attributes(self) -> Any:
+        model, _, _ = super().prepare_training_attributes()
+        return model, torch.optim.Adam([{"params": layer.parameters()} for layer in model])
+
+
+@pytest.mark.parametrize(("before", "after"), [(Noisy, Wider), (TwoOptimizers, OneOptimizerLess), (Noisy, OtherGroups)])
+def test_what_fits_no_more_is_told_as_the_users_to_mend(before: type[TorchServer], after: type[TorchServer]) -> None:
+    with fresh(before) as step:
+        train(step, 0, 1)
+        state = saved(step)
+    said = rf"{after.__name__}\.prepare_training_attributes makes something else than what was saved"
+    with fresh(after) as other, pytest.raises(UserCodeError, match=said):
+        take_back(other, state)

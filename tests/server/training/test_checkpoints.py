@@ -1,0 +1,337 @@
+"""When checkpoints are taken, and how the ranks come to agree that one is complete."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.errors import StaleEpoch
+from stream_server.server.checkpoint.manifest import FileRecord, Manifest
+from stream_server.server.checkpoint.saver import Committed, Failed, Outcome, Part, Saved
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.training.checkpoints import Checkpoints
+from stream_server.server.training.lockstep import agree
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.saves import SaveWords
+from tests.server.thread_ranks import ThreadRanks, on_ranks
+
+RECORD = FileRecord(num_bytes=1, xxh3="0" * 32)
+
+
+class Clock:
+    """A clock that is wound by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeSaver:
+    """Ends every job at once, as `script` says: one word for each, "ok" by default.
+
+    A word that begins with "slow" ends the job only once `is_quick` is set.
+    """
+
+    def __init__(self, rank: int, script: list[str] | None = None) -> None:
+        self.rank = rank
+        self.script = script or []
+        self.began: list[int] = []
+        self.discarded: list[int] = []
+        self.manifests: list[Manifest] = []
+        self.is_quick = False
+        self._outcome: Outcome | None = None
+        self._is_slow = False
+
+    def begin(self, number: int, parts: list[Part]) -> None:
+        self.began.append(number)
+        self._outcome = self._ended(Saved(number=number, files={f"rank-{self.rank}/x": RECORD}))
+
+    def commit(self, number: int, manifest: Manifest) -> None:
+        self.manifests.append(manifest)
+        self._outcome = self._ended(Committed(number=number, path=self.path(number)))
+
+    def discard(self, number: int) -> None:
+        self.discarded.append(number)
+        self._outcome = None
+
+    def poll(self) -> Outcome | None:
+        if self._is_slow and not self.is_quick:
+            return None
+        outcome, self._outcome = self._outcome, None
+        return outcome
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._outcome is not None
+
+    def path(self, number: int) -> Path:
+        return Path(str(number))
+
+    def _ended(self, good: Outcome) -> Outcome:
+        slow, word = (self.script.pop(0) if self.script else "ok").rpartition("slow ")[1:]
+        self._is_slow = bool(slow)
+        if word == "ok":
+            return good
+        error = StaleEpoch(word) if word == "stale" else OSError(word)
+        return Failed(number=good.number, error=error, reason=word)
+
+
+class FakeStudy:
+    """A study of which something new can always be saved, unless `num` stands still."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.has_pressure = False
+        self.safe: list[int] = []
+
+    def capture(self) -> list[Part]:
+        return []
+
+    def manifest(self, generation: int, files: Mapping[str, FileRecord]) -> Manifest:
+        return Manifest(
+            generation=generation, epoch=1, base=0, ranks=1, batches=0, created="", config_digest="", files=files
+        )
+
+    def committed(self, generation: int, path: Path) -> None:
+        self.safe.append(generation)
+
+    def version(self) -> Any:
+        return self.num
+
+
+class OneRank:
+    """Checkpoints of one rank, round by round."""
+
+    def __init__(self, ranks: Any = None, script: list[str] | None = None, **options: Any) -> None:
+        self.clock = Clock()
+        self.study = FakeStudy()
+        self.batches = 0
+        self.is_boundary = True
+        self.ranks = ranks or SoloRanks()
+        self.saver = FakeSaver(self.ranks.rank, script)
+        settings: dict[str, Any] = {"every_batches": None, "every_s": 300.0, "newest": 0} | options
+        self.checkpoints = Checkpoints(
+            ranks=self.ranks,
+            saver=self.saver,  # type: ignore[arg-type]
+            study=self.study,
+            batches=lambda: self.batches,
+            at_boundary=lambda: self.is_boundary,
+            phases=Phases(),
+            clock=self.clock,
+            **settings,
+        )
+
+    def round(self) -> SaveWords:
+        """One round of this rank alone, and what is due after it."""
+        said = self.checkpoints.words()
+        self.checkpoints.hear(said)
+        if self.checkpoints.due:
+            self.checkpoints.take()
+        return said
+
+    def step(self, num: int = 1) -> None:
+        self.batches += num
+        self.study.num += num
+
+
+def test_nothing_is_saved_before_it_is_due() -> None:
+    one = OneRank(every_batches=3)
+    one.step(2)
+    assert not any(one.round())
+
+
+def test_a_number_of_batches_makes_one_due_and_three_rounds_make_it_safe() -> None:
+    one = OneRank(every_batches=3, newest=7)
+    one.step(3)
+    assert [one.round() for _ in range(3)] == [SaveWords(wanted=1), SaveWords(written=1), SaveWords(committed=1)]
+    assert one.study.safe == [8]
+    assert one.checkpoints.newest == 8
+
+
+def test_time_makes_one_due() -> None:
+    one = OneRank(every_s=10.0)
+    one.step()
+    one.clock.now = 10.0
+    assert one.round().wanted
+
+
+def test_what_did_not_change_is_not_saved_again() -> None:
+    one = OneRank(every_s=10.0)
+    one.step()
+    one.clock.now = 10.0
+    for _ in range(3):
+        one.round()
+    one.clock.now = 100.0
+    assert not any(one.round())
+    one.study.num += 1
+    assert one.round().wanted
+
+
+def test_pressure_makes_one_due_but_leaves_ten_times_its_length_between_two() -> None:
+    one = OneRank()
+    one.step()
+    one.study.has_pressure = True
+    one.round()
+    one.clock.now = 2.0
+    one.round()
+    one.round()
+    assert one.study.safe == [1]
+    one.step()
+    one.clock.now = 19.0
+    assert not any(one.round())
+    one.clock.now = 21.0
+    assert one.round().wanted
+
+
+def test_one_that_is_due_waits_for_the_end_of_an_accumulation() -> None:
+    one = OneRank(every_batches=1)
+    one.step()
+    one.is_boundary = False
+    one.round()
+    one.round()
+    assert one.saver.began == []
+    one.is_boundary = True
+    one.round()
+    assert one.saver.began == [1]
+
+
+@pytest.mark.parametrize("script", [["disk full"], ["ok", "disk full"]], ids=["writing", "committing"])
+def test_a_failure_leaves_the_last_good_one_and_the_next_clears_it(script: list[str]) -> None:
+    one = OneRank(every_batches=1, newest=4, script=script)
+    one.step()
+    for _ in range(len(script) + 1):
+        one.round()
+    assert one.checkpoints.newest == 4
+    assert one.checkpoints.counts.degraded
+    assert one.saver.discarded == [5]
+    one.step()
+    for _ in range(3):
+        one.round()
+    assert one.checkpoints.newest == 6
+    assert not one.checkpoints.counts.degraded
+    assert (one.checkpoints.counts.committed, one.checkpoints.counts.failed) == (1, 1)
+
+
+def test_rounds_come_quickly_while_one_is_under_way() -> None:
+    one = OneRank(every_batches=1)
+    assert one.checkpoints.wait_s == float("inf")
+    one.step()
+    one.round()
+    assert one.checkpoints.wait_s < 0.1
+
+
+def test_the_last_one_is_committed_on_all_ranks_or_on_none() -> None:
+    def run(ranks: ThreadRanks) -> OneRank:
+        one = OneRank(ranks, script=["disk full"] if ranks.rank == 1 else None)
+        one.step()
+        assert not one.checkpoints.take_last()
+        assert one.checkpoints.take_last()
+        return one
+
+    first, second, third = on_ranks(3, run)
+    assert first.study.safe == second.study.safe == third.study.safe == [2]
+    assert sorted(first.saver.manifests[0].files) == ["rank-0/x", "rank-1/x", "rank-2/x"]
+    assert not second.saver.manifests
+
+
+def test_a_newer_server_ends_this_one_when_it_commits() -> None:
+    one = OneRank(every_batches=1, script=["ok", "stale"])
+    one.step()
+    one.round()
+    one.round()
+    with pytest.raises(StaleEpoch):
+        one.round()
+    assert one.study.safe == []
+
+
+def together(one: OneRank) -> SaveWords:
+    """One round of all ranks; what they said."""
+    said = agree(one.ranks, one.checkpoints.words())
+    one.checkpoints.hear(said)
+    if one.checkpoints.due:
+        one.checkpoints.take()
+    return said
+
+
+def test_a_failed_checkpoint_is_given_up_only_when_the_last_rank_is_done_with_its_part() -> None:
+    scripts = [["ok"], ["disk full"], ["slow ok"]]
+
+    def run(ranks: ThreadRanks) -> OneRank:
+        one = OneRank(ranks, every_batches=1, script=scripts[ranks.rank])
+        one.step()
+        together(one)
+        for _ in range(3):
+            assert together(one) == SaveWords(written=1, failed=1)
+            assert one.saver.discarded == []
+        one.saver.is_quick = True
+        assert together(one) == SaveWords(written=2, failed=1)
+        assert one.saver.discarded == [1]
+        return one
+
+    first, second, third = on_ranks(3, run)
+    assert [one.checkpoints.counts.failed for one in (first, second, third)] == [1, 1, 1]
+    assert [one.checkpoints.warnings for one in (first, second, third)] == [
+        [],
+        ["1 of the checkpoints failed: disk full"],
+        [],
+    ]
+    assert not first.saver.manifests
+
+
+def test_nothing_is_committed_before_the_last_rank_has_written() -> None:
+    def run(ranks: ThreadRanks) -> OneRank:
+        one = OneRank(ranks, every_batches=1, script=["slow ok"] if ranks.rank == 1 else None)
+        one.step()
+        together(one)
+        assert [together(one) for _ in range(2)] == [SaveWords(written=1)] * 2
+        assert one.saver.manifests == []
+        one.saver.is_quick = True
+        assert together(one) == SaveWords(written=2)
+        return one
+
+    first, second = on_ranks(2, run)
+    assert (len(first.saver.manifests), len(second.saver.manifests)) == (1, 0)
+
+
+def test_while_one_is_under_way_no_other_is_begun() -> None:
+    one = OneRank(every_batches=1, script=["slow ok"])
+    one.step()
+    one.round()
+    for _ in range(5):
+        one.step()
+        assert not any(one.round())
+    assert one.saver.began == [1]
+    one.saver.is_quick = True
+    words = [one.round() for _ in range(3)]
+    assert words == [SaveWords(written=1), SaveWords(committed=1), SaveWords(wanted=1)]
+    assert one.saver.began == [1, 2]
+
+
+def test_the_last_one_waits_for_one_that_is_under_way() -> None:
+    one = OneRank(every_batches=1, script=["ok"])
+    one.step()
+    one.round()
+    one.step()
+    assert one.checkpoints.take_last()
+    assert one.study.safe == [1, 2]
+
+
+def test_the_last_one_is_taken_in_the_middle_of_an_accumulation_too() -> None:
+    one = OneRank()
+    one.is_boundary = False
+    assert one.checkpoints.take_last()
+
+
+def test_a_restart_numbers_its_generations_on() -> None:
+    one = OneRank(every_batches=1, newest=41)
+    assert one.checkpoints.take_last()
+    assert (one.saver.began, one.checkpoints.newest) == ([42], 42)
+
+
+def test_a_number_that_failed_is_not_used_again() -> None:
+    one = OneRank(newest=4, script=["disk full"])
+    assert not one.checkpoints.take_last()
+    assert one.checkpoints.take_last()
+    assert (one.saver.began, one.checkpoints.newest) == ([5, 6], 6)
