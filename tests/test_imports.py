@@ -14,16 +14,20 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 KNOWS = {
     "errors": {"errors"},
-    "config": {"config", "errors"},
-    "client_api": {"client_api", "errors"},
-    "buffers": {"buffers", "errors"},
-    "launcher": {"launcher", "config", "errors"},
-    "server": {"server", "launcher", "buffers", "client_api", "config", "errors"},
+    "failpoints": {"failpoints"},
+    "config": {"config", "errors", "failpoints"},
+    "client_api": {"client_api", "errors", "failpoints"},
+    "buffers": {"buffers", "errors", "failpoints"},
+    "launcher": {"launcher", "config", "errors", "failpoints"},
+    "server": {"server", "launcher", "buffers", "client_api", "config", "errors", "failpoints"},
 }
 
 DOORS = {
     "mpi4py": ["server/ranks.py"],
-    "zmq": ["client_api/transport.py", "server/sockets.py", "server/access.py", "launcher/link.py"],
+    "zmq": [
+        *("client_api/transport.py", "server/sockets.py", "server/sign_of_life.py", "server/access.py"),
+        *("launcher/sockets.py", "launcher/liveness.py"),
+    ],
     "tensorboard": ["server/training/tensorboard_writer.py"],
     "psij": ["launcher/jobs.py"],
     "torch": ["server/torch_*.py", "server/training/torch_*.py"],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.study.killing import copy_of, killed_at
 from tests.study.runs import LiveRun, Run, run_study, start_study
 
 NUMPY_STUDY = Path(__file__).parent / "numpy_study" / "study.json"
@@ -30,3 +31,27 @@ def start(tmp_path: Path) -> Callable[..., AbstractContextManager[LiveRun]]:
         return start_study(study, tmp_path / "run", **options)
 
     return start
+
+
+# Simulations one after the other, the held-out one first: what was received when is known.
+KILLED: dict[str, Any] = {
+    "study.simulations": 4,
+    "launcher.max_running": 1,
+    "checkpoint.every_batches": 2,
+    "checkpoint.record": True,
+}
+KILLED_AT = "checkpoint.renamed=kill@3"
+
+
+@pytest.fixture(scope="session")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A study on two ranks of which rank 0 was killed as soon as it had committed its third generation."""
+    output_dir = tmp_path_factory.mktemp("killed") / "run"
+    return killed_at(KILLED_AT, NUMPY_STUDY, output_dir, num_ranks=2, settings=KILLED)
+
+
+@pytest.fixture(scope="session")
+def recorded(killed: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The study of `killed`, continued to its end: 80 samples, recorded in two starts."""
+    output_dir = copy_of(killed, tmp_path_factory.mktemp("recorded"))
+    return run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=KILLED)

@@ -16,10 +16,13 @@ from typing import Any
 
 import psutil
 
+from stream_server.failpoints import FOLDER_VARIABLE, VARIABLE
 from tests.mpi.launch import Launch, alone, mpirun
 
 MARK = "STREAM_SERVER_TEST_RUN"
 GRACE_S = 3.0
+# A script that is started by its name bears it.
+PYTHONS = ("python", "stream-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,17 @@ class Run:
     def account(self) -> dict[str, Any]:
         return self.report["samples"]  # type: ignore[no-any-return]
 
+    @property
+    def launcher_log(self) -> str:
+        """What the launchers of all starts wrote."""
+        return launcher_log(self.output_dir)
+
+    @property
+    def attempts(self) -> dict[int, int]:
+        """How many attempts each simulation took."""
+        folders = (self.output_dir / "simulations").iterdir()
+        return {int(folder.name): len(list(folder.glob("attempt-*"))) for folder in folders}
+
     def log(self, simulation: int, attempt: int = 0) -> str:
         """What one attempt of a simulation wrote."""
         return log_path(self.output_dir, simulation, attempt).read_text()
@@ -50,10 +64,11 @@ class Run:
 class LiveRun:
     """A study that runs. Made by `start_study`; `end` waits for its end."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", output_dir: Path, mark: str) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", output_dir: Path, output: Path, mark: str) -> None:
         self.process = process
         self.output_dir = output_dir
-        self._mark = mark
+        self.output = output
+        self.mark = mark
         self._started = time.monotonic()
 
     @property
@@ -71,8 +86,13 @@ class LiveRun:
         (launcher,) = self._pythons("stream_server.launcher.supervise")
         return launcher
 
+    @property
+    def launcher_log(self) -> str:
+        """What the launchers have written so far."""
+        return launcher_log(self.output_dir)
+
     def processes(self) -> list[psutil.Process]:
-        return marked_processes(self._mark)
+        return marked_processes(self.mark)
 
     def log(self, simulation: int, attempt: int = 0) -> str:
         """What one attempt of a simulation wrote so far."""
@@ -83,8 +103,8 @@ class LiveRun:
         """Wait until something is so, which must be while the study runs."""
         deadline = time.monotonic() + limit_s
         while not condition():
-            assert self.process.poll() is None, f"the study has ended:\n{_tail(self._output)}"
-            assert time.monotonic() < deadline, f"not so after {limit_s} s:\n{_tail(self._output)}"
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{_tail(self.output)}"
+            assert time.monotonic() < deadline, f"not so after {limit_s} s:\n{_tail(self.output)}"
             time.sleep(0.01)
 
     def end(self, limit_s: float = 50) -> Run:
@@ -93,21 +113,26 @@ class LiveRun:
             exit_code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"not at its end after {limit_s} s:\n{_tail(self._output)}") from None
+            raise AssertionError(f"not at its end after {limit_s} s:\n{_tail(self.output)}") from None
         ended_at = time.time()
-        survivors = _survivors(self._mark)
-        assert not survivors, f"left behind: {survivors}\n{_tail(self._output)}"
+        survivors = _survivors(self.mark)
+        assert not survivors, f"left behind: {survivors}\n{_tail(self.output)}"
         return Run(
             exit_code=exit_code,
-            output=self._output.read_text(errors="replace"),
+            output=self.said,
             output_dir=self.output_dir,
             wall_s=time.monotonic() - self._started,
             ended_at=ended_at,
         )
 
+    @property
+    def said(self) -> str:
+        """What the command has written so far."""
+        return self.output.read_text(errors="replace")
+
     def kill(self) -> None:
         """End a study that hangs; every Python process of it writes the stacks of its threads first."""
-        pythons = [each for each in self.processes() if each.name().startswith("python")]
+        pythons = [each for each in self.processes() if each.name().startswith(PYTHONS)]
         for each in pythons:
             each.send_signal(signal.SIGABRT)
         psutil.wait_procs(pythons, timeout=1)
@@ -115,21 +140,22 @@ class LiveRun:
             each.kill()
         self.process.wait()
 
-    @property
-    def _output(self) -> Path:
-        return output_path(self.output_dir)
-
     def _pythons(self, program: str) -> list[psutil.Process]:
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                if process.name().startswith("python") and any(word.endswith(program) for word in process.cmdline()):
+                if process.name().startswith(PYTHONS) and any(word.endswith(program) for word in process.cmdline()):
                     found.append(process)
         return found
 
 
+def failpoints(folder: Path, *armed: str) -> dict[str, str]:
+    """The variables that arm failpoints such as `checkpoint.renamed=kill@2`, each to happen once in all starts."""
+    return {VARIABLE: ",".join(armed), FOLDER_VARIABLE: str(folder)}
+
+
 def command(program: str, num_ranks: int, mpi: str | None, arguments: list[str]) -> Launch:
-    """A program of ours on `num_ranks` ranks, or without an MPI when `mpi` is None."""
+    """A program of ours, or the script at an absolute path, on `num_ranks` ranks; without an MPI when `mpi` is None."""
     script = str(Path(sys.prefix) / "bin" / program)
     if mpi is None:
         assert num_ranks == 1
@@ -147,29 +173,34 @@ def start_study(
     settings: Mapping[str, Any] | None = None,
     arguments: Sequence[str] = (),
     program: str = "stream-server",
+    environment: Mapping[str, str] | None = None,
+    mark: str | None = None,
+    within: Sequence[str] = (),
 ) -> Iterator[LiveRun]:
     """Start the study of a study.json; `settings` become `--set KEY=VALUE`, `arguments` follow.
 
-    What still runs when the block is left is killed.
+    What still runs when the block is left is killed. A `mark` of an earlier start makes one run of the two. `within` is
+    a program that runs the command that is put after it.
     """
     changes = {"study.output_dir": str(output_dir)} | dict(settings or {})
     overrides = [word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     launch = command(program, num_ranks, mpi, ["--config", str(study), *overrides, *arguments])
-    mark = uuid.uuid4().hex
-    with output_path(output_dir).open("wb") as output:
+    mark = mark or uuid.uuid4().hex
+    path = free_name(output_dir.with_suffix(".output"))
+    with path.open("xb") as output:
         process = subprocess.Popen(
-            launch.argv,
-            env=launch.environment | {MARK: mark, "PYTHONFAULTHANDLER": "1"},
+            [*within, *launch.argv],
+            env=launch.environment | {MARK: mark, "PYTHONFAULTHANDLER": "1"} | dict(environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    live = LiveRun(process, output_dir, mark)
+    live = LiveRun(process, output_dir, path, mark)
     try:
         yield live
     finally:
-        if process.poll() is None:
+        if process.poll() is None or live.processes():
             live.kill()
 
 
@@ -187,9 +218,15 @@ def log_path(output_dir: Path, simulation: int, attempt: int) -> Path:
     return output_dir / "simulations" / str(simulation) / f"attempt-{attempt}" / "output.log"
 
 
-def output_path(output_dir: Path) -> Path:
-    """What the command itself writes."""
-    return output_dir.with_suffix(".output")
+def launcher_log(output_dir: Path) -> str:
+    """What the launchers of a run wrote."""
+    path = output_dir / "logs" / "launcher.log"
+    return path.read_text() if path.exists() else ""
+
+
+def free_name(path: Path) -> Path:
+    """The path, or the next one with a number that is free."""
+    return next(it for it in (path, *(path.with_suffix(f".{i}{path.suffix}") for i in range(2, 99))) if not it.exists())
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:

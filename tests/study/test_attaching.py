@@ -14,8 +14,9 @@ from stream_server.client_api.connection import ConnectionFile, Security
 from stream_server.client_api.control import ask
 from stream_server.client_api.messages import Invalidate, Reason, Refusal
 from stream_server.client_api.simulation import Simulation
+from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, Unreachable
-from stream_server.launcher.link import key_pair
+from stream_server.launcher.sockets import key_pair
 from tests.study.numpy_study.ripple import send_all, signal_at
 from tests.study.runs import LiveRun
 from tests.study.test_every_way import assert_complete
@@ -164,7 +165,7 @@ def test_a_key_speaks_for_its_own_attempt_only(waiting_study: LiveRun, tmp_path:
         let_in(replace(over_tcp(live.connection), simulation=1))
     for file in (files[0], over_tcp(live.connection)):
         withdraw = Invalidate(study=file.study, simulation=1, attempt=0, reason="not mine")
-        answer = ask(withdraw, file, who="a stranger", timeout_s=5)
+        answer = ask(withdraw, ConnectionWatch(file), who="a stranger", timeout_s=5)
         assert isinstance(answer, Refusal)
         assert answer.reason is Reason.WRONG_KEY
     (tmp_path / "go").touch()

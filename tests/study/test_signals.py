@@ -1,4 +1,4 @@
-"""A study that is stopped, or loses a process, leaves nothing behind."""
+"""A study that is stopped saves a checkpoint, and one that loses a process leaves nothing behind."""
 
 import signal
 import time
@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.study.runs import LiveRun, Run
+from tests.study.test_every_way import assert_complete
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
@@ -31,12 +32,13 @@ def wait_for(live: LiveRun, word: str) -> None:
 
 def assert_stopped_in_order(done: Run, name: str) -> None:
     report = done.report
-    assert done.exit_code == 7
-    assert (report["exit_code"], report["exit_reason"]) == (7, "failed")
+    assert done.exit_code == 75, done.output
+    assert (report["exit_code"], report["exit_reason"]) == (75, "saved")
     assert f"stopped by {name}" in report["message"]
     assert report["balanced"] is True
     assert report["simulations"]["stopped"] == report["simulations"]["requested"] == 7
-    assert set(report["samples"]["untrained_reasons"]) <= {"stopped"}
+    assert set(report["samples"]["untrained_reasons"]) <= {"saved"}
+    assert (done.output_dir / "checkpoints" / "000001" / "manifest.json").exists()
     for simulation in (0, 1):
         assert "not wanted any more" in done.log(simulation)
 
@@ -72,8 +74,7 @@ def test_a_second_ctrl_c_ends_a_study_at_once(start: Start, deaf: dict[str, Any]
     with start(mpi=None, settings=deaf) as live:
         wait_for(live, "waiting")
         live.process.send_signal(signal.SIGINT)
-        log = live.output_dir / "logs" / "launcher.log"
-        live.wait_until(lambda: "stopping" in log.read_text())
+        live.wait_until(lambda: "stopping" in live.launcher_log)
         live.process.send_signal(signal.SIGINT)
         asked_at = time.time()
         done = live.end(limit_s=20)
@@ -89,10 +90,6 @@ def last_rank(live: LiveRun) -> psutil.Process:
     return live.ranks[-1]
 
 
-def launcher(live: LiveRun) -> psutil.Process:
-    return live.launcher
-
-
 @pytest.mark.parametrize(
     ("victim", "num_ranks", "mpi"),
     [
@@ -101,8 +98,6 @@ def launcher(live: LiveRun) -> psutil.Process:
         (rank_0, 2, "openmpi"),
         (last_rank, 2, "mpich"),
         pytest.param(last_rank, 2, "openmpi", marks=pytest.mark.full),
-        pytest.param(launcher, 1, None, marks=pytest.mark.full),
-        (launcher, 2, "mpich"),
     ],
 )
 def test_no_process_of_a_study_outlives_the_loss_of_one(
@@ -111,8 +106,22 @@ def test_no_process_of_a_study_outlives_the_loss_of_one(
     with start(num_ranks=num_ranks, mpi=mpi, settings=deaf) as live:
         wait_for(live, "waiting")
         victim(live).kill()
-        done = live.end(limit_s=20)
-        assert done.exit_code != 0
-        if victim is launcher:
-            assert done.report["exit_code"] == 7
-            assert "the launcher ended with exit code -9" in done.report["message"]
+        assert live.end(limit_s=20).exit_code != 0
+
+
+@pytest.mark.parametrize(("num_ranks", "mpi"), [pytest.param(1, None, marks=pytest.mark.full), (2, "mpich")])
+def test_a_launcher_that_is_killed_is_replaced_by_rank_0_and_costs_nothing(
+    start: Start, tmp_path: Path, num_ranks: int, mpi: str | None
+) -> None:
+    go = tmp_path / "go"
+    settings = {"simulation.command": ["python", "patient.py", str(go)]}
+    with start(num_ranks=num_ranks, mpi=mpi, settings=settings) as live:
+        wait_for(live, "waiting")
+        killed = live.launcher
+        killed.kill()
+        live.wait_until(lambda: "taken over" in live.launcher_log)
+        go.touch()
+        done = live.end()
+    assert_complete(done, num_simulations=6)
+    assert done.report["restarts"] == 0
+    assert done.attempts == dict.fromkeys(range(7), 1)

@@ -4,7 +4,6 @@ import os
 import signal as signals
 import socket
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,8 @@ JUNK = ([b""], [b"junk"], [bytes(range(256)) * 8], [b"\xff" * 64, b"more"], [b"a
 
 
 def kill(simulation, signal):
+    # With a window of two steps to each rank, most of the ten before this one have been received.
     if simulation.attempt == 0:
-        time.sleep(0.3)  # what was sent so far is on its way
         os.kill(os.getpid(), signals.SIGKILL)
     return signal
 

@@ -1,0 +1,58 @@
+"""Reads what a study has left behind."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stream_server.errors import DamagedCheckpoint
+from stream_server.server.checkpoint.checksum_file import record_of
+from stream_server.server.checkpoint.manifest import MANIFEST_FILE, Manifest
+from tests.chaos.audit import generations, read_audit, read_epochs
+from tests.chaos.invariants import Evidence
+from tests.chaos.plan import Plan
+
+
+def gather(plan: Plan, output_dir: Path, exit_code: int, leftovers: Sequence[str]) -> Evidence:
+    """All that the invariants are about."""
+    report = output_dir / "report.json"
+    return Evidence(
+        plan=plan,
+        exit_code=exit_code,
+        report=json.loads(report.read_text()) if report.exists() else {},
+        epochs=read_epochs(output_dir),
+        audit=read_audit(output_dir),
+        damage=tuple(damage(output_dir / "checkpoints")),
+        leftovers=(*leftovers, *unfinished_files(output_dir)),
+    )
+
+
+def damage(checkpoints: Path) -> Iterator[str]:
+    """What is wrong with the generations that are there."""
+    folders = generations(checkpoints)
+    if not folders:
+        yield "no generation is left"
+    for folder in folders:
+        yield from (f"generation {folder.name}: {problem}" for problem in problems_of(folder))
+
+
+def problems_of(generation: Path) -> Iterator[str]:
+    """Where a generation differs from its manifest."""
+    try:
+        manifest = Manifest.from_bytes((generation / MANIFEST_FILE).read_bytes())
+    except (OSError, DamagedCheckpoint) as error:
+        yield str(error)
+        return
+    files = {path.relative_to(generation).as_posix() for path in generation.rglob("*") if path.is_file()}
+    for path in sorted(files ^ {*manifest.files, MANIFEST_FILE}):
+        yield f"{path} is missing" if path in manifest.files else f"{path} is not in the manifest"
+    for path in sorted(files & set(manifest.files)):
+        if record_of(generation / path) != manifest.files[path]:
+            yield f"{path} is not what was saved"
+
+
+def unfinished_files(output_dir: Path) -> Iterator[str]:
+    """What was to be renamed when complete, or removed, or set aside although nobody has damaged it."""
+    checkpoints = output_dir / "checkpoints"
+    beside = {*checkpoints.glob("[0-9]*")} - {*generations(checkpoints)}
+    for path in sorted({*output_dir.rglob("*.tmp"), *beside}):
+        yield f"left in the output folder: {path.relative_to(output_dir)}"

@@ -1,0 +1,63 @@
+"""What one study of a campaign is: everything that its seed decides."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STUDY = Path(__file__).parent / "study" / "study.json"
+POLICIES = ("fifo", "firo", "reservoir")
+# The first is quicker than its simulations, the second slower: its buffer fills up.
+STEPS_S = (0.02, 0.12)
+EVERY_BATCHES = (3, 5, 10)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """One study. `seed` is all that its kills are drawn from;"""
+
+    seed: str
+    policy: str = "fifo"
+    num_ranks: int = 2
+    num_simulations: int = 24
+    num_steps: int = 60
+    simulation_step_s: float = 0.05
+    step_s: float = 0.02
+    every_batches: int = 5
+    pseudo_epochs: int = 1
+    record: bool = False
+
+    @classmethod
+    def drawn(cls, campaign_seed: int, number: int, *, num_ranks: int) -> "Plan":
+        """Study `number` of a campaign; the policies take turns."""
+        seed = f"{campaign_seed}/{number}"
+        draw = random.Random(seed)
+        policy = POLICIES[number % len(POLICIES)]
+        return cls(
+            seed=seed,
+            policy=policy,
+            num_ranks=num_ranks,
+            step_s=draw.choice(STEPS_S),
+            every_batches=draw.choice(EVERY_BATCHES),
+            pseudo_epochs=draw.choice((1, 2)) if policy == "firo" else 1,
+        )
+
+    @property
+    def keys(self) -> frozenset[tuple[int, int]]:
+        """Every sample: the simulation and the time step."""
+        return frozenset((i, j) for i in range(self.num_simulations) for j in range(self.num_steps))
+
+    def settings(self) -> dict[str, Any]:
+        """The keys of study.json that differ from tests/chaos/study."""
+        firo = {"buffer.pseudo_epochs": self.pseudo_epochs} if self.policy == "firo" else {}
+        return firo | {
+            "study.simulations": self.num_simulations,
+            "study.time_steps": self.num_steps,
+            "simulation.command": ["python", "wave.py", str(self.simulation_step_s)],
+            "server.ranks": self.num_ranks,
+            "launcher.restarts": 1000,
+            "buffer.policy": self.policy,
+            "checkpoint.every_batches": self.every_batches,
+            "checkpoint.record": self.record,
+            "user.step_s": self.step_s,
+        }

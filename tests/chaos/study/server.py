@@ -1,0 +1,65 @@
+"""A learner that looks at the content of every sample and keeps a log of all that it has trained."""
+
+import json
+import os
+import time
+
+import numpy as np
+from payload import wave
+
+from stream_server import StreamServer
+
+
+class AuditServer(StreamServer):
+    """Fits one number; its step takes `user.step_s` seconds.
+
+    Each process writes a file of its own in the folder `audit`, a line per batch as soon as it is trained: what a
+    killed process has written stays.
+    """
+
+    def prepare_training_attributes(self):
+        self.mean = np.zeros(1)
+        folder = self.output_dir / "audit"
+        folder.mkdir(exist_ok=True)
+        name = f"epoch-{self.read_epoch()}-rank-{self.rank}-{os.getpid()}.jsonl"
+        self.audit = folder / name
+
+    def read_epoch(self):
+        """The number of this start of the server: the last line of the list of them."""
+        starts = self.output_dir / "checkpoints" / "epochs.jsonl"
+        return json.loads(starts.read_text().splitlines()[-1])["epoch"] if starts.exists() else 1
+
+    def process_batch(self, batch, config):
+        return batch.simulation_ids, batch.time_steps, batch.fields["wave"]
+
+    def training_step(self, batch, batch_idx):
+        waves = batch[2]
+        for (simulation_id, time_step), row in zip(keys_of(batch), waves, strict=True):
+            if not np.array_equal(row, wave(simulation_id, time_step)):
+                raise ArithmeticError(f"time step {time_step} of simulation {simulation_id} holds {row}")
+        time.sleep(self.config.user["step_s"])
+        (gradient,) = self.all_reduce([self.mean - np.mean(waves)])
+        self.mean -= 0.1 * gradient
+        return float(gradient @ gradient)
+
+    def on_batch_end(self, batch, batch_idx, loss):
+        self.write({"batch": batch_idx, "keys": keys_of(batch)})
+
+    def on_checkpoint(self, path):
+        self.write({"committed": path.name})
+
+    def state_dict(self):
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        self.mean = state["mean"]
+
+    def write(self, line):
+        with self.audit.open("a") as file:
+            file.write(json.dumps(line | {"time": time.time()}) + "\n")
+
+
+def keys_of(batch):
+    """The simulation and the time step of each row."""
+    simulation_ids, time_steps, _ = batch
+    return list(zip(simulation_ids.tolist(), time_steps.tolist(), strict=True))

@@ -1,0 +1,64 @@
+"""At each failpoint of the list the process that meets it is killed, once, and the study loses nothing."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from stream_server.failpoints import FOLDER_VARIABLE, VARIABLE
+from tests.chaos.campaign import endured
+from tests.chaos.ordeal import Ordeal
+from tests.chaos.plan import Plan
+from tests.chaos.sweep import Documented, documented
+
+IN_A_STUDY = [point for point in documented() if point.is_in_a_study]
+# What `make test` has time for: the first failpoint of the parts between which most passes.
+SAMPLED_PARTS = ("checkpoint", "client", "launcher", "receiver")
+FIRST_OF_PARTS = {point.part: point for point in reversed(IN_A_STUDY) if point.part in SAMPLED_PARTS}
+
+CALM_S = 50.0
+PLAN = Plan(
+    seed="sweep",
+    policy="firo",
+    num_simulations=6,
+    num_steps=20,
+    simulation_step_s=0.05,
+    step_s=0.01,
+    every_batches=3,
+)
+POINTS = [
+    pytest.param(
+        point,
+        id=point.name,
+        marks=[] if FIRST_OF_PARTS.get(point.part) is point else pytest.mark.full,
+    )
+    for point in IN_A_STUDY
+]
+
+
+JOURNAL = ("launcher.before_journal", "launcher.after_journal")
+PASSAGES = (2, 3, 5, 8, 13)
+
+
+def assert_costs_nothing(armed: str, met: str, folder: Path, *, record: bool = False) -> None:
+    """Run a study with these failpoints armed; none of its samples is lost, and one failpoint was met for sure."""
+    marks = folder / "met"
+    environment = {VARIABLE: armed, FOLDER_VARIABLE: str(marks)}
+    plan = dataclasses.replace(PLAN, record=record)
+    outcome = endured(
+        0, Ordeal(plan=plan, output_dir=folder / "run", max_kills=0, calm_s=CALM_S, environment=environment)
+    )
+    assert outcome.violations == ()
+    assert (marks / met).exists(), f"no process came to {met}"
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_that_is_killed_at_a_failpoint_costs_nothing(point: Documented, tmp_path: Path) -> None:
+    assert_costs_nothing(point.armed("kill"), point.name, tmp_path, record=point.part == "record")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("passage", PASSAGES)
+@pytest.mark.parametrize("name", JOURNAL)
+def test_a_launcher_may_die_at_any_record_of_its_journal(name: str, passage: int, tmp_path: Path) -> None:
+    assert_costs_nothing(f"{name}=kill@{passage}", name, tmp_path)

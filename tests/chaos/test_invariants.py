@@ -1,0 +1,300 @@
+"""The judges of a campaign: what is well passes, and every planted violation is found."""
+
+import dataclasses
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stream_server.config import load
+from stream_server.server.checkpoint.checksum_file import record_of
+from stream_server.server.checkpoint.manifest import MANIFEST_FILE, Manifest
+from stream_server.server.user_class import load_server_class
+from tests.chaos.audit import Audit, Committed, Epoch, Trained, read_audit, read_epochs
+from tests.chaos.campaign import Outcome
+from tests.chaos.evidence import damage, unfinished_files
+from tests.chaos.invariants import Evidence, violations
+from tests.chaos.kills import Kill
+from tests.chaos.plan import STUDY, Plan
+from tests.chaos.processes import kind_of
+from tests.chaos.summary import line, story, table
+from tests.chaos.timeline import owner, replayed, surviving
+
+PLAN = Plan(seed="0/0", num_simulations=2, num_steps=6, every_batches=2)
+# Six batches of two samples. Epoch 2 goes on after batch 2, epoch 3 after batch 4; each redoes one batch.
+EPOCHS = (
+    Epoch(number=1, base=0, batches=0),
+    Epoch(number=2, base=1, batches=2),
+    Epoch(number=3, base=2, batches=4),
+)
+TRAINED_BY = ((1, range(3)), (2, range(2, 5)), (3, range(4, 6)))
+
+
+def keys_of(batch: int) -> tuple[tuple[int, int], ...]:
+    return ((0, batch), (1, batch))
+
+
+def one(epoch: int, batch: int, **changes: Any) -> Trained:
+    trained = Trained(epoch=epoch, rank=0, batch=batch, keys=keys_of(batch), time=10.0 * batch)
+    return dataclasses.replace(trained, **changes)
+
+
+TRAINED = tuple(one(epoch, batch) for epoch, batches in TRAINED_BY for batch in batches)
+COMMITTED = (Committed(epoch=1, generation=1), Committed(epoch=2, generation=2), Committed(epoch=3, generation=3))
+REPORT = {
+    "exit_code": 0,
+    "exit_reason": "finished",
+    "message": "",
+    "balanced": True,
+    "restarts": 2,
+    "batches": 6,
+    "samples": {"expected": 12, "accepted": 12, "trained": 12, "untrained": 0},
+}
+GOOD = Evidence(plan=PLAN, exit_code=0, report=REPORT, epochs=EPOCHS, audit=Audit(trained=TRAINED, committed=COMMITTED))
+
+
+def trained_with(change: Callable[[Trained], Trained | None], evidence: Evidence = GOOD) -> Evidence:
+    """The same, with each part of a batch changed, or dropped."""
+    trained = tuple(it for it in map(change, evidence.audit.trained) if it is not None)
+    return dataclasses.replace(evidence, audit=dataclasses.replace(evidence.audit, trained=trained))
+
+
+def reported(**changes: Any) -> Evidence:
+    return dataclasses.replace(GOOD, report=REPORT | changes)
+
+
+def at(epoch: int, batch: int, keys: tuple[tuple[int, int], ...] | None) -> Callable[[Trained], Trained | None]:
+    """Gives one part of a batch other keys, or drops it."""
+
+    def change(trained: Trained) -> Trained | None:
+        if (trained.epoch, trained.batch) != (epoch, batch):
+            return trained
+        return None if keys is None else dataclasses.replace(trained, keys=keys)
+
+    return change
+
+
+def test_a_study_in_which_all_is_well_violates_nothing() -> None:
+    assert violations(GOOD) == []
+
+
+def test_each_batch_belongs_to_the_last_epoch_that_began_before_it() -> None:
+    assert [owner(EPOCHS, batch) for batch in range(6)] == [1, 1, 2, 2, 3, 3]
+    assert [(it.epoch, it.batch) for it in surviving(EPOCHS, TRAINED)] == [
+        *((1, 0), (1, 1), (2, 2), (2, 3)),
+        *((3, 4), (3, 5)),
+    ]
+
+
+def test_an_epoch_that_went_on_from_the_same_generation_takes_everything_over() -> None:
+    epochs = (Epoch(number=1, base=0, batches=0), *(Epoch(number=n, base=1, batches=2) for n in (2, 3)))
+    assert [owner(epochs, batch) for batch in range(4)] == [1, 1, 3, 3]
+
+
+def test_what_a_restart_redid_is_counted_once_for_all_ranks() -> None:
+    both = (*TRAINED, *(dataclasses.replace(it, rank=1, time=it.time + 1) for it in TRAINED))
+    assert replayed(EPOCHS, both) == [[21.0], [41.0]]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "found"),
+    [
+        pytest.param(
+            trained_with(at(2, 3, ((0, 3),))), "1 samples were trained less than 1 times: (1, 3)", id="lost key"
+        ),
+        pytest.param(
+            trained_with(at(3, 5, ((0, 5), (1, 5), (0, 0)))),
+            "1 samples were trained more than 1 times: (0, 0)",
+            id="repeated key",
+        ),
+        pytest.param(
+            trained_with(at(3, 5, ((0, 5), (1, 5), (2, 0)))),
+            "samples that no simulation has sent were trained: (2, 0)",
+            id="unknown key",
+        ),
+        pytest.param(
+            trained_with(at(2, 2, None)),
+            "batches of the surviving timeline were never trained: 2",
+            id="lost batch",
+        ),
+        pytest.param(reported(batches=5), "batches beyond the last one of the report were trained: 5", id="too many"),
+        pytest.param(
+            dataclasses.replace(GOOD, exit_code=7), "the exit code of the command is 7 instead of 0", id="exit"
+        ),
+        pytest.param(reported(exit_code=5), "exit_code is 5 instead of 0", id="reported exit"),
+        pytest.param(reported(exit_reason="failed"), "exit_reason is 'failed' instead of 'finished'", id="reason"),
+        pytest.param(reported(balanced=False), "balanced is False instead of True", id="balance"),
+        pytest.param(reported(restarts=1), "restarts is 1 instead of 2", id="restarts"),
+        pytest.param(
+            reported(samples=REPORT["samples"] | {"untrained": 1, "trained": 11}),  # type: ignore[operator]
+            "samples.untrained is 1 instead of 0",
+            id="untrained",
+        ),
+        pytest.param(dataclasses.replace(GOOD, report={}), "there is no report.json", id="no report"),
+        pytest.param(
+            dataclasses.replace(GOOD, audit=Audit(trained=TRAINED, committed=(Committed(epoch=1, generation=2),))),
+            "epoch 2 goes on from generation 1, but 2 was committed before",
+            id="lost generation",
+        ),
+        pytest.param(
+            dataclasses.replace(GOOD, epochs=(*EPOCHS[:2], dataclasses.replace(EPOCHS[2], base=0, batches=0))),
+            "epoch 3 goes on from generation 0, the one before did from 1",
+            id="fork",
+        ),
+        pytest.param(
+            dataclasses.replace(GOOD, epochs=(*EPOCHS[:2], dataclasses.replace(EPOCHS[2], number=4))),
+            "the epochs are numbered [1, 2, 4]",
+            id="gap",
+        ),
+        pytest.param(dataclasses.replace(GOOD, leftovers=("left running: 7",)), "left running: 7", id="leftover"),
+        pytest.param(dataclasses.replace(GOOD, damage=("generation 3: x",)), "generation 3: x", id="damage"),
+    ],
+)
+def test_a_violation_is_found(evidence: Evidence, found: str) -> None:
+    assert [sentence for sentence in violations(evidence) if sentence.startswith(found)]
+
+
+def test_what_is_trained_while_a_save_goes_on_may_be_redone_too() -> None:
+    evidence = dataclasses.replace(GOOD, plan=dataclasses.replace(PLAN, every_batches=0))
+    assert violations(evidence) == []
+
+
+def test_a_restart_that_redoes_more_than_an_interval_is_found() -> None:
+    epochs = (EPOCHS[0], Epoch(number=2, base=0, batches=0))
+    plan = dataclasses.replace(PLAN, every_batches=2)
+    # Of the four batches one was trained while a save may have gone on.
+    trained = (*(one(1, batch) for batch in range(4)), *(one(2, batch) for batch in range(6)))
+    evidence = dataclasses.replace(
+        GOOD, plan=plan, epochs=epochs, audit=Audit(trained=trained, committed=()), report=REPORT | {"restarts": 1}
+    )
+    assert violations(evidence) == ["epoch 2 redid 4 batches, but 2 lie between two checkpoints"]
+
+
+def test_a_firo_may_train_a_sample_as_often_as_its_pseudo_epochs() -> None:
+    plan = dataclasses.replace(PLAN, policy="firo", pseudo_epochs=2)
+    twice = dataclasses.replace(
+        trained_with(lambda it: dataclasses.replace(it, keys=it.keys * 2)),
+        plan=plan,
+    )
+    assert violations(twice) == []
+    once = dataclasses.replace(GOOD, plan=plan)
+    assert violations(once)[0].startswith("12 samples were trained less than 2 times")
+
+
+def test_a_reservoir_may_train_a_sample_any_number_of_times_but_not_never() -> None:
+    plan = dataclasses.replace(PLAN, policy="reservoir")
+    more = trained_with(at(3, 5, (*keys_of(5), *keys_of(0) * 7)))
+    assert violations(dataclasses.replace(more, plan=plan)) == []
+    less = trained_with(at(3, 5, keys_of(5)[:1]))
+    assert violations(dataclasses.replace(less, plan=plan)) == ["1 samples were trained less than 1 times: (1, 5)"]
+
+
+def test_the_last_line_of_a_killed_process_may_be_incomplete(tmp_path: Path) -> None:
+    (tmp_path / "audit").mkdir()
+    file = tmp_path / "audit" / "epoch-1-rank-0-77.jsonl"
+    file.write_text(
+        '{"batch": 0, "keys": [[0, 1]], "time": 5.0}\n{"committed": "000003", "time": 6.0}\n{"batch": 1, "ke'
+    )
+    assert read_audit(tmp_path) == Audit(
+        trained=(Trained(epoch=1, rank=0, batch=0, keys=((0, 1),), time=5.0),),
+        committed=(Committed(epoch=1, generation=3),),
+    )
+    assert read_epochs(tmp_path) == ()
+
+
+@pytest.fixture
+def generation(tmp_path: Path) -> Path:
+    """A whole one, of a single file."""
+    folder = tmp_path / "000001"
+    (folder / "rank-0").mkdir(parents=True)
+    file = folder / "rank-0" / "slots"
+    file.write_bytes(b"rows")
+    counts = {"generation": 1, "epoch": 1, "base": 0, "ranks": 1, "batches": 2}
+    manifest = Manifest(**counts, created="now", config_digest="", files={"rank-0/slots": record_of(file)})
+    (folder / MANIFEST_FILE).write_bytes(manifest.to_bytes())
+    return folder
+
+
+def test_a_whole_generation_has_no_damage(generation: Path) -> None:
+    assert list(damage(generation.parent)) == []
+
+
+def test_a_damaged_generation_is_noticed(generation: Path) -> None:
+    file = generation / "rank-0" / "slots"
+    file.write_bytes(b"rowz")
+    (generation / "rank-0" / "more").write_bytes(b"")
+    assert list(damage(generation.parent)) == [
+        "generation 000001: rank-0/more is not in the manifest",
+        "generation 000001: rank-0/slots is not what was saved",
+    ]
+    file.unlink()
+    assert "generation 000001: rank-0/slots is missing" in list(damage(generation.parent))
+    (generation / MANIFEST_FILE).unlink()
+    assert "manifest.json" in next(damage(generation.parent))
+
+
+def test_a_study_without_a_generation_and_unfinished_files_are_noticed(tmp_path: Path) -> None:
+    for name in ("000001", "000001.old", "000002.epoch-3.tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert list(damage(tmp_path / "nowhere")) == ["no generation is left"]
+    assert list(unfinished_files(tmp_path)) == [
+        "left in the output folder: checkpoints/000001.old",
+        "left in the output folder: checkpoints/000002.epoch-3.tmp",
+    ]
+
+
+def test_the_server_of_the_study_refuses_the_content_of_another_sample() -> None:
+    config = load(STUDY, [])
+    server = load_server_class(config)(config)
+    batch = np.array([3]), np.array([7]), np.arange(256.0)[None] + (3 * 256 + 7) * 256
+    server.mean = np.zeros(1)
+    server.training_step(batch, 0)
+    with pytest.raises(ArithmeticError, match="time step 8 of simulation 3 holds"):
+        server.training_step((batch[0], batch[1] + 1, batch[2]), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "kind"),
+    [
+        ("python3.11", "/venv/bin/python /venv/bin/stream-launcher --config study.json", "launcher"),
+        ("python", "python -m stream_server.launcher.supervise --link x", "launcher"),
+        ("mpirun", "/venv/bin/mpirun -n 2 /venv/bin/stream-server --config study.json", "mpirun"),
+        ("hydra_pmi_proxy", "hydra_pmi_proxy --proxy-id 0", "mpirun"),
+        ("python", "/venv/bin/python /venv/bin/stream-server --config study.json", "rank"),
+        ("python", "python -m stream_server.server.cli --config study.json", "rank"),
+        ("python", "python /study/wave.py 0.05", "client"),
+        ("sh", "/bin/sh -c exec /folder python /study/wave.py 0.05", "shell"),
+        ("sleep", "sleep 1", None),
+    ],
+)
+def test_a_process_is_known_by_its_command(name: str, command: str, kind: str | None) -> None:
+    assert kind_of(name, command.split()) == kind
+
+
+def test_the_plans_of_a_seed_are_always_the_same_and_take_turns_in_their_policies() -> None:
+    plans = [Plan.drawn(5, number, num_ranks=2) for number in range(6)]
+    assert plans == [Plan.drawn(5, number, num_ranks=2) for number in range(6)]
+    assert [plan.policy for plan in plans] == ["fifo", "firo", "reservoir"] * 2
+
+
+def test_the_summary_counts_kills_by_kind_and_moment() -> None:
+    kill = Kill(kind="rank", name="python", pid=7, number=signal.SIGKILL, moment="commit", time=0.0)
+    outcome = Outcome(
+        number=0,
+        plan=PLAN,
+        kills=(kill, dataclasses.replace(kill, kind="client", moment="restore")),
+        num_epochs=2,
+        replays=(3,),
+        violations=("lost",),
+        wall_s=1.0,
+        output_dir=Path(),
+    )
+    rows = table([outcome])
+    cells = [list(column.cells) for column in rows.columns]
+    assert [cell[2] for cell in cells] == ["rank", "1", "0", "0", "0", "0", "1", "0"]
+    assert rows.title == "1 studies, 2 kills, 1 violations"
+    assert line(outcome).startswith("study 0 (fifo, 2 ranks): VIOLATED; killed 1 rank, 1 client")
+    assert story(outcome).startswith("00:00:00 SIGKILL python 7 in commit; 00:00:00 SIGKILL python 7 in restore")

@@ -1,0 +1,49 @@
+"""What dies while nobody watches."""
+
+import time
+from pathlib import Path
+
+from tests.chaos.audit import generations
+from tests.chaos.evidence import gather
+from tests.chaos.invariants import violations
+from tests.chaos.live import LiveStudy
+from tests.chaos.plan import Plan
+
+PLAN = Plan(seed="unwatched", num_simulations=8, num_steps=30)
+LIMIT_S = 45.0
+LOOK_S = 0.02
+
+
+def wait_until_saved(output_dir: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not generations(output_dir / "checkpoints"):
+        assert time.monotonic() < deadline, "nothing was saved"
+        time.sleep(LOOK_S)
+
+
+def exit_code(study: LiveStudy) -> int | None:
+    """How the study ended, None when it has not within the limit."""
+    deadline = time.monotonic() + LIMIT_S
+    while study.exit_code is None and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    return study.exit_code
+
+
+def test_a_launcher_that_comes_back_misses_a_rank_that_died_meanwhile(tmp_path: Path) -> None:
+    """A rank of MPICH without its proxy ends unseen by mpirun, and the launcher that counted the ranks is gone, too."""
+    output_dir = tmp_path / "run"
+    with LiveStudy(PLAN, output_dir, mpi="mpich", environment={}) as study:
+        wait_until_saved(output_dir)
+        processes = study.processes()
+        (proxy,) = (process for process in processes["mpirun"] if process.name() == "hydra_pmi_proxy")
+        (launcher,) = processes["launcher"]
+        for process in (proxy, launcher, processes["rank"][1]):
+            process.kill()
+        assert study.wait() == -9
+        study.start()
+        code = exit_code(study)
+        if code is None:
+            study.dump_stacks()
+        assert code == 0, study.said()
+        leftovers = study.leftovers()
+    assert violations(gather(PLAN, output_dir, code, leftovers)) == []

@@ -1,0 +1,21 @@
+"""`stream-launcher` with little patience: a server is given up within a second or two, so that tests need not wait.
+
+IMPATIENT_STOPPED_S is how long a process of the server may be stopped by a signal.
+"""
+
+import os
+import sys
+from functools import partial
+
+from stream_server.launcher import runs, server_job
+from stream_server.launcher.liveness import Heartbeat
+from stream_server.launcher.supervise import main
+from stream_server.launcher.supervisor import Supervisor
+
+HEARTBEAT = Heartbeat(interval_s=0.25, answer_s=1.5, return_s=0.5)
+
+if __name__ == "__main__":
+    runs.Supervisor = partial(Supervisor, heartbeat=HEARTBEAT)  # type: ignore[assignment,misc]
+    server_job.LOOK_S = 0.25
+    server_job.STOPPED_S = float(os.environ["IMPATIENT_STOPPED_S"])
+    sys.exit(main())

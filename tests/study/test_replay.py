@@ -1,0 +1,109 @@
+"""A study is trained again from what it recorded: bit by bit the same, whatever was killed meanwhile."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.server.checkpoint.epochs import read_epochs
+from stream_server.server.record.layout import SAMPLES
+from stream_server.server.record.rank_record import RankRecord
+from tests.study.conftest import KILLED, NUMPY_STUDY
+from tests.study.killing import copy_of, flip_a_byte, killed_at, model_of
+from tests.study.runs import Run, run_study
+from tests.study.test_every_way import POLICIES, assert_complete
+
+SETTINGS: dict[str, Any] = {
+    "study.simulations": KILLED["study.simulations"],
+    "training.batch_size": 2,
+    "checkpoint.every_batches": 2,
+    "buffer.capacity": 20,
+    "server.class": "noisy_server.py:NoisyServer",
+}
+POINTS = (
+    "buffer.drawn=kill@7",
+    "checkpoint.renamed=kill@2",
+    "checkpoint.part_written=kill@5",
+    "server.before_last_checkpoint=kill",
+)
+# Each number of ranks and each policy; `make test-all` runs the others.
+PRODUCT = [
+    pytest.param(num_ranks, policy, marks=[] if (i + j) % 2 == 0 else pytest.mark.full, id=f"{num_ranks}-{policy}")
+    for i, num_ranks in enumerate((1, 2))
+    for j, policy in enumerate(POLICIES)
+]
+
+
+def assert_the_same_after_kills(recorded: Run, folder: Path, points: tuple[str, ...], **options: Any) -> None:
+    """Replay twice, once undisturbed and once killed at every point, and compare all that was learnt."""
+    options["arguments"] = ["--replay", str(recorded.output_dir)]
+    whole = run_study(NUMPY_STUDY, folder / "whole", **options)
+    assert_complete(whole, num_simulations=4)
+    for point in points:
+        killed_at(point, NUMPY_STUDY, folder / "killed", **options)
+    resumed = run_study(NUMPY_STUDY, folder / "killed", **options)
+    assert_complete(resumed, num_simulations=4)
+    assert resumed.report["restarts"] == len(points)
+    starts = read_epochs(resumed.output_dir / "checkpoints").starts
+    assert any(0 < start.batches < resumed.report["batches"] for start in starts)
+    assert resumed.report["validation"] == whole.report["validation"]
+    for count in ("draws", "batches", "batches_per_rank", "updates"):
+        assert resumed.report[count] == whole.report[count]
+    assert model_of(resumed.output_dir) == model_of(whole.output_dir)
+
+
+@pytest.mark.parametrize(("num_ranks", "policy"), PRODUCT)
+def test_a_replay_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
+    recorded: Run, tmp_path: Path, num_ranks: int, policy: str
+) -> None:
+    settings = SETTINGS | {"buffer.policy": policy}
+    if policy == "reservoir":
+        settings["training.draws_per_sample"] = 3
+    assert_the_same_after_kills(recorded, tmp_path, POINTS, num_ranks=num_ranks, settings=settings)
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
+def test_a_replay_with_torch_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
+    recorded: Run, tmp_path: Path, num_ranks: int
+) -> None:
+    settings = SETTINGS | {"server.class": "torch_server.py:TinyServer", "buffer.policy": "firo"}
+    assert_the_same_after_kills(recorded, tmp_path, POINTS[1:2], num_ranks=num_ranks, settings=settings)
+
+
+def samples_of(record: Path, num_ranks: int) -> Iterator[tuple[int, int]]:
+    for rank in range(num_ranks):
+        files = RankRecord(record, rank)
+        try:
+            assert files.is_closed
+            entries = map(files.read, range(len(files)))
+            yield from [(entry.simulation, entry.time_step) for entry in entries if entry.kind in SAMPLES]
+        finally:
+            files.close()
+
+
+def test_a_record_that_was_continued_holds_each_accepted_sample_once(recorded: Run) -> None:
+    assert_complete(recorded, num_simulations=4)
+    assert recorded.report["restarts"] == 1
+    record = recorded.output_dir / "record"
+    assert {file.name.split(".")[1] for file in record.glob("*.samples")} == {"epoch-1", "epoch-2"}
+    found = Counter(samples_of(record, num_ranks=2))
+    assert found == Counter(itertools.product(range(5), range(20)))
+
+
+def test_a_replay_is_not_recorded_again(recorded: Run, run: Callable[..., Run]) -> None:
+    done = run(mpi=None, settings=KILLED, arguments=["--replay", str(recorded.output_dir)])
+    assert done.exit_code == 2
+    assert "checkpoint.record must be left out with --replay" in done.output
+    assert not done.output_dir.exists()
+
+
+def test_a_replay_of_a_damaged_record_is_refused(recorded: Run, run: Callable[..., Run], tmp_path: Path) -> None:
+    output_dir = copy_of(recorded, tmp_path / "damaged")
+    damaged = max((output_dir / "record").glob("rank-1.*.samples"), key=lambda file: file.stat().st_size)
+    flip_a_byte(damaged)
+    done = run(num_ranks=2, settings=SETTINGS, arguments=["--replay", str(output_dir)])
+    assert done.exit_code == 2
+    assert str(damaged) in done.output

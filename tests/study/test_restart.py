@@ -1,0 +1,244 @@
+"""A study that was killed, stopped or damaged goes on when the same command is given again, and loses nothing."""
+
+import json
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.chaos.evidence import damage
+from tests.server.checkpoint.test_full_disk import can_mount
+from tests.study.conftest import KILLED, NUMPY_STUDY
+from tests.study.killing import contents, copy_of, flip_a_byte, generations, killed_at, run_through
+from tests.study.runs import LiveRun, Run, failpoints, run_study, start_study
+from tests.study.test_every_way import assert_complete
+
+Start = Callable[..., AbstractContextManager[LiveRun]]
+
+SAVES: dict[str, Any] = {"checkpoint.every_batches": 2}
+# Long enough to be met on its way.
+PACED: dict[str, Any] = SAVES | {"study.simulations": 3, "simulation.command": ["python", "paced.py", "0.04"]}
+ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "study.time_steps": None}
+
+
+@pytest.mark.parametrize(
+    ("mpi", "points"),
+    [
+        ("mpich", ["buffer.drawn=kill@3", "checkpoint.renamed=kill@2"]),
+        ("openmpi", ["server.before_report=kill"]),
+        pytest.param("mpich", ["epochs.appended=kill", "checkpoint.before_rename=kill@2"], marks=pytest.mark.full),
+        pytest.param("mpich", ["server.before_announcement=kill", "server.before_end=kill"], marks=pytest.mark.full),
+        pytest.param("mpich", ["checkpoint.before_manifest=kill@2"], marks=pytest.mark.full),
+        pytest.param("mpich", ["server.before_last_checkpoint=kill"], marks=pytest.mark.full),
+        pytest.param("openmpi", ["checkpoint.part_written=kill@9"], marks=pytest.mark.full),
+        pytest.param("openmpi", ["server.before_conclusion=kill@2"], marks=pytest.mark.full),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(point.partition("=")[0] for point in value),
+)
+def test_a_study_that_is_killed_goes_on_from_its_newest_checkpoint_and_trains_all(
+    tmp_path: Path, mpi: str, points: Sequence[str]
+) -> None:
+    done = run_through(points, NUMPY_STUDY, tmp_path / "run", num_ranks=2, mpi=mpi, settings=SAVES)
+    assert_complete(done, num_simulations=6)
+    assert done.account["trained"] == 120
+    assert done.report["restarts"] == len(points)
+
+
+@pytest.mark.parametrize(
+    "policy", ["fifo", pytest.param("firo", marks=pytest.mark.full), pytest.param("reservoir", marks=pytest.mark.full)]
+)
+def test_a_study_goes_on_with_another_number_of_ranks(tmp_path: Path, policy: str) -> None:
+    output_dir, settings = tmp_path / "run", {"checkpoint.every_batches": 1, "buffer.policy": policy}
+    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=4, settings=settings)
+    killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
+    done = run_study(NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
+    assert_complete(done, num_simulations=6)
+    assert (done.report["restarts"], done.report["ranks"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("mpi", "name"),
+    [
+        pytest.param("mpich", "SIGUSR1", marks=pytest.mark.full),
+        pytest.param("mpich", "SIGTERM", marks=pytest.mark.full),
+        ("mpich", "SIGINT"),
+        ("openmpi", "SIGUSR1"),
+    ],
+)
+def test_a_study_that_a_signal_has_stopped_goes_on(start: Start, run: Callable[..., Run], mpi: str, name: str) -> None:
+    with start(num_ranks=2, mpi=mpi, settings=PACED) as live:
+        live.wait_until(lambda: (live.output_dir / "checkpoints" / "000001").exists())
+        live.process.send_signal(signal.Signals[name])
+        stopped = live.end()
+    assert stopped.exit_code == 75, stopped.output
+    assert stopped.report["exit_reason"] == "saved"
+    newest = generations(stopped.output_dir)[-1]
+    done = run(num_ranks=2, mpi=mpi, settings=PACED)
+    assert_complete(done, num_simulations=3)
+    assert done.report["restarts"] == 1
+    assert int(generations(done.output_dir)[-1]) > int(newest)
+
+
+def test_a_study_saves_and_leaves_before_its_time_is_over(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings=ENDLESS, arguments=["--time-limit", "00:00:04"])
+    assert done.exit_code == 75, done.output
+    assert (done.report["exit_reason"], done.report["balanced"]) == ("saved", True)
+    assert generations(done.output_dir) == ["000001"]
+
+
+def test_resume_insists_on_an_earlier_run(run: Callable[..., Run]) -> None:
+    done = run(mpi=None, arguments=["--resume"])
+    assert done.exit_code == 2
+    assert "--resume was given, but there is no run in" in done.output
+    assert not done.output_dir.exists()
+
+
+def test_fresh_starts_over_what_was_killed_and_keeps_the_old_folder(
+    killed: Run, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    before = contents(copy_of(killed, tmp_path))
+    done = run(num_ranks=2, settings=KILLED, arguments=["--fresh"])
+    assert_complete(done, num_simulations=4)
+    assert done.report["restarts"] == 0
+    assert contents(tmp_path / "run.1") == before
+
+
+def test_a_change_that_matters_is_refused_with_both_values(
+    killed: Run, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    before = contents(copy_of(killed, tmp_path))
+    done = run(num_ranks=2, settings=KILLED | {"training.batch_size": 7, "buffer.policy": "firo"})
+    assert done.exit_code == 2
+    for told in ("training.batch_size", "4", "7", "buffer.policy", '"fifo"', '"firo"'):
+        assert told in done.output
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_study_that_was_killed_goes_on_with_more_simulations_and_what_was_held_out(
+    killed: Run, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    copy_of(killed, tmp_path)
+    done = run(num_ranks=2, settings=KILLED | {"study.simulations": 6}, arguments=["--resume"])
+    assert_complete(done, num_simulations=6)
+    assert done.report["restarts"] == 1
+    assert done.attempts[0] == 1
+    assert done.account["held_out"] == {"expected": 20, "accepted": 20, "rejected": 0, "never_produced": 0}
+    validated = [entry["batch"] for entry in done.report["validation"]]
+    assert validated[0] == 3
+    assert validated == sorted(set(validated))
+
+
+def test_a_study_that_ended_at_max_batches_goes_on_with_more_of_them(run: Callable[..., Run]) -> None:
+    settings = SAVES | {"study.simulations": 3, "training.max_batches": 2}
+    first = run(num_ranks=2, settings=settings)
+    assert (first.exit_code, first.report["exit_reason"], first.report["batches"]) == (0, "max_batches", 2)
+    done = run(num_ranks=2, settings=settings | {"training.max_batches": None})
+    assert_complete(done, num_simulations=3)
+    assert done.report["restarts"] == 1
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "model/user.state",
+        pytest.param("rank-1/held-out.rows", marks=pytest.mark.full),
+        pytest.param("manifest.json", marks=pytest.mark.full),
+    ],
+)
+def test_a_damaged_generation_is_set_aside_and_the_one_before_it_continued(
+    killed: Run, run: Callable[..., Run], tmp_path: Path, file: str
+) -> None:
+    output_dir = copy_of(killed, tmp_path)
+    *_, older, newest = generations(output_dir)
+    flip_a_byte(output_dir / "checkpoints" / newest / file)
+    done = run(num_ranks=2, settings=KILLED)
+    assert_complete(done, num_simulations=4)
+    assert (output_dir / "checkpoints" / f"{newest}.damaged" / "reason.txt").exists()
+    said = (output_dir / "logs" / "server-0.log").read_text() + done.output
+    assert f"checkpoint {int(newest)} is damaged and was set aside" in said
+    epochs = (output_dir / "checkpoints" / "epochs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["base"] for line in epochs] == [0, int(older)]
+
+
+def test_a_study_of_which_no_checkpoint_can_be_used_ends_with_6_and_changes_none(
+    killed: Run, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    output_dir = copy_of(killed, tmp_path)
+    for generation in generations(output_dir):
+        flip_a_byte(output_dir / "checkpoints" / generation / "study.state")
+    before = contents(output_dir / "checkpoints")
+    done = run(num_ranks=2, settings=KILLED)
+    assert done.exit_code == 6
+    assert "study.state does not match its checksum" in done.output
+    assert "--fresh" in done.output
+    assert contents(output_dir / "checkpoints") == before
+
+
+def on_a_small_disk(disk: Path, kept: Path) -> list[str]:
+    """Runs a command with a small disk of its own at `disk`, whose content it keeps."""
+    script = (
+        'mount -t tmpfs -o size=256k none "$0" && kept=$1 && shift && "$@"; code=$?; cp -r "$0" "$kept"; exit $code'
+    )
+    return ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(disk), str(kept)]
+
+
+@pytest.mark.parametrize("clear_at", [8, None])
+def test_a_full_disk_stops_no_training_and_destroys_no_good_generation(
+    run: Callable[..., Run], tmp_path: Path, clear_at: int | None
+) -> None:
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    if not can_mount(disk):
+        pytest.skip("needs unshare(1) and the right to mount a tmpfs in a namespace")
+    settings = SAVES | {
+        "server.class": "ballast_server.py:BallastServer",
+        "checkpoint.dir": str(disk / "checkpoints"),
+        "user.clear_at": clear_at,
+    }
+    disk.mkdir(exist_ok=True)
+    done = run(num_ranks=2, settings=settings, within=on_a_small_disk(disk, kept))
+    assert any("the disk is full" in warning for warning in done.report["warnings"])
+    assert (done.account["trained"], done.account["untrained"]) == (120, 0)
+    if clear_at is not None:
+        assert_complete(done, num_simulations=6)
+        assert len(generations(kept)) == 2
+    else:
+        assert (done.exit_code, done.report["exit_code"]) == (5, 5)
+        assert "the last checkpoint could not be committed" in done.report["message"]
+        assert generations(kept) == ["000001"]
+    assert not list(damage(kept / "checkpoints"))
+
+
+@pytest.mark.parametrize(
+    "point", ["checkpoint.before_rename", pytest.param("checkpoint.before_part", marks=pytest.mark.full)]
+)
+def test_a_server_that_wakes_up_after_another_has_taken_over_changes_nothing(
+    killed: Run, tmp_path: Path, point: str
+) -> None:
+    output_dir = tmp_path / "run"
+    options: dict[str, Any] = {
+        "num_ranks": 1,
+        "mpi": None,
+        "settings": SAVES,
+        "arguments": ["--replay", str(killed.output_dir)],
+        "environment": failpoints(tmp_path / "met", f"{point}=stop@2"),
+    }
+    with start_study(NUMPY_STUDY, output_dir, **options) as old:
+        old.wait_until(lambda: psutil.Process(old.process.pid).status() == psutil.STATUS_STOPPED)
+        new = run_study(NUMPY_STUDY, output_dir, **options)
+        assert new.exit_code == 0, new.output
+        after = contents(output_dir / "checkpoints")
+        old.process.send_signal(signal.SIGCONT)
+        woken = old.end()
+    assert woken.exit_code == 7
+    assert "a newer start of the server has taken over" in woken.output
+    assert new.report["exit_reason"] == "finished"
+    assert not (output_dir / "exit.json").exists()
+    # All it may leave is a generation that does not count.
+    assert after.items() <= contents(output_dir / "checkpoints").items()
+    again = run_study(NUMPY_STUDY, output_dir, **options)
+    assert "ripple is finished" in again.output
