@@ -17,15 +17,13 @@ import numpy as np
 import zmq
 
 from benchmarks.measure import Result, alternated, show
-from benchmarks.reception import Reception, reception
+from benchmarks.reception import DEADLINE_S, Reception, reception
 from benchmarks.sender import MAX_QUEUED_BYTES, sender
 from stream_server.buffers import Fifo
 from stream_server.client_api import data_connection
 
 RING_BYTES = 128 * 1024 * 1024
 ROUND_BYTES = 192 * 1024 * 1024
-SETTLE_S = 0.03
-DEADLINE_S = 60.0
 DRAW = 32
 # Bytes of a sample, and steps in a message.
 SIZES = {
@@ -56,19 +54,16 @@ def ours(sample_bytes: int, steps_per_message: int, *, over_tcp: bool) -> Iterat
         file = study.write_connection(over_tcp=over_tcp)
         with sender("client", file, sample_bytes, steps_per_message) as send:
             send(num_rows)
-            while study.buffer.population < num_rows - steps_per_message:
-                time.sleep(SETTLE_S)
+            study.wait_until(lambda: study.buffer.population >= num_rows - steps_per_message)
             # Every page is in use before the first round, as in a buffer that has been full once.
             study.buffer.slots.arrays["field"].fill(1)
             num = _num_samples(sample_bytes)
 
             def one_round() -> float:
-                before_s = study.receiver.cpu_s
+                before_s = study.cpu_s
                 send(num)
                 _draw(study, num)
-                # The thread notes its time at the end of a turn.
-                time.sleep(SETTLE_S)
-                return num / (study.receiver.cpu_s - before_s)
+                return num / (study.cpu_s - before_s)
 
             yield one_round
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -32,9 +32,14 @@ def alternated(
     """Run both in turn, `num_pairs` times; each call is one round and gives its figure in `unit`."""
     assert num_pairs >= 9
     ours(), reference()
-    pairs = np.array([_pair(ours, reference, turn) for turn in range(num_pairs)])
-    low, ratio, high = np.quantile(pairs[:, 0] / pairs[:, 1], [0.25, 0.5, 0.75])
-    value, limit = np.median(pairs, axis=0)
+    return result(name, unit, [_pair(ours, reference, turn) for turn in range(num_pairs)])
+
+
+def result(name: str, unit: str, pairs: Sequence[tuple[float, float]]) -> Result:
+    """What pairs of figures, ours and the reference, come to."""
+    figures = np.array(pairs)
+    low, ratio, high = np.quantile(figures[:, 0] / figures[:, 1], [0.25, 0.5, 0.75])
+    value, limit = np.median(figures, axis=0)
     return Result(
         name=name,
         value=float(value),

@@ -2,16 +2,20 @@
 
 import socket
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stream_server.buffers import Buffer, Policy, Slots
 from stream_server.client_api.connection import ConnectionFile, Security
-from stream_server.client_api.messages import FieldSpec, Routing, TimeSteps
+from stream_server.client_api.messages import Away, FieldSpec, Routing, TimeSteps
 from stream_server.launcher import link
+from stream_server.launcher.sockets import Link
 from stream_server.server.access import Access, KeyPair
+from stream_server.server.commands import Begin
 from stream_server.server.endpoints import ReceiverSettings
 from stream_server.server.lobby import StudyFacts
 from stream_server.server.receiver import Receiver
@@ -21,6 +25,7 @@ from stream_server.server.validation_store import ValidationStore
 
 STUDY = "benchmark"
 HELD_SAMPLES = 65
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +35,26 @@ class Reception:
     folder: Path
     buffer: Buffer
     receiver: Receiver
+    thread: threading.Thread
     files: list[ConnectionFile]
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of the receiver thread so far."""
+        assert self.thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident))
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Look every 10 ms whether the buffer is as it should be: nothing tells of its fill.
+
+        Raises:
+            TimeoutError: it is not within a minute.
+        """
+        give_up_at = time.monotonic() + DEADLINE_S
+        while not ready():
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"{self.buffer.population} samples came, {self.buffer.num_waiting} wait for room")
+            time.sleep(0.01)
 
     def write_connection(self, simulation: int = 0, *, over_tcp: bool = False) -> Path:
         """A connection file of a simulation that has begun; `over_tcp` as from another node."""
@@ -41,15 +65,28 @@ class Reception:
 
 
 @contextmanager
-def reception(policy: Policy, *, sample_bytes: int, credit: int, num_simulations: int = 1) -> Iterator[Reception]:
-    """Receive samples of one float32 field, of any number of time steps, with keys as by default."""
+def reception(
+    policy: Policy,
+    *,
+    sample_bytes: int,
+    credit: int,
+    num_simulations: int = 1,
+    spare: int = 0,
+    window_bytes: int = 64 * 2**20,
+    num_steps: int | None = None,
+) -> Iterator[Reception]:
+    """Receive samples of one float32 field, of up to `num_steps` or any number of time steps, with keys as by default.
+
+    `spare` slots are there for checkpoints. A client retains `window_bytes` of what is in none.
+    """
     fields = (FieldSpec(name="field", shape=(sample_bytes // 4,), dtype="<f4"),)
     room = credit * num_simulations
-    buffer = Buffer(policy, Slots({"field": fields[0].shape}, policy.capacity + room + HELD_SAMPLES))
+    slots = Slots({"field": fields[0].shape}, policy.capacity + room + HELD_SAMPLES + spare)
+    buffer = Buffer(policy, slots, spare=spare)
     keys, attaching = KeyPair.make(), KeyPair.make()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-")))
-        launcher = stack.enter_context(link.Link(f"ipc://{folder}/launcher"))
+        launcher = stack.enter_context(Link(f"ipc://{folder}/launcher"))
         receiver = Receiver(
             rank=0,
             num_ranks=1,
@@ -58,7 +95,7 @@ def reception(policy: Policy, *, sample_bytes: int, credit: int, num_simulations
                 rank=0,
                 num_ranks=1,
                 routing=Routing.STEPS,
-                time_steps=TimeSteps(num=None),
+                time_steps=TimeSteps(num=num_steps),
                 fields=fields,
                 study=STUDY,
                 epoch=0,
@@ -77,14 +114,20 @@ def reception(policy: Policy, *, sample_bytes: int, credit: int, num_simulations
             study=STUDY,
             epoch=0,
             endpoints=(endpoints.data,),
-            time_steps=TimeSteps(num=None),
+            time_steps=TimeSteps(num=num_steps),
             fields=fields,
             routing=Routing.STEPS,
+            window_bytes=window_bytes,
+            if_server_away=Away.WAIT,
+            wait_s=600.0,
         )
         roster = Roster(facts, [{"x": 0.0}] * num_simulations, num_planned=num_simulations, num_held_out=0, num_ranks=1)
         receiver.meet([endpoints], roster)
+        others = set(threading.enumerate())
         stack.enter_context(receiver)
-        receiver.post(link.Plan(study=STUDY, epoch=0, output_dir="", connection={}, simulations=()))
+        (thread,) = set(threading.enumerate()) - others
+        plan = link.Plan(study=STUDY, epoch=0, output_dir="", connection={}, simulations=())
+        receiver.post(Begin(plan=plan))
         while not any(isinstance(message, link.Plan) for message in launcher.receive()):
             launcher.wait(0.1)
         files = []
@@ -104,4 +147,4 @@ def reception(policy: Policy, *, sample_bytes: int, credit: int, num_simulations
                     security=security,
                 )
             )
-        yield Reception(folder=folder, buffer=buffer, receiver=receiver, files=files)
+        yield Reception(folder=folder, buffer=buffer, receiver=receiver, thread=thread, files=files)

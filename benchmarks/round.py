@@ -49,6 +49,9 @@ class Ready:
         self._num -= 1
         return self._batch
 
+    def settle(self) -> None:
+        pass
+
 
 def measure() -> None:
     """On each rank; rank 0 prints the µs of each series of control rounds."""

@@ -1,12 +1,15 @@
 """A process that sends samples: each line of its input says how many.
 
+A client answers with the CPU time that its own thread took for them.
+
 python -m benchmarks.sender client CONNECTION_FILE SAMPLE_BYTES [STEPS_PER_MESSAGE]
 python -m benchmarks.sender bare ADDRESS SAMPLE_BYTES [SERVER_KEY]
 """
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,19 +20,29 @@ from stream_server.client_api import connect, data_connection, wire
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
 
 
+class Sender:
+    """Such a process: call it to make it send, and then, once for each call, `cpu_s`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def __call__(self, num_samples: int) -> None:
+        assert self._process.stdin is not None
+        print(num_samples, file=self._process.stdin, flush=True)
+
+    def cpu_s(self) -> float:
+        """What the client took for the samples of the earliest call that was not asked for, once all are sent."""
+        assert self._process.stdout is not None
+        return float(self._process.stdout.readline())
+
+
 @contextmanager
-def sender(*arguments: object) -> Iterator[Callable[[int], None]]:
-    """Start such a process; gives the function that makes it send."""
+def sender(*arguments: object) -> Iterator[Sender]:
+    """Start such a process."""
     argv = [sys.executable, "-m", "benchmarks.sender", *map(str, arguments)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-
-        def send(num_samples: int) -> None:
-            assert process.stdin is not None
-            print(num_samples, file=process.stdin, flush=True)
-
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield send
+            yield Sender(process)
         finally:
             process.kill()
 
@@ -42,9 +55,11 @@ def send_as_client(connection_file: str, sample_bytes: int, steps_per_message: i
     simulation = connect(connection_file)
     time_step = 0
     for line in sys.stdin:
+        before_s = time.thread_time()
         for _ in range(int(line)):
             simulation.send(time_step, field=sample)
             time_step += 1
+        print(time.thread_time() - before_s, flush=True)
 
 
 def send_bare(address: str, sample_bytes: int, server_key: str = "") -> None:

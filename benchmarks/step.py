@@ -31,6 +31,7 @@ from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
+from stream_server.server.training.saves import NoSaves
 from stream_server.server.training.stop import StopRequests
 
 NUM_PARAMETERS = 5
@@ -149,6 +150,7 @@ class Ours:
             metrics=self._metrics,
             validation=NoValidation(),
             phases=self._phases,
+            saves=NoSaves(),
         )
         return _rate(training.run)
 

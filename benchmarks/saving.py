@@ -1,0 +1,268 @@
+"""A training from a full buffer that takes checkpoints, as their benchmarks need it.
+
+    python -m benchmarks.saving
+
+prints by how many bytes a process grows while it saves: a Reservoir that is full, from which the training draws and
+into which seven simulations send as fast as they can. It is the first checkpoint of the process; its peak is compared
+to that of the training before it.
+"""
+
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.reception import DEADLINE_S, HELD_SAMPLES, Reception, reception
+from benchmarks.sender import sender
+from stream_server import StreamServer
+from stream_server.buffers import Reservoir
+from stream_server.client_api.data_connection import MESSAGE_BYTES
+from stream_server.server.checkpoint.epochs import begin_epoch
+from stream_server.server.checkpoint.generations import Generations
+from stream_server.server.checkpoint.saver import Part, Saver
+from stream_server.server.commands import Committed
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.receiver import Receiver
+from stream_server.server.reception_snapshot import ReceptionSnapshot
+from stream_server.server.snapshot import Snapshots
+from stream_server.server.stream import StreamDataset
+from stream_server.server.training.checkpoints import Checkpoints
+from stream_server.server.training.lockstep import agree, in_lockstep
+from stream_server.server.training.metrics import Metrics
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.stop import StopRequests
+
+# On the disk of the project, since that of temporary files may be none.
+DISK = Path(__file__).parents[1] / "runs"
+SAMPLE_BYTES = 40_000
+BATCH_SIZE = 10
+NUM_SIMULATIONS = 8
+NUM_PARAMETERS = 5
+EPOCH = 1
+BUFFER_BYTES = 256 * 2**20
+
+
+class Learner(StreamServer):
+    """A step of some milliseconds on one core, without a model."""
+
+    def process_batch(self, batch: Any, config: Any) -> Any:
+        return batch.fields["field"]
+
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        return float(sum(np.sqrt(batch).sum() for _ in range(5)))
+
+
+class Received:
+    """What the snapshots need of where the samples come from."""
+
+    has_pressure = False
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    @property
+    def num_received(self) -> int:
+        return self._receiver.num_received
+
+    def snapshot(self) -> ReceptionSnapshot:
+        return self._receiver.snapshot()
+
+    def committed(self, snapshot: ReceptionSnapshot, generation: int, batches: int) -> None:
+        self._receiver.post(Committed(marks=snapshot.marks, generation=generation, batches=batches))
+
+
+class TimedSnapshots(Snapshots):
+    """Notes how long the training stands still for each."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.capture_s: list[float] = []
+
+    def capture(self) -> list[Part]:
+        start_s = time.perf_counter()
+        parts = super().capture()
+        self.capture_s.append(time.perf_counter() - start_s)
+        return parts
+
+
+class Saving:
+    """A training that takes a checkpoint when it is told to. `folder` is where they are."""
+
+    def __init__(self, stack: ExitStack, study: Reception, server_class: type[StreamServer] = Learner) -> None:
+        DISK.mkdir(exist_ok=True)
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=DISK)))
+        self.folder = root / "checkpoints"
+        begin_epoch(self.folder, base=0, batches=0, ranks=1, started="now")
+        ranks = self._ranks = SoloRanks()
+        config, phases = _config(), Phases()
+        self._progress = Progress()
+        server = server_class(config)
+        server.enter_study(
+            ranks=ranks,
+            parameter_names=[f"p{i}" for i in range(NUM_PARAMETERS)],
+            progress=self._progress,
+            buffer=study.buffer,
+            output_dir=root,
+            metrics=Metrics(ranks),
+            stops=StopRequests(),
+        )
+        self._step = stack.enter_context(server.make_step(ranks))
+        stream = StreamDataset(
+            study.buffer,
+            server,
+            parameters_of=lambda simulation: np.full(NUM_PARAMETERS, simulation, np.float64),
+            batch_size=BATCH_SIZE,
+            phases=phases,
+        )
+        self.snapshots = TimedSnapshots(
+            config=config,
+            ranks=ranks,
+            continuation=SimpleNamespace(identity=SimpleNamespace(epoch=EPOCH), base_number=0),
+            source=Received(study.receiver),
+            buffer=study.buffer,
+            stream=stream,
+            server=server,
+            step=self._step,
+            progress=self._progress,
+            validation=SimpleNamespace(state_dict=dict),
+            phases=phases,
+            callbacks=SimpleNamespace(on_checkpoint=lambda path: None),
+            wall_s=lambda: 0.0,
+        )
+        self._saver = stack.enter_context(Saver(Generations(self.folder), epoch=EPOCH, rank=0))
+        self._num_wanted = 0
+        self._checkpoints = Checkpoints(
+            ranks=ranks,
+            saver=self._saver,
+            study=self.snapshots,
+            newest=0,
+            every_batches=1,
+            every_s=math.inf,
+            batches=lambda: self._num_wanted,
+            at_boundary=lambda: True,
+            phases=phases,
+        )
+        self._turns = in_lockstep(stream, ranks, StopRequests(), phases=phases, saves=self._checkpoints)
+
+    @property
+    def newest_bytes(self) -> int:
+        """The size of the newest generation."""
+        newest = max(self.folder.glob("[0-9]*"))
+        return sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint that was wanted is not committed yet, or old ones are still being removed."""
+        assert not self._checkpoints.counts.failed
+        return self._checkpoints.counts.committed < self._num_wanted or self._saver.is_busy
+
+    def want(self) -> None:
+        """Have a checkpoint taken in the next round."""
+        self._num_wanted += 1
+
+    def look(self) -> None:
+        """A round without a batch: take a checkpoint that is wanted, and see how the one under way fares."""
+        self._checkpoints.hear(agree(self._ranks, self._checkpoints.words()))
+        if self._checkpoints.due:
+            self._checkpoints.take()
+
+    def train(self, num_batches: int) -> None:
+        """Train on so many batches."""
+        for turn in itertools.islice(self._turns, num_batches):
+            assert turn.batch is not None
+            outcome = self._step.run(turn, self._step.place(turn.batch.data), self._progress.batches)
+            self._progress.count_turn(turn)
+            self._progress.count_update(outcome)
+
+    def save(self) -> int:
+        """Take a checkpoint, and train until it is committed and old ones are removed; gives the number of batches."""
+        num_batches = 0
+        self.want()
+        while self.is_busy:
+            self.train(1)
+            num_batches += 1
+        return num_batches
+
+    def write_s(self) -> float:
+        """Seconds from the capture of a checkpoint to its commit, while nothing is trained."""
+        assert self._saver.wait_idle(DEADLINE_S)
+        self._num_wanted += 1
+        start_s = time.perf_counter()
+        assert self._checkpoints.take_last()
+        return time.perf_counter() - start_s
+
+
+@contextmanager
+def filled() -> Iterator[Reception]:
+    """A Reservoir that is full; its windows are empty. All of its slots but the spare ones have BUFFER_BYTES."""
+    # As make_plan has it: all windows together take at most an eighth of the capacity; as many slots are spare.
+    capacity = (BUFFER_BYTES // SAMPLE_BYTES - HELD_SAMPLES) * 8 // 9
+    with reception(
+        Reservoir(capacity=capacity, watermark=BATCH_SIZE, seed=1),
+        sample_bytes=SAMPLE_BYTES,
+        credit=capacity // (8 * NUM_SIMULATIONS),
+        num_simulations=NUM_SIMULATIONS,
+        spare=-(-capacity // 8),
+    ) as study:
+        with sender("client", study.write_connection(), SAMPLE_BYTES) as send:
+            # A client keeps what would not fill a message.
+            send(capacity + MESSAGE_BYTES // SAMPLE_BYTES)
+            study.wait_until(lambda: study.buffer.population == capacity)
+        yield study
+
+
+def grow() -> None:
+    """In a process of its own: print by how much it grows."""
+    with ExitStack() as stack:
+        study = stack.enter_context(filled())
+        saving = Saving(stack, study)
+        senders = [
+            stack.enter_context(sender("client", study.write_connection(simulation), SAMPLE_BYTES))
+            for simulation in range(1, NUM_SIMULATIONS)
+        ]
+
+        def receive() -> None:
+            for send in senders:
+                send(1000 * study.buffer.capacity)
+            saving.train(3 * study.buffer.capacity // BATCH_SIZE)
+
+        without = _peak_bytes(receive)
+        print(_peak_bytes(saving.save) - without, flush=True)
+
+
+def _peak_bytes(work: Callable[[], object]) -> int:
+    """The most that is resident during some work."""
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    work()
+    return _resident_bytes("VmHWM")
+
+
+def _resident_bytes(name: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) * 1024
+
+
+def _config() -> Any:
+    training = SimpleNamespace(
+        precision="32-true", accumulate=1, clip_norm=None, uneven="drain", nonfinite="reject", log_every_batches=10
+    )
+    return SimpleNamespace(
+        training=training,
+        study=SimpleNamespace(seed=0),
+        network=SimpleNamespace(interface=None),
+        checkpoint=SimpleNamespace(allow_pickle=False),
+        user={},
+        resolved=dict,
+    )
+
+
+if __name__ == "__main__":
+    grow()
