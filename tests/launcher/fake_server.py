@@ -102,8 +102,6 @@ class FakeServer:
         """Stay until the launcher asks us to leave, and then do so."""
         if self.rank == 0:
             self._wait_for(link.Leave)
-        else:
-            self._wait_until((self.output_dir / "report.json").exists)
         self.report(75)
 
     def wait_for_file(self, name: str) -> None:
@@ -132,11 +130,13 @@ class FakeServer:
         sys.exit(3)
 
     def report(self, code: int, status: int = 0) -> None:
-        """Leave in order."""
+        """Leave in order: rank 0 writes the report first, for mpirun kills the others when one leaves with a status."""
         if self.rank == 0:
             self._write("report.json", {"exit_code": code, "exit_reason": "", "message": f"code {code}"})
             if self._greets:
                 self._tell(link.Leaving())
+        else:
+            self._wait_until((self.output_dir / "report.json").exists)
         self._alive.send(json.dumps({"rank": self.rank, "leaving": True}).encode(), zmq.DONTWAIT)
         self._context.destroy(linger=1000)
         sys.exit(status)
@@ -147,7 +147,9 @@ class FakeServer:
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)
-        (self.output_dir / name).write_text(json.dumps(content))
+        written = self.output_dir / f"{name}.new"
+        written.write_text(json.dumps(content))
+        written.replace(self.output_dir / name)
 
     def _option(self, name: str) -> str:
         return self.arguments[self.arguments.index(name) + 1]

@@ -26,8 +26,8 @@ LOST = [["live"], ["plan", 1], ["wait_for_attempts", 1], ["wait_for_output"], ["
 
 def test_a_study_that_ends_well_ends_its_simulations_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with StudyRun(tmp_path, WELL, ranks=2) as run:
-        assert run.end() == 0
-        assert run.num_starts == 1
+        assert run.end() == 0, run.errors
+        assert run.num_starts == 1, run.errors
         assert run.facts(0)["folder"] == run.facts(0)["mark"] == run.facts(0, 1)["mark"]
         assert run.journal[-1] == {"record": "LauncherLeft", "exit_code": 0}
 
@@ -35,7 +35,7 @@ def test_a_study_that_ends_well_ends_its_simulations_and_leaves_nothing_behind(t
 def test_the_server_gets_what_the_user_gave_and_where_to_find_us(tmp_path: Path) -> None:
     arguments = ("--set", "training.batch_size=4", "--resume", "--time-limit", "01:00:00")
     with StudyRun(tmp_path, WELL, arguments=arguments) as run:
-        assert run.end() == 0
+        assert run.end() == 0, run.errors
         given = run.facts(0)["arguments"]
         assert given[:4] == ["--config", str(tmp_path / "study.json"), "--set=training.batch_size=4", "--resume"]
         assert given[4] == "--time-limit"
@@ -45,8 +45,8 @@ def test_the_server_gets_what_the_user_gave_and_where_to_find_us(tmp_path: Path)
 
 def test_a_server_that_is_lost_is_started_again_while_its_simulations_go_on(tmp_path: Path) -> None:
     with StudyRun(tmp_path, LOST, WELL) as run:
-        assert run.end() == 0
-        assert run.num_starts == 2
+        assert run.end() == 0, run.errors
+        assert run.num_starts == 2, run.errors
         assert run.attempts(0) == run.attempts(1) == [(0, 0)]
         assert "was killed by SIGKILL" in run.errors
         assert "restart 1 of 3" in run.errors
@@ -79,8 +79,8 @@ def test_a_simulation_that_fails_after_a_restart_of_the_server_has_not_failed_by
 
 def test_a_server_that_always_dies_is_given_up_and_the_logs_are_named(tmp_path: Path) -> None:
     with StudyRun(tmp_path, LOST, restarts=1) as run:
-        assert run.end() == 7
-        assert run.num_starts == 2
+        assert run.end() == 7, run.errors
+        assert run.num_starts == 2, run.errors
         assert "launcher.restarts allows no more" in run.errors
         assert str(run.output_dir / "logs") in run.errors
 
@@ -88,15 +88,15 @@ def test_a_server_that_always_dies_is_given_up_and_the_logs_are_named(tmp_path: 
 def test_a_committed_checkpoint_gives_the_restarts_back(tmp_path: Path) -> None:
     first, second = ([*LOST[:-1], ["commit", generation], ["die"]] for generation in (1, 2))
     with StudyRun(tmp_path, LOST, first, second, LOST, WELL, restarts=1) as run:
-        assert run.end() == 7
-        assert run.num_starts == 4
+        assert run.end() == 7, run.errors
+        assert run.num_starts == 4, run.errors
 
 
 @pytest.mark.parametrize("code", [0, 2, 4, 5, 6, 75])
 def test_what_a_restart_would_not_mend_is_the_exit_code_of_the_command(tmp_path: Path, code: int) -> None:
     with StudyRun(tmp_path, [["live"], ["plan", 1], ["wait_for_output"], ["report", code, 9]], ranks=2) as run:
-        assert run.end() == code
-        assert run.num_starts == 1
+        assert run.end() == code, run.errors
+        assert run.num_starts == 1, run.errors
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def test_user_code_that_raises_before_training_or_twice_at_one_batch_ends_the_st
     tmp_path: Path, acts: list[Any], num_starts: int
 ) -> None:
     with StudyRun(tmp_path, *acts) as run:
-        assert run.end() == 3
-        assert run.num_starts == num_starts
+        assert run.end() == 3, run.errors
+        assert run.num_starts == num_starts, run.errors
 
 
 @pytest.mark.parametrize(("ending", "code"), [(["leave", 2], 2), (["leave", 6], 6)])
 def test_a_server_that_refuses_to_start_is_not_started_again(tmp_path: Path, ending: list[Any], code: int) -> None:
     with StudyRun(tmp_path, [ending]) as run:
-        assert run.end() == code
-        assert run.num_starts == 1
+        assert run.end() == code, run.errors
+        assert run.num_starts == 1, run.errors
 
 
 def test_a_study_that_was_finished_before_stays_so(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ def test_a_study_that_was_finished_before_stays_so(tmp_path: Path) -> None:
     run.output_dir.mkdir(parents=True)
     (run.output_dir / "report.json").write_text('{"exit_code": 0}')
     with run:
-        assert run.end() == 0
-        assert run.num_starts == 1
+        assert run.end() == 0, run.errors
+        assert run.num_starts == 1, run.errors
 
 
 def test_exit_status_0_without_a_report_is_no_success(tmp_path: Path) -> None:
     with StudyRun(tmp_path, [["leave", 0]], restarts=0) as run:
-        assert run.end() == 7
+        assert run.end() == 7, run.errors
 
 
 def test_a_report_of_an_earlier_run_is_not_believed(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_report_of_an_earlier_run_is_not_believed(tmp_path: Path) -> None:
     run.output_dir.mkdir(parents=True)
     (run.output_dir / "report.json").write_text('{"exit_code": 0}')
     with run:
-        assert run.end() == 7
+        assert run.end() == 7, run.errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
@@ -149,7 +149,7 @@ def test_a_signal_makes_the_server_save_and_leave(tmp_path: Path, number: signal
     with StudyRun(tmp_path, [["live"], ["plan", 1], ["wait_for_leave"]], ranks=2) as run:
         run.wait_for_output(0)
         run.launcher.send_signal(number)
-        assert run.end() == 75
+        assert run.end() == 75, run.errors
         (leave,) = [message for message in run.heard(0) if isinstance(message, link.Leave)]
         assert number.name in leave.reason
 
@@ -158,7 +158,7 @@ def test_a_server_that_does_not_speak_yet_gets_the_signal_itself(tmp_path: Path)
     with StudyRun(tmp_path, [["say", "started"], ["stay"]], ranks=2) as run:
         run.wait_until(lambda: run.output.count("started") == 2)
         run.launcher.send_signal(signal.SIGINT)
-        assert run.end() == 75
+        assert run.end() == 75, run.errors
 
 
 def test_a_second_interrupt_kills_server_and_simulations(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_second_interrupt_kills_server_and_simulations(tmp_path: Path) -> None
         run.launcher.send_signal(signal.SIGINT)
         run.wait_until(lambda: any(isinstance(message, link.Leave) for message in run.heard(0)))
         run.launcher.send_signal(signal.SIGINT)
-        assert run.end() == 7
+        assert run.end() == 7, run.errors
 
 
 def test_no_server_is_started_again_once_the_study_was_asked_to_stop(tmp_path: Path) -> None:
@@ -176,14 +176,14 @@ def test_no_server_is_started_again_once_the_study_was_asked_to_stop(tmp_path: P
         run.launcher.send_signal(signal.SIGTERM)
         run.wait_until(lambda: any(isinstance(message, link.Leave) for message in run.heard(0)))
         (tmp_path / "go").touch()
-        assert run.end() == 7
-        assert run.num_starts == 1
+        assert run.end() == 7, run.errors
+        assert run.num_starts == 1, run.errors
 
 
 def test_a_rank_that_is_stopped_is_killed_and_the_server_started_again(tmp_path: Path) -> None:
     stopped = [["live"], ["plan", 1], ["wait_for_attempts", 1], ["die", 1, signal.SIGSTOP], ["stay"]]
     with StudyRun(tmp_path, stopped, WELL, ranks=2) as run:
-        assert run.end() == 0
+        assert run.end() == 0, run.errors
         assert "does not answer any more" in run.errors or "was stopped by a signal" in run.errors
 
 
@@ -193,8 +193,8 @@ def test_ranks_that_outlive_mpirun_are_killed_before_the_server_is_started_again
         run.wait_for_output(0)
         (first,) = {it.session for it in run.processes("STREAM_SERVER_JOB")} - ranks
         os.kill(first, signal.SIGKILL)
-        assert run.end() == 0
-        assert run.num_starts == 2
+        assert run.end() == 0, run.errors
+        assert run.num_starts == 2, run.errors
 
 
 def test_two_launchers_never_run_the_same_study(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_two_launchers_never_run_the_same_study(tmp_path: Path) -> None:
         for num, arguments in enumerate(([], ["--fresh"]), start=1):
             assert run.start(*arguments).wait(DEADLINE_S) == 2
             assert run.errors.count("another launcher runs the study") == num
-        assert run.num_starts == 1
+        assert run.num_starts == 1, run.errors
 
 
 def test_fresh_renames_the_earlier_run_and_ends_what_is_left_of_it(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_fresh_renames_the_earlier_run_and_ends_what_is_left_of_it(tmp_path: Pat
         run.launcher.kill()
         run.launcher.wait()
         run.launcher = run.start("--fresh")
-        assert run.end() == 0
+        assert run.end() == 0, run.errors
         assert "--fresh" not in run.facts(1)["arguments"]
         assert run.attempts(1) == [(0, 0)]
         assert (run.output_dir.with_name(f"{tmp_path.name}.1") / "simulations" / "0" / "attempt-0").is_dir()
@@ -221,21 +221,21 @@ def test_fresh_renames_the_earlier_run_and_ends_what_is_left_of_it(tmp_path: Pat
 
 def test_the_time_limit_holds_between_two_servers_too(tmp_path: Path) -> None:
     with StudyRun(tmp_path, LOST, arguments=("--time-limit", "00:00:02"), restarts=9) as run:
-        assert run.end() == 75
+        assert run.end() == 75, run.errors
         assert run.num_starts < 9
 
 
 def test_mistakes_in_study_json_are_told_before_anything_starts(tmp_path: Path) -> None:
     with StudyRun(tmp_path, WELL, arguments=("--set", "server.rank=3")) as run:
-        assert run.end() == 2
+        assert run.end() == 2, run.errors
         assert "server.rank" in run.errors
-        assert run.num_starts == 0
+        assert run.num_starts == 0, run.errors
         assert not run.output_dir.exists()
 
 
 def test_check_is_what_the_server_says(tmp_path: Path) -> None:
     with StudyRun(tmp_path, WELL, arguments=("--check",)) as run:
-        assert run.end() == 0
+        assert run.end() == 0, run.errors
         assert run.output == "checked\n"
         assert not run.output_dir.exists()
 
@@ -243,7 +243,7 @@ def test_check_is_what_the_server_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["10", "1:2", "00:60:00", "00:00:00", "x"])
 def test_a_time_limit_that_is_no_time_is_refused(tmp_path: Path, text: str) -> None:
     with StudyRun(tmp_path, WELL, arguments=("--time-limit", text)) as run:
-        assert run.end() == 2
+        assert run.end() == 2, run.errors
         assert "HH:MM:SS" in run.errors
 
 
