@@ -24,6 +24,7 @@ MAY_CHANGE = (
     "client.*",
     "training.max_batches",
     "training.max_s",
+    "training.early_stop*",
     "training.log_every_batches",
     "checkpoint.*",
     "network.*",

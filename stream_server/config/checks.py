@@ -6,6 +6,7 @@ from stream_server.config.files import FILE_CHECKS
 from stream_server.config.placeholders import COMMAND_CHECKS
 from stream_server.config.problems import Problem, config_error, counted, shown
 from stream_server.config.study import StudyConfig
+from stream_server.config.training_checks import TRAINING_CHECKS
 from stream_server.config.usage import USAGE_CHECKS
 
 Check = Callable[[StudyConfig], Iterator[Problem]]
@@ -147,6 +148,7 @@ CHECKS: tuple[Check, ...] = (
     _output_is_below_the_study,
     _ports_are_a_range,
     *USAGE_CHECKS,
+    *TRAINING_CHECKS,
     *COMMAND_CHECKS,
     *FILE_CHECKS,
     _routing_fits_the_policy,

@@ -16,6 +16,7 @@ from stream_server.config.samples import SampleField
 from stream_server.config.values import size_in_bytes
 
 WATERMARK_PART = 5
+PATHS = (("study", "output_dir"), ("parameters", "file"), ("checkpoint", "dir"), ("load", "checkpoint"))
 
 Raw = dict[str, Any]
 
@@ -31,6 +32,7 @@ def filled(raw: Raw) -> Raw:
         raw["study_dir"] = str(folder)
     _fill_study(_section(raw, "study"), folder)
     _fill_buffer(_section(raw, "buffer"), _section(raw, "study"))
+    _fill_training(raw)
     _fill_validation(raw)
     _make_paths_absolute(raw, folder)
     return raw
@@ -72,6 +74,14 @@ def _samples_in(size: str, fields: Any) -> int | None:
     return num_bytes // sample_bytes if num_bytes and sample_bytes else None
 
 
+def _fill_training(raw: Raw) -> None:
+    training, buffer = raw.get("training"), _section(raw, "buffer")
+    if isinstance(training, dict):
+        is_unbounded = buffer.get("policy", "reservoir") == "reservoir" and training.get("draws_per_sample") is None
+        is_known = _section(raw, "study").get("time_steps") is not None and not is_unbounded
+        training.setdefault("lr_clock", "updates" if is_known else "samples")
+
+
 def _fill_validation(raw: Raw) -> None:
     batch_size = _section(raw, "training").get("batch_size")
     if _is_count(batch_size) and isinstance(raw.setdefault("validation", {}), dict):
@@ -79,7 +89,12 @@ def _fill_validation(raw: Raw) -> None:
 
 
 def _make_paths_absolute(raw: Raw, folder: Path) -> None:
-    for section, key in (("study", "output_dir"), ("parameters", "file"), ("checkpoint", "dir")):
+    for section, key in (
+        ("study", "output_dir"),
+        ("parameters", "file"),
+        ("checkpoint", "dir"),
+        ("load", "checkpoint"),
+    ):
         path = _section(raw, section).get(key)
         if isinstance(path, str | Path) and str(path):
             raw[section][key] = os.path.abspath(folder / path)

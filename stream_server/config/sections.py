@@ -13,6 +13,7 @@ from stream_server.config.values import (
     Command,
     Count,
     FilePath,
+    Moment,
     Name,
     Paths,
     Positive,
@@ -24,6 +25,7 @@ from stream_server.config.values import (
 )
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+Moments = Annotated[tuple[Moment, ...], Field(strict=False)]
 
 
 class Study(Section):
@@ -171,11 +173,27 @@ class Training(Section):
     precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"] = Field(
         default="32-true", description="Arithmetic of the model, in Lightning's words."
     )
-    strategy: str = Field(default="ddp", description="How the ranks share the model.")
+    strategy: Literal["ddp", "fsdp"] = Field(default="ddp", description="How the ranks share the model.")
     accumulate: Count = Field(default=1, description="Batches per optimizer step.")
     clip_norm: Positive | None = Field(default=None, description="Largest norm of the gradient; null: no limit.")
+    clip_value: Positive | None = Field(
+        default=None, description="Largest absolute value of an element of the gradient; null: no limit."
+    )
+    max_nonfinite: Count = Field(
+        default=10, description="Updates skipped in a row, as the gradient was not finite, that end the study."
+    )
+    lr_clock: Literal["updates", "samples"] = filled_in(
+        "What steps the lr_scheduler: every update, or every batch's worth of new samples; "
+        "updates where their number is known in advance."
+    )
     compile: bool = Field(default=False, description="Whether the model is compiled.")
-    log_every_batches: Count = Field(default=10, description="Batches between two records of the metrics.")
+    matmul_precision: Literal["highest", "high", "medium"] = Field(
+        default="highest", description="Precision of 32-bit matrix products, in torch's words."
+    )
+    deterministic: bool = Field(default=False, description="Whether torch must use deterministic algorithms.")
+    log_every_batches: Moment = Field(
+        default=10, description="Batches between two records of the metrics, or a fraction of the run."
+    )
     uneven: Literal["drain", "stop"] = Field(
         default="drain", description="What happens when a rank runs out of data first."
     )
@@ -188,21 +206,56 @@ class Validation(Section):
     """`validation`: simulations held out, and when they are looked at."""
 
     simulations: Annotated[int, Field(ge=0)] = Field(default=0, description="Extra simulations, started first.")
-    every_batches: Count | None = Field(
-        default=None, description="Batches between two validations; null: only at the end."
+    every_batches: Moment | None = Field(
+        default=None, description="Batches between two validations, or a fraction of the run; null: not by batches."
     )
+    every_s: Positive | None = Field(default=None, description="Seconds between two validations; null: not by time.")
+    at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
     batch_size: Count = filled_in("Samples of a validation batch; training.batch_size.")
 
 
 class Checkpoint(Section):
     """`checkpoint`: what is saved, and when."""
 
-    every_batches: Count | None = Field(
-        default=None, description="Batches between two checkpoints; null: by time only."
+    every_batches: Moment | None = Field(
+        default=None, description="Batches between two checkpoints, or a fraction of the run; null: by time only."
     )
     every_s: Positive = Field(default=300.0, description="Seconds between two checkpoints.")
     keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay.")
-    keep_best: Annotated[int, Field(ge=0)] = Field(default=1, description="Best checkpoints that stay.")
+    keep_best: Annotated[int, Field(ge=0)] = Field(default=1, description="Best models that stay, of those validated.")
+    monitor: str = Field(default="val/loss", description="The value of a validation that says which models are best.")
+    mode: Literal["min", "max"] = Field(default="min", description="Whether smaller or larger is better.")
     dir: FilePath | None = Field(default=None, description="Where checkpoints go; null: the output folder.")
     record: bool = Field(default=False, description="Whether the samples are recorded for a replay.")
     allow_pickle: bool = Field(default=False, description="Whether a user's state may be any Python object.")
+
+
+class Load(Section):
+    """`load`: the trained state that a fresh study starts from."""
+
+    checkpoint: FilePath = Field(
+        description="The output folder of a study, one of its checkpoints, or a .safetensors file of a model.",
+        examples=["../other/runs/other"],
+    )
+    what: Literal["model", "model+optimizer", "all"] = Field(
+        default="model", description="What is taken; all: also schedulers, normalisation and the user's state."
+    )
+    strict: bool = Field(default=True, description="Whether the names of model and file must be the same.")
+
+
+class Normalization(Section):
+    """`normalization`: running means and variances of what is received."""
+
+    fields: Annotated[tuple[Name, ...], Field(strict=False)] = Field(
+        default=(), description="Fields whose mean and variance are kept."
+    )
+    parameters: bool = Field(default=False, description="Whether those of the parameters are kept.")
+    per: Literal["field", "value"] = Field(
+        default="field", description="One mean for a whole field, or one for each of its values."
+    )
+    every_batches: Count = Field(
+        default=10, description="Batches after which the ranks bring their statistics together."
+    )
+    freeze_after: Count | None = Field(
+        default=None, description="Samples after which they stay as they are; null: they never freeze by themselves."
+    )

@@ -11,7 +11,9 @@ from stream_server.config.sections import (
     Checkpoint,
     Client,
     Launcher,
+    Load,
     Network,
+    Normalization,
     Parameters,
     Server,
     Simulation,
@@ -43,6 +45,10 @@ class StudyConfig(Section):
     training: Training = Field(description="Batches and steps.", examples=[{"batch_size": 10}])
     validation: Validation = Field(default_factory=Validation, description="Simulations held out.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="What is saved, and when.")
+    load: Load | None = Field(default=None, description="What a fresh study starts from; null: from nothing.")
+    normalization: Normalization = Field(
+        default_factory=Normalization, description="Running statistics of the samples."
+    )
     network: Network = Field(default_factory=Network, description="Sockets.")
     user: dict[str, Any] = Field(default_factory=dict, description="Anything; the server class reads config.user.")
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from pydantic import BaseModel
 
-from stream_server.config.problems import Problem, one_of, shown
+from stream_server.config.problems import Problem, shown
 from stream_server.config.sections import Job
 from stream_server.config.study import StudyConfig, default_of, value_of
 
@@ -19,17 +19,12 @@ KEYS_OF_STARTED_SIMULATIONS = (
     "launcher.max_running",
 )
 NOT_AVAILABLE = (
-    "checkpoint.keep_best",
     *(f"server.job.{key}" for key in Job.model_fields if key != "environment"),
     *(f"simulation.job.{key}" for key in Job.model_fields if key != "environment"),
     "simulation.ranks",
     "simulation.per_job",
     "launcher.scheduler",
-    "training.early_stop",
-    "training.strategy",
-    "training.compile",
 )
-PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
 def _sampler_is_used(config: StudyConfig) -> Iterator[Problem]:
@@ -110,15 +105,6 @@ def _has_its_default(path: str, config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _precision_is_available(config: StudyConfig) -> Iterator[Problem]:
-    if config.training.precision not in PRECISIONS:
-        yield Problem(
-            path="training.precision",
-            found=f"{shown(config.training.precision)} is not available in this version",
-            instead=f"Write {one_of(PRECISIONS)}",
-        )
-
-
 USAGE_CHECKS: tuple[Callable[[StudyConfig], Iterator[Problem]], ...] = (
     _sampler_is_used,
     _watermark_is_used,
@@ -128,5 +114,4 @@ USAGE_CHECKS: tuple[Callable[[StudyConfig], Iterator[Problem]], ...] = (
     _max_failed_is_used,
     *(partial(_needs_command, path) for path in KEYS_OF_STARTED_SIMULATIONS),
     *(partial(_has_its_default, path) for path in NOT_AVAILABLE),
-    _precision_is_available,
 )

@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from fractions import Fraction
+from fractions import Fraction as Exact
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +63,7 @@ def size_in_bytes(text: str) -> int | None:
         return None
     number, unit = match[1], match[2][:-1]
     factor = SIZE_FACTORS.get(unit.replace("K", "k"))
-    size = math.floor(Fraction(number) * factor) if factor else 0
+    size = math.floor(Exact(number) * factor) if factor else 0
     return size if 0 < size <= MAX_INTEGER else None
 
 
@@ -173,3 +173,6 @@ Command = Annotated[
 ]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Moment = Count | Fraction
+"""A number of batches, or a fraction of the run where the number of its batches is known."""

@@ -14,7 +14,7 @@ from stream_server.server.checkpoint.checksum_file import ChecksumFile
 from stream_server.server.checkpoint.manifest import FileRecord, Manifest
 from stream_server.server.checkpoint.random_state import random_states
 from stream_server.server.checkpoint.saver import Part
-from stream_server.server.checkpoint.user_state import user_part
+from stream_server.server.checkpoint.user_state import callbacks_part, user_part
 from stream_server.server.plain_state import write_state
 from stream_server.server.ranks import Ranks
 from stream_server.server.reception_snapshot import ReceptionSnapshot
@@ -152,12 +152,14 @@ class Snapshots:
             "roster": taken.roster,
             "progress": self.progress.state_dict(),
             "validation": self.validation.state_dict(),
+            "callbacks": self.callbacks.state_dict(),
             "wall_s": self.wall_s(),
         }
         return [
             _state_part(STUDY, study),
             _state_part(MODEL, self.step.state_dict()),
             user_part(self.server, allow_pickle=self.config.checkpoint.allow_pickle),
+            callbacks_part(self.callbacks, allow_pickle=self.config.checkpoint.allow_pickle),
         ]
 
 

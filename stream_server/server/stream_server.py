@@ -112,14 +112,17 @@ class StreamServer:
     def on_train_start(self) -> None:
         """The model is set up; no batch was drawn yet."""
 
-    def on_train_end(self) -> None:
-        """Every batch is trained and the last validation done; not called when the study fails."""
+    def on_round(self) -> None:
+        """The ranks are about to agree on what comes next, which they do for each batch and at least once a second."""
 
     def on_batch_start(self, batch: Any, batch_idx: int) -> None:
         """`batch` is what `training_step` will be given."""
 
     def on_batch_end(self, batch: Any, batch_idx: int, loss: Any) -> None:
         """`loss` is what `training_step` returned on this rank."""
+
+    def on_step_end(self) -> None:
+        """A training step is over, on every rank, also on those that had no batch for it."""
 
     def on_validation_start(self) -> None:
         """A validation begins, on every rank."""
@@ -135,6 +138,9 @@ class StreamServer:
 
     def on_reception_end(self) -> None:
         """No more samples will come; what is in the buffer is still to be trained."""
+
+    def on_train_end(self) -> None:
+        """Every batch is trained and the last validation done; not called when the study fails."""
 
     def log(self, name: str, value: Any) -> None:
         """Log one number. Never communicates: the mean over ranks and batches is taken where it is written."""

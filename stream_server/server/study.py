@@ -16,7 +16,12 @@ from stream_server.launcher.journal import Journal
 from stream_server.server import parts
 from stream_server.server.checkpoint.random_state import set_random_states
 from stream_server.server.checkpoint.saver import Saver
-from stream_server.server.checkpoint.user_state import load_user_state, user_part
+from stream_server.server.checkpoint.user_state import (
+    callbacks_part,
+    load_callbacks_state,
+    load_user_state,
+    user_part,
+)
 from stream_server.server.closing import Closing, outcome_of, rank_report
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.design import ParameterDesign
@@ -35,15 +40,19 @@ from stream_server.server.source import Source
 from stream_server.server.start import Start
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
+from stream_server.server.training.behaviours import add_behaviours
 from stream_server.server.training.callbacks import Callbacks, call_user
 from stream_server.server.training.checkpoints import Checkpoints
 from stream_server.server.training.display import Display, Status
 from stream_server.server.training.gauges import BufferGauge, SpeedGauge
+from stream_server.server.training.length import Length
+from stream_server.server.training.limits import Limits
 from stream_server.server.training.lockstep import come_together
 from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
+from stream_server.server.training.schedules import moment
 from stream_server.server.training.step import Step
 from stream_server.server.training.stop import StopRequests
 from stream_server.server.training.validation import Validation
@@ -140,7 +149,7 @@ class StudyRank:
             self.source = ReplayFeed(
                 config, ranks, start.replay, parameters=self.design.names, buffer=self.buffer, restored=restored
             )
-        self.progress = Progress(ranks.size)
+        self.progress = Progress(ranks.size, length=Length.of(config, ranks.size), lr_clock=config.training.lr_clock)
         self.phases = Phases()
         self.stops = StopRequests()
         self.closing = Closing(
@@ -192,9 +201,10 @@ class StudyRank:
         callbacks = Callbacks(server, call_user(name, server.configure_callbacks))
         step = stack.enter_context(server.make_step(ranks))
         if self.continuation.base is not None:
-            self._restore_model(server, step)
+            self._restore_model(server, step, callbacks)
         # A state that cannot be saved is told now, and not after hours of training.
         user_part(server, allow_pickle=self.config.checkpoint.allow_pickle)
+        callbacks_part(callbacks, allow_pickle=self.config.checkpoint.allow_pickle)
         failpoint("server.model_ready")
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         come_together(ranks)
@@ -203,7 +213,7 @@ class StudyRank:
             Saver(self.continuation.generations, epoch=self.continuation.identity.epoch, rank=ranks.rank)
         )
         display = stack.enter_context(Display(name=self.config.study.name)) if is_first else None
-        watch = Watch(source, callbacks, stops=self.stops, display=display, status=self._status)
+        callbacks.append(Watch(source, callbacks, stops=self.stops, display=display, status=self._status))
         stack.enter_context(self.stops.on_signals())
         self.stream = stream = self._make_stream(server)
         self.validation = validation = self._make_validation(server, callbacks, step)
@@ -211,6 +221,14 @@ class StudyRank:
             validation.load_state_dict(self.study_state["validation"])
         snapshots = self._make_snapshots(server, step, stream, validation, callbacks)
         checkpoints = self.checkpoints = self._make_checkpoints(saver, snapshots, step)
+        limits = Limits(self.config.training, self.progress, self.stops, leave_at_s=self.leave_at_s)
+        callbacks.prepend(limits)
+        callbacks.prepend(checkpoints)
+        add_behaviours(
+            callbacks, self.config, progress=self.progress, metrics=metrics, validation=validation, step=step
+        )
+        if self.study_state is not None:
+            callbacks.load_state_dict(self.study_state["callbacks"])
         if self.restored is not None:
             stream.num_drawn = self.restored.state["num_drawn"]
             if self.restored.is_own:
@@ -218,26 +236,25 @@ class StudyRank:
                 set_random_states(self.restored.state["random"])
                 step.load_random_state(self.restored.state["step"])
         training = Training(
-            config=self.config,
             ranks=ranks,
             stream=stream,
             step=step,
             stops=self.stops,
+            limits=limits,
             progress=self.progress,
             callbacks=callbacks,
             metrics=metrics,
-            validation=validation,
             phases=self.phases,
             saves=checkpoints,
-            leave_at_s=self.leave_at_s,
-            each_round=watch.look,
+            needs_every_batch=self.config.training.uneven == "stop",
         )
         return training, checkpoints
 
-    def _restore_model(self, server: StreamServer, step: Step) -> None:
+    def _restore_model(self, server: StreamServer, step: Step, callbacks: Callbacks) -> None:
         folder = self.continuation.folder
         step.load_state_dict(read_state(folder / MODEL))
         load_user_state(folder, server, allow_pickle=self.config.checkpoint.allow_pickle)
+        load_callbacks_state(folder, callbacks, allow_pickle=self.config.checkpoint.allow_pickle)
 
     def _make_snapshots(
         self, server: StreamServer, step: Step, stream: StreamDataset, validation: Validation, callbacks: Callbacks
@@ -265,7 +282,7 @@ class StudyRank:
             saver=saver,
             study=snapshots,
             newest=self.continuation.base_number,
-            every_batches=settings.every_batches,
+            every_batches=moment(settings.every_batches, self.progress.expected_batches),
             every_s=settings.every_s,
             batches=lambda: self.progress.batches,
             at_boundary=lambda: step.at_boundary,
@@ -305,7 +322,6 @@ class StudyRank:
             step,
             held_out=HeldOutSamples(store=source.validation_store, parameters_of=source.parameters_of),
             batch_size=settings.batch_size,
-            every_batches=settings.every_batches,
             phases=self.phases,
         )
 

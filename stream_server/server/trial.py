@@ -1,6 +1,7 @@
 """One short training of a user's server class on made-up samples."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,10 @@ from stream_server.server.made_up_samples import MadeUpSamples
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.callbacks import EVENTS, Callbacks, call_user
+from stream_server.server.training.behaviours import add_behaviours
+from stream_server.server.training.callbacks import EVENTS, Callback, Callbacks, call_user
+from stream_server.server.training.length import Length
+from stream_server.server.training.limits import Limits
 from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
@@ -45,7 +49,7 @@ class Trial:
 
     def __init__(self, server_class: type[StreamServer], config: StudyConfig) -> None:
         self.record = CallRecord()
-        self.progress = Progress()
+        self.progress = Progress(length=Length.of(config, 1), lr_clock=config.training.lr_clock)
         self._server_class = server_class
         self._config = config
         self._ranks = SoloRanks()
@@ -115,6 +119,12 @@ class Trial:
             batch_size=settings.batch_size,
             phases=self._phases,
         )
+        limits = Limits(self._config.training, self.progress, self._stops)
+        callbacks.prepend(limits)
+        callbacks.prepend(Reception(callbacks, self._trained))
+        add_behaviours(
+            callbacks, self._config, progress=self.progress, metrics=metrics, validation=validation, step=step
+        )
         stream = StreamDataset(
             buffer,
             server,
@@ -123,18 +133,16 @@ class Trial:
             phases=self._phases,
         )
         return Training(
-            config=self._config,
             ranks=self._ranks,
             stream=stream,
             step=step,
             stops=self._stops,
+            limits=limits,
             progress=self.progress,
             callbacks=callbacks,
             metrics=metrics,
-            validation=validation,
             phases=self._phases,
             saves=NoSaves(),
-            each_round=_once(lambda: _tell_of_reception(callbacks, self._trained)),
         )
 
 
@@ -142,12 +150,17 @@ def _is_users(server: StreamServer, method: str) -> bool:
     return not getattr(type(server), method).__module__.startswith("stream_server.")
 
 
-def _tell_of_reception(callbacks: Callbacks, simulations: range) -> None:
-    for simulation in simulations:
-        callbacks.on_simulation_finished(simulation)
-    callbacks.on_reception_end()
+class Reception(Callback):
+    """Tells, in the first round, that all samples have come."""
 
+    def __init__(self, callbacks: Callbacks, simulations: range) -> None:
+        self._callbacks = callbacks
+        self._simulations = simulations
+        self._is_told = False
 
-def _once(call: Callable[[], None]) -> Callable[[], None]:
-    calls = [call]
-    return lambda: calls.pop()() if calls else None
+    def on_round(self, server: Any) -> None:
+        if not self._is_told:
+            self._is_told = True
+            for simulation in self._simulations:
+                self._callbacks.on_simulation_finished(simulation)
+            self._callbacks.on_reception_end()

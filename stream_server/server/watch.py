@@ -2,19 +2,20 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from stream_server.errors import TooManyFailures
 from stream_server.launcher import link
 from stream_server.server import events
 from stream_server.server.source import Source
-from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.callbacks import Callback, Callbacks
 from stream_server.server.training.display import Display, Status
 from stream_server.server.training.stop import StopReason, StopRequests
 
 log = logging.getLogger(__name__)
 
 
-class Watch:
+class Watch(Callback):
     """Hands on what the source of the samples tells, and keeps the display fresh. Main thread.
 
     `display` is rank 0's.
@@ -35,7 +36,7 @@ class Watch:
         self._display = display
         self._status = status
 
-    def look(self) -> None:
+    def on_round(self, server: Any) -> None:
         """Do what is due.
 
         Raises:

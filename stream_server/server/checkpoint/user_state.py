@@ -1,4 +1,4 @@
-"""The state of a user's server class: plain, or any Python object if the study allows it."""
+"""The state of a user's server class, and of the callbacks: plain, or any Python object if the study allows it."""
 
 import sys
 from pathlib import Path
@@ -8,9 +8,10 @@ from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
 from stream_server.server.checkpoint.part import Part
 from stream_server.server.plain_state import EncodedState, encode, freeze, read_state
 from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.callbacks import call_user
+from stream_server.server.training.callbacks import Callbacks, call_user
 
 USER = "model/user.state"
+CALLBACKS = "model/callbacks.state"
 
 # Errors name a place in the state by the keys above it.
 _STATE = "state_dict()"
@@ -40,6 +41,26 @@ def load_user_state(folder: Path, server: StreamServer, *, allow_pickle: bool) -
     owner = type(server).__name__
     state = thawed_user_state(read_state(folder / USER), owner=owner, allow_pickle=allow_pickle)
     call_user(f"{owner}.load_state_dict", server.load_state_dict, state)
+
+
+def callbacks_part(callbacks: Callbacks, *, allow_pickle: bool) -> Part:
+    """What the `state_dict` of each of the user's callbacks gives now, to be written later. Main thread.
+
+    Raises:
+        UserCodeError: as `user_part`.
+    """
+    state = freeze_user_state(callbacks.user_states(), owner="callbacks", allow_pickle=allow_pickle)
+    return Part(path=CALLBACKS, write=state.write)
+
+
+def load_callbacks_state(folder: Path, callbacks: Callbacks, *, allow_pickle: bool) -> None:
+    """Give each of the user's callbacks what is of it in this generation's folder. Main thread.
+
+    Raises:
+        as `load_user_state`.
+    """
+    state = thawed_user_state(read_state(folder / CALLBACKS), owner="callbacks", allow_pickle=allow_pickle)
+    callbacks.load_user_states(state)
 
 
 def freeze_user_state(state: Any, *, owner: str, allow_pickle: bool) -> EncodedState:

@@ -1,6 +1,8 @@
 """What users hang onto the events of a training."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +10,16 @@ from stream_server.errors import StreamServerError, UserCodeError
 
 EVENTS = (
     "on_train_start",
-    "on_train_end",
+    "on_round",
     "on_batch_start",
     "on_batch_end",
+    "on_step_end",
     "on_validation_start",
     "on_validation_end",
     "on_checkpoint",
     "on_simulation_finished",
     "on_reception_end",
+    "on_train_end",
 )
 
 
@@ -24,11 +28,14 @@ class Callback:
 
     Every event is called in the main thread of each rank, with no lock held, after the method of the same
     name on the server. Only `on_batch_start` and `on_batch_end` are called on some ranks alone: those that
-    have a batch in this step.
+    have a batch in this step. `state_dict` is saved in every checkpoint, by rank 0, and given back on every rank.
     """
 
     def on_train_start(self, server: Any) -> None:
         """The model is set up; no batch was drawn yet."""
+
+    def on_round(self, server: Any) -> None:
+        """The ranks are about to agree on what comes next, which they do for each batch and at least once a second."""
 
     def on_train_end(self, server: Any) -> None:
         """Every batch is trained and the last validation done; not called when the study fails."""
@@ -38,6 +45,9 @@ class Callback:
 
     def on_batch_end(self, server: Any, batch: Any, batch_idx: int, loss: Any) -> None:
         """`loss` is what `training_step` returned on this rank."""
+
+    def on_step_end(self, server: Any) -> None:
+        """A training step is over, on every rank, also on those that had no batch for it."""
 
     def on_validation_start(self, server: Any) -> None:
         """A validation begins, on every rank."""
@@ -54,28 +64,57 @@ class Callback:
     def on_reception_end(self, server: Any) -> None:
         """No more samples will come; what is in the buffer is still to be trained."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart, as plain containers and arrays."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
 
 class Callbacks:
-    """Calls an event on the server and then on every callback, in their order.
+    """Calls an event on the server and on every callback, in their order.
 
-    The methods take the arguments of `Callback` without the server. An exception of a user's event becomes a
-    `UserCodeError` that names whose event it was; an error of ours that passes through stays what it is.
+    The order is: built-in behaviours that were `prepend`ed, the server's own method, the user's callbacks as
+    `configure_callbacks` gave them, built-in behaviours that were `append`ed. The methods take the arguments of
+    `Callback` without the server. An exception of a user's event becomes a `UserCodeError` that names whose event it
+    was; an error of ours that passes through stays what it is.
     """
 
     def __init__(self, server: Any, callbacks: Iterable[Callback] = ()) -> None:
         self._server = server
-        self._callbacks = tuple(callbacks)
-        for callback in self._callbacks:
+        self._users = tuple(callbacks)
+        self._built_in: list[Callback] = []
+        self._listening: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
+        for event in EVENTS:
+            own = getattr(server, event, None)
+            if own is not None:
+                self._listening[event].append(partial(call_user, f"{type(server).__name__}.{event}", own))
+        for callback in self._users:
             if not isinstance(callback, Callback):
                 text = f"configure_callbacks must return Callback objects, but one is {type(callback).__name__}"
                 raise UserCodeError(text)
-        self._listening: Mapping[str, tuple[Callback, ...]] = {
-            event: tuple(c for c in self._callbacks if getattr(type(c), event) is not getattr(Callback, event))
-            for event in EVENTS
-        }
+            for event, method in _overridden(callback):
+                name = f"{type(callback).__name__}.{event}"
+                self._listening[event].append(partial(call_user, name, method, server))
+
+    def prepend(self, callback: Callback) -> None:
+        """Tell a built-in behaviour of each event before all others."""
+        self._built_in.insert(0, callback)
+        for event, method in _overridden(callback):
+            self._listening[event].insert(0, partial(method, self._server))
+
+    def append(self, callback: Callback) -> None:
+        """Tell a built-in behaviour of each event after all others."""
+        self._built_in.append(callback)
+        for event, method in _overridden(callback):
+            self._listening[event].append(partial(method, self._server))
 
     def on_train_start(self) -> None:
         self._tell("on_train_start")
+
+    def on_round(self) -> None:
+        self._tell("on_round")
 
     def on_train_end(self) -> None:
         self._tell("on_train_end")
@@ -85,6 +124,9 @@ class Callbacks:
 
     def on_batch_end(self, batch: Any, batch_idx: int, loss: Any) -> None:
         self._tell("on_batch_end", batch, batch_idx, loss)
+
+    def on_step_end(self) -> None:
+        self._tell("on_step_end")
 
     def on_validation_start(self) -> None:
         self._tell("on_validation_start")
@@ -101,12 +143,56 @@ class Callbacks:
     def on_reception_end(self) -> None:
         self._tell("on_reception_end")
 
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the built-in behaviours, by name; those without any are left out."""
+        states = {name: callback.state_dict() for name, callback in _named(self._built_in)}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave; a behaviour that was not in use then begins anew."""
+        for name, callback in _named(self._built_in):
+            if name in states:
+                callback.load_state_dict(states[name])
+
+    def user_states(self) -> dict[str, Any]:
+        """What the `state_dict` of each of the user's callbacks gives, by name."""
+        states = {name: call_user(f"{name}.state_dict", it.state_dict) for name, it in _named(self._users)}
+        return {name: state for name, state in states.items() if state}
+
+    def load_user_states(self, states: Mapping[str, Any]) -> None:
+        """Give each of the user's callbacks what `user_states` had of it.
+
+        Raises:
+            UserCodeError: a `load_state_dict` raised, or the callback of a saved state is not there any more.
+        """
+        callbacks = dict(_named(self._users))
+        for name, state in states.items():
+            if name not in callbacks:
+                raise UserCodeError(
+                    f"the checkpoint has the state of a callback {name}, which configure_callbacks does not return "
+                    "any more: return it again, or start over with --fresh"
+                )
+            call_user(f"{name}.load_state_dict", callbacks[name].load_state_dict, state)
+
     def _tell(self, event: str, *arguments: Any) -> None:
-        own = getattr(self._server, event, None)
-        if own is not None:
-            call_user(f"{type(self._server).__name__}.{event}", own, *arguments)
-        for callback in self._listening[event]:
-            call_user(f"{type(callback).__name__}.{event}", getattr(callback, event), self._server, *arguments)
+        for method in self._listening[event]:
+            method(*arguments)
+
+
+def _overridden(callback: Callback) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The events that a callback cares for: nothing is called for the others."""
+    for event in EVENTS:
+        if getattr(type(callback), event) is not getattr(Callback, event):
+            yield event, getattr(callback, event)
+
+
+def _named(callbacks: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:
+    """Each callback by the name of its class; the second of the same class is `Name-2`."""
+    seen: Counter[str] = Counter()
+    for callback in callbacks:
+        name = type(callback).__name__
+        seen[name] += 1
+        yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), callback
 
 
 def call_user(name: str, method: Any, *arguments: Any) -> Any:

@@ -15,6 +15,7 @@ from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.manifest import FileRecord, Manifest
 from stream_server.server.checkpoint.saver import Committed, Failed, Part, Saved, Saver
 from stream_server.server.ranks import Ranks
+from stream_server.server.training.callbacks import Callback
 from stream_server.server.training.lockstep import agree
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.saves import SaveWords
@@ -68,7 +69,7 @@ class SaveCounts:
     degraded: bool = False
 
 
-class Checkpoints:
+class Checkpoints(Callback):
     """Takes a checkpoint when `every_batches` or `every_s` say so, when simulations are under pressure, or when asked.
 
     One is agreed on in a control round, captured between two steps, written in the background by every rank, and
@@ -113,6 +114,7 @@ class Checkpoints:
 
     @property
     def due(self) -> bool:
+        """All ranks agreed on a checkpoint, which is to be taken before the next round."""
         return self._stage is Stage.DUE and self._at_boundary()
 
     @property
@@ -156,7 +158,13 @@ class Checkpoints:
             case Stage.COMMITTING if said.failed:
                 self._give_up()
 
+    def on_round(self, server: Any) -> None:
+        """Between two steps: take the checkpoint that all ranks agreed on. Collective."""
+        if self.due:
+            self.take()
+
     def take(self) -> None:
+        """Capture the study as it is now, and begin to write it. Collective."""
         self._taken_at, self._taken_batch = self._clock(), self._batches()
         failpoint("server.before_capture")
         with self._phases.measure("checkpoint"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,16 +45,32 @@ class Histogram:
         array = array[np.isfinite(array)]
         if not array.size:
             return cls()
-        counts = np.bincount(np.searchsorted(LIMITS, array))
+        # Looking the limits up among the sorted values is ten times quicker than each value among the limits.
+        array.sort()
+        counts = np.diff(np.searchsorted(array, LIMITS, "right"), prepend=0)
         places = np.flatnonzero(counts)
         return cls(
             num=array.size,
-            min=float(array.min()),
-            max=float(array.max()),
+            min=float(array[0]),
+            max=float(array[-1]),
             sum=float(array.sum()),
             sum_squares=float(np.square(array).sum()),
             counts=Counter(dict(zip(places.tolist(), counts[places].tolist(), strict=True))),
         )
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Mean, standard deviation, smallest and largest value; of one value at least."""
+        mean = self.sum / self.num
+        variance = max(0.0, self.sum_squares / self.num - mean**2)
+        return {"mean": mean, "std": math.sqrt(variance), "min": self.min, "max": self.max}
+
+    def intervals(self) -> list[tuple[float, float, int]]:
+        """Every interval with values in it, within `min` and `max`: lower end, upper end and count, in order."""
+        return [
+            (max(self.min, float(LIMITS[place - 1]) if place else -math.inf), min(self.max, float(LIMITS[place])), num)
+            for place, num in sorted(self.counts.items())
+        ]
 
     def add(self, other: Histogram) -> None:
         """Take in the values of another histogram."""

@@ -19,6 +19,7 @@ IDLE_S = 1.0
 HELD_S = 0.05
 LONELY_S = 2.0
 OFFER_S = 2.0
+NUM_SHARED = 4
 
 
 class Stream(Protocol):
@@ -34,12 +35,14 @@ class Turn:
     """One training step: this rank's batch, if it has one, and `sizes`, the number of samples of each rank.
 
     `num_first` of the union batch are drawn for the first time. `lonely`: ranks that wait for data take part empty.
+    `elapsed_s`: the seconds of training on rank 0's clock.
     """
 
     batch: Batch | None
     sizes: tuple[int, ...]
     num_first: int
     lonely: bool
+    elapsed_s: float = 0.0
 
     @property
     def num_samples(self) -> int:
@@ -60,11 +63,12 @@ class Statement:
     impatient: bool = False
     stop: StopReason | None = None
     exit_code: int = 0
+    elapsed_s: float = 0.0
     saves: SaveWords = NOTHING
 
     def packed(self, rank: int, num_ranks: int) -> NDArray[np.int64]:
         """Integers to be added up: batch sizes and exit codes by rank, then counts."""
-        numbers = np.zeros(2 * num_ranks + 3 + len(SaveWords._fields) + len(StopReason), np.int64)
+        numbers = np.zeros(2 * num_ranks + NUM_SHARED + len(SaveWords._fields) + len(StopReason), np.int64)
         shared = numbers[2 * num_ranks :]
         numbers[num_ranks + rank] = self.exit_code
         if self.batch is not None:
@@ -72,9 +76,10 @@ class Statement:
             shared[0] = self.batch.num_first
         shared[1] = self.ended
         shared[2] = self.impatient
-        shared[3 : 3 + len(self.saves)] = self.saves
+        shared[3] = round(self.elapsed_s * 1e6) if rank == 0 else 0
+        shared[NUM_SHARED : NUM_SHARED + len(self.saves)] = self.saves
         if self.stop is not None:
-            shared[3 + len(self.saves) + self.stop] = 1
+            shared[NUM_SHARED + len(self.saves) + self.stop] = 1
         return numbers
 
 
@@ -87,13 +92,14 @@ class Round:
     num_first: int
     num_ended: int
     impatient: bool
+    elapsed_s: float
     saves: SaveWords
     stop: StopReason | None
 
     @classmethod
     def of(cls, total: NDArray[np.int64], num_ranks: int) -> "Round":
         numbers = total.tolist()
-        first, ended, impatient, *others = numbers[2 * num_ranks :]
+        first, ended, impatient, elapsed_us, *others = numbers[2 * num_ranks :]
         saves, stops = SaveWords(*others[: len(SaveWords._fields)]), others[len(SaveWords._fields) :]
         return cls(
             sizes=tuple(numbers[:num_ranks]),
@@ -101,6 +107,7 @@ class Round:
             num_first=first,
             num_ended=ended,
             impatient=impatient > 0,
+            elapsed_s=elapsed_us / 1e6,
             saves=saves,
             stop=next((reason for reason in StopReason if stops[reason]), None),
         )
@@ -150,6 +157,7 @@ def in_lockstep(
     at_boundary: Callable[[], bool] = lambda: True,
     each_round: Callable[[], None] = lambda: None,
     saves: Saves | None = None,
+    elapsed_s: Callable[[], float] = lambda: 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Turn]:
     """The training steps that all ranks take together, each with what this rank has for it.
@@ -167,7 +175,8 @@ def in_lockstep(
         needs_every_rank: take no step for which some rank has no data yet, however long it takes.
         at_boundary: whether a stop may happen now; the same on all ranks.
         each_round: called before every round, of which there is at least one a second.
-        saves: the checkpoints, which are agreed on in the same rounds and taken between two steps.
+        saves: the checkpoints, which are agreed on in the same rounds.
+        elapsed_s: seconds of training; what rank 0 has is told to all in each turn.
         clock: seconds, for the time that ranks wait for each other.
 
     Raises:
@@ -192,6 +201,7 @@ def in_lockstep(
             ended=ended,
             impatient=patience.over and batch is None,
             stop=stops.pending,
+            elapsed_s=elapsed_s(),
             saves=saves.words(),
         )
         with phases.measure("round"):
@@ -209,12 +219,16 @@ def in_lockstep(
             return
         lonely = agreed.num_idle > 0
         if agreed.num_active and (not lonely or (agreed.impatient and not needs_every_rank)):
-            yield Turn(batch=batch, sizes=agreed.sizes, num_first=agreed.num_first, lonely=lonely)
+            yield Turn(
+                batch=batch,
+                sizes=agreed.sizes,
+                num_first=agreed.num_first,
+                lonely=lonely,
+                elapsed_s=agreed.elapsed_s,
+            )
             if batch is not None:
                 stream.settle()
                 batch = None
-        if saves.due:
-            saves.take()
 
 
 def come_together(ranks: Ranks) -> None:

@@ -4,10 +4,14 @@ import io
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from stream_server.server.training.histogram import Histogram
+from stream_server.server.training.progress import Progress
+
+AXES = ("batch", "update", "sample", "wall_s")
 
 _log = logging.getLogger(__name__)
 
@@ -23,17 +27,27 @@ class Gathers(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What is written at one log point: means over the ranks, merged histograms, PNG images of rank 0."""
+    """What is written at one log point: means over the ranks, merged histograms, PNG images of rank 0.
+
+    `update` and `sample` count the optimizer's updates and the samples trained so far, `wall_s` the seconds of training.
+    """
 
     batch: int
+    update: int = 0
+    sample: int = 0
     wall_s: float
-    values: Mapping[str, float]
-    histograms: Mapping[str, Histogram]
-    figures: Mapping[str, bytes]
+    values: Mapping[str, float] = field(default_factory=dict)
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    figures: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> dict[str, float]:
+        """Where the record stands, by the names of `AXES`."""
+        return {"batch": self.batch, "update": self.update, "sample": self.sample, "wall_s": round(self.wall_s, 3)}
 
 
 class Writer(Protocol):
-    """A file or folder that takes records; rank 0 only."""
+    """A file or folder that takes records."""
 
     def write(self, record: Record) -> None: ...
 
@@ -51,16 +65,35 @@ class Metrics:
 
     Main thread only. `log`, `log_histogram` and `log_figure` never communicate, so it does no harm when only
     some ranks call them. `write` is a collective call: every rank makes it at the same batches. A written
-    number is the mean of all that any rank logged under its name since the last `write`.
+    number is the mean of all that any rank logged under its name since the last `write`; a histogram holds the values
+    of all ranks, and its mean, standard deviation, smallest and largest value are written as numbers beside it.
 
     Leaving the `with` block closes the writers.
+
+    Attributes:
+        latest: the newest value of every name; rank 0 only.
+        gauges: what is measured before each `write`, once for a batch.
     """
 
-    def __init__(self, ranks: Gathers, writers: Sequence[Writer] = ()) -> None:
+    def __init__(
+        self,
+        ranks: Gathers,
+        writers: Sequence[Writer] = (),
+        *,
+        own: Writer | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Log for the `writers` of rank 0, and for this rank's `own`, which gets its means before the reduction.
+
+        The `progress` says at which update and sample a record stands.
+        """
         self.latest: dict[str, float] = {}
         self.gauges: list[Gauge] = []
         self._ranks = ranks
         self._writers = list(writers)
+        self._own = [] if own is None else [own]
+        self._progress = progress or Progress()
+        self._gauged_at = self._progress.batches or None
         self._values: dict[str, list[Any]] = {}
         self._histograms: dict[str, Histogram] = {}
         self._figures: dict[str, bytes] = {}
@@ -76,7 +109,10 @@ class Metrics:
 
         Raises:
             TypeError: `value` is not one number.
+            ValueError: `name` is that of an axis.
         """
+        if name in AXES:
+            raise ValueError(f"log({name!r}, …) takes another name: every record has {', '.join(AXES)} already")
         self._values.setdefault(name, []).append(_one_number(name, value))
 
     def log_histogram(self, name: str, values: Any) -> None:
@@ -101,31 +137,34 @@ class Metrics:
             self._figures[name] = image.getvalue()
 
     def write(self, batch: int, wall_s: float) -> None:
-        """Read the gauges, reduce over the ranks and write what was logged since the last time; collective.
-
-        Rank 0 keeps the newest value of every name in `latest`.
-        """
-        for gauge in self.gauges:
-            gauge(self)
-        per_rank = self._ranks.gather(self._take())
+        """Read the gauges, reduce over the ranks and write what was logged since the last time; collective."""
+        if batch != self._gauged_at:
+            for gauge in self.gauges:
+                gauge(self)
+            self._gauged_at = batch
+        mine = self._take()
+        self._own = self._give(self._own, self._record(batch, wall_s, _means([mine["values"]])))
+        per_rank = self._ranks.gather(mine)
         if per_rank is None:
             return
-        values = _means([rank["values"] for rank in per_rank])
         histograms: dict[str, Histogram] = {}
         for rank in per_rank:
             for name, plain in rank["histograms"].items():
                 histograms.setdefault(name, Histogram()).add(Histogram.from_json(plain))
+        values = _means([rank["values"] for rank in per_rank])
+        for name, histogram in histograms.items():
+            values.update({f"{name}/{key}": value for key, value in histogram.statistics.items()})
         figures, self._figures = self._figures, {}
-        self._record(Record(batch=batch, wall_s=wall_s, values=values, histograms=histograms, figures=figures))
+        self._write_reduced(self._record(batch, wall_s, values, histograms, figures))
 
     def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:
         """Write numbers that are the same on all ranks already, such as those of a validation; not collective."""
         if self._ranks.rank == 0:
-            self._record(Record(batch=batch, wall_s=wall_s, values=values, histograms={}, figures={}))
+            self._write_reduced(self._record(batch, wall_s, values))
 
     def close(self) -> None:
         """Close the writers; what was logged and never written is dropped."""
-        writers, self._writers = self._writers, []
+        writers, self._writers, self._own = [*self._own, *self._writers], [], []
         with ExitStack() as stack:
             for writer in writers:
                 stack.callback(writer.close)
@@ -136,10 +175,35 @@ class Metrics:
         self._values, self._histograms = {}, {}
         return {"values": sums, "histograms": histograms}
 
-    def _record(self, record: Record) -> None:
+    def _record(
+        self,
+        batch: int,
+        wall_s: float,
+        values: Mapping[str, float],
+        histograms: Mapping[str, Histogram] = MappingProxyType({}),
+        figures: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Record:
+        update, sample = self._progress.updates, self._progress.samples
+        return Record(
+            batch=batch,
+            update=update,
+            sample=sample,
+            wall_s=wall_s,
+            values=values,
+            histograms=histograms,
+            figures=figures,
+        )
+
+    def _write_reduced(self, record: Record) -> None:
         self.latest.update(record.values)
-        if record.values or record.histograms or record.figures:
-            self._writers = [writer for writer in self._writers if _wrote(writer, record)]
+        self._writers = self._give(self._writers, record)
+
+    @staticmethod
+    def _give(writers: list[Writer], record: Record) -> list[Writer]:
+        """Those of the writers that go on."""
+        if not (record.values or record.histograms or record.figures):
+            return writers
+        return [writer for writer in writers if _wrote(writer, record)]
 
 
 def _wrote(writer: Writer, record: Record) -> bool:

@@ -21,12 +21,7 @@ NOTHING = SaveWords()
 
 
 class Saves(Protocol):
-    """The checkpoints of a training. Main thread; `hear` and `take` are collective, since sums decide what they do."""
-
-    @property
-    def due(self) -> bool:
-        """All ranks agreed on a checkpoint, which is to be taken between two steps."""
-        ...
+    """The checkpoints of a training, as far as the rounds know of them. Main thread; `hear` is collective."""
 
     @property
     def wait_s(self) -> float:
@@ -41,22 +36,14 @@ class Saves(Protocol):
         """What all ranks said."""
         ...
 
-    def take(self) -> None:
-        """Take the checkpoint that is due now."""
-        ...
-
 
 class NoSaves:
     """Nothing is ever saved."""
 
-    due = False
     wait_s = math.inf
 
     def words(self) -> SaveWords:
         return NOTHING
 
     def hear(self, said: SaveWords) -> None:
-        pass
-
-    def take(self) -> None:
         pass
