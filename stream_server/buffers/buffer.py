@@ -61,6 +61,8 @@ class Buffer:
         self._retention: Retention | None = None
         self._restored: deque[Draw] = deque()
         self._backlog: list[int] = []
+        self._put_at = np.zeros(slots.num_slots, np.int64)
+        self._num_put = 0
         self._lock = Lock()
         self._changed = Condition(self._lock)
         self._wanted = 0
@@ -278,6 +280,22 @@ class Buffer:
         with self._lock:
             return self.slots.seen[self.policy.slots()]
 
+    def ages(self) -> npt.NDArray[np.int64]:
+        """How many samples came in after each that can be drawn; a restored buffer counts from its restart."""
+        with self._lock:
+            return self._num_put - self._put_at[self.policy.slots()]
+
+    def peek(self, num: int, random: np.random.Generator) -> Draw:
+        """Hold at most `num` random samples that can be drawn, so that they can be read until `release`.
+
+        Training thread. They do not count as drawn, and the policy's own random numbers stay as they are.
+        """
+        with self._lock:
+            slots = self.policy.slots()
+            if len(slots) > num:
+                slots = random.choice(slots, num, replace=False)
+            return self._pins.pin(slots, 0, NO_SLOTS)
+
     def _num_admissible(self) -> int:
         num = min(len(self._backlog), self.policy.room)
         if num and self._retention is not None:
@@ -288,6 +306,8 @@ class Buffer:
         slots = self._backlog[:num]
         del self._backlog[:num]
         evicted = self.policy.put(slots)
+        self._num_put += num
+        self._put_at[slots] = self._num_put
         if self._retention is not None:
             self._retention.admit(num)
         if len(evicted):

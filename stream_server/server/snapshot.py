@@ -27,7 +27,6 @@ from stream_server.server.training.callbacks import Callbacks
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.step import Step
-from stream_server.server.training.validation import Validation
 
 if TYPE_CHECKING:
     from stream_server.server.continuation import Continuation
@@ -62,7 +61,6 @@ class Snapshots:
     server: StreamServer
     step: Step
     progress: Progress
-    validation: Validation
     phases: Phases
     callbacks: Callbacks
     wall_s: Callable[[], float]
@@ -151,7 +149,6 @@ class Snapshots:
         study = {
             "roster": taken.roster,
             "progress": self.progress.state_dict(),
-            "validation": self.validation.state_dict(),
             "callbacks": self.callbacks.state_dict(),
             "wall_s": self.wall_s(),
         }

@@ -40,7 +40,7 @@ from stream_server.server.source import Source
 from stream_server.server.start import Start
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.behaviours import add_behaviours
+from stream_server.server.training.behaviours import add_behaviours, validation_schedule
 from stream_server.server.training.callbacks import Callbacks, call_user
 from stream_server.server.training.checkpoints import Checkpoints
 from stream_server.server.training.display import Display, Status
@@ -54,7 +54,7 @@ from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.schedules import moment
 from stream_server.server.training.step import Step
-from stream_server.server.training.stop import StopRequests
+from stream_server.server.training.stop import StopReason, StopRequests
 from stream_server.server.training.validation import Validation
 from stream_server.server.training.validation_batches import HeldOutSamples
 from stream_server.server.training.writers import open_writers
@@ -216,17 +216,13 @@ class StudyRank:
         callbacks.append(Watch(source, callbacks, stops=self.stops, display=display, status=self._status))
         stack.enter_context(self.stops.on_signals())
         self.stream = stream = self._make_stream(server)
-        self.validation = validation = self._make_validation(server, callbacks, step)
-        if self.study_state is not None:
-            validation.load_state_dict(self.study_state["validation"])
-        snapshots = self._make_snapshots(server, step, stream, validation, callbacks)
+        self.validation = validation = self._make_validation(server, callbacks, step, metrics)
+        snapshots = self._make_snapshots(server, step, stream, callbacks)
         checkpoints = self.checkpoints = self._make_checkpoints(saver, snapshots, step)
         limits = Limits(self.config.training, self.progress, self.stops, leave_at_s=self.leave_at_s)
         callbacks.prepend(limits)
         callbacks.prepend(checkpoints)
-        add_behaviours(
-            callbacks, self.config, progress=self.progress, metrics=metrics, validation=validation, step=step
-        )
+        add_behaviours(callbacks, self.config, progress=self.progress, metrics=metrics, validation=validation)
         if self.study_state is not None:
             callbacks.load_state_dict(self.study_state["callbacks"])
         if self.restored is not None:
@@ -257,7 +253,7 @@ class StudyRank:
         load_callbacks_state(folder, callbacks, allow_pickle=self.config.checkpoint.allow_pickle)
 
     def _make_snapshots(
-        self, server: StreamServer, step: Step, stream: StreamDataset, validation: Validation, callbacks: Callbacks
+        self, server: StreamServer, step: Step, stream: StreamDataset, callbacks: Callbacks
     ) -> Snapshots:
         return Snapshots(
             config=self.config,
@@ -269,7 +265,6 @@ class StudyRank:
             server=server,
             step=step,
             progress=self.progress,
-            validation=validation,
             phases=self.phases,
             callbacks=callbacks,
             wall_s=self.closing.wall_s,
@@ -313,7 +308,7 @@ class StudyRank:
             before_draw=self.source.fill,
         )
 
-    def _make_validation(self, server: StreamServer, callbacks: Callbacks, step: Step) -> Validation:
+    def _make_validation(self, server: StreamServer, callbacks: Callbacks, step: Step, metrics: Metrics) -> Validation:
         source, settings = self.source, self.config.validation
         return Validation(
             server,
@@ -322,7 +317,11 @@ class StudyRank:
             step,
             held_out=HeldOutSamples(store=source.validation_store, parameters_of=source.parameters_of),
             batch_size=settings.batch_size,
+            progress=self.progress,
+            metrics=metrics,
+            schedule=validation_schedule(self.config, self.progress),
             phases=self.phases,
+            must_leave=lambda: self.stops.pending is StopReason.SAVED,
         )
 
     def _leave(self, error: Exception) -> Outcome:

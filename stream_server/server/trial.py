@@ -117,14 +117,14 @@ class Trial:
             step,
             held_out=lambda: held_out,
             batch_size=settings.batch_size,
+            progress=self.progress,
+            metrics=metrics,
             phases=self._phases,
         )
         limits = Limits(self._config.training, self.progress, self._stops)
         callbacks.prepend(limits)
         callbacks.prepend(Reception(callbacks, self._trained))
-        add_behaviours(
-            callbacks, self._config, progress=self.progress, metrics=metrics, validation=validation, step=step
-        )
+        add_behaviours(callbacks, self._config, progress=self.progress, metrics=metrics, validation=validation)
         stream = StreamDataset(
             buffer,
             server,

@@ -112,16 +112,11 @@ def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[
 @pytest.mark.parametrize(
     "changes",
     [
-        {"checkpoint.keep_best": 2},
         {"launcher.scheduler": "slurm"},
         {"simulation.ranks": 2},
         {"simulation.per_job": 2},
         {"simulation.job.setup": ["module load heat"]},
         {"server.job.memory": "4GB"},
-        {"training.early_stop": {}},
-        {"training.precision": "16-mixed"},
-        {"training.strategy": "fsdp"},
-        {"training.compile": True},
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ from stream_server.server.reception_snapshot import ReceptionSnapshot
 from stream_server.server.restore import RankRestore, restore_rank
 from stream_server.server.snapshot import Snapshots
 from stream_server.server.stream_server import StreamServer
+from stream_server.server.training.callbacks import Callbacks
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.validation_store import ValidationStore
@@ -153,9 +154,8 @@ def write_rank(
         server=StreamServer(),
         step=nothing,  # type: ignore[arg-type]
         progress=Progress(num_ranks),
-        validation=nothing,  # type: ignore[arg-type]
         phases=Phases(),
-        callbacks=None,  # type: ignore[arg-type]
+        callbacks=Callbacks(None),
         wall_s=lambda: 0.0,
     )
     Writing(folder, before_chunk=lambda: None).run(snapshots.capture())

@@ -150,10 +150,6 @@ class FakeSaves:
         self._num_words = 0
         self._due_in: int | None = None
 
-    @property
-    def due(self) -> bool:
-        return self._due_in == 0
-
     def words(self) -> SaveWords:
         self._num_words += 1
         return SaveWords(wanted=self._num_words in self._wanted_in)
@@ -165,9 +161,10 @@ class FakeSaves:
         if said.wanted:
             self._due_in = self._due_after
 
-    def take(self) -> None:
-        self._due_in = None
-        self.taken.append(self.tell())
+    def on_round(self) -> None:
+        if self._due_in == 0:
+            self._due_in = None
+            self.taken.append(self.tell())
 
 
 class SavedWalk(Walk):
@@ -180,6 +177,7 @@ class SavedWalk(Walk):
         self.stream = ScriptedStream(script)
         self.stops = options.pop("stops", StopRequests())
         saves.tell = lambda: f"{''.join(trained)}:{self.stream.num_settled}/{self.stream.num_drawn}"
+        options.setdefault("each_round", saves.on_round)
         for turn in in_lockstep(self.stream, ranks, self.stops, phases=Phases(), saves=saves, **options):
             self.turns.append(turn)
             if turn.batch is not None:
@@ -325,3 +323,13 @@ def test_a_rank_that_failed_before_the_others_came_together_ends_them_in_order()
         return failed.value.exit_code
 
     assert on_ranks(3, come) == [UserCodeError.exit_code] * 3
+
+
+def test_the_time_of_a_turn_is_that_of_rank_0_on_all_ranks() -> None:
+    def run(ranks: ThreadRanks) -> list[float]:
+        stream = ScriptedStream([batch_of("a", 1)])
+        clock = iter([0.25, 1.5]) if ranks.rank == 0 else iter([7.0, 8.0])
+        turns = in_lockstep(stream, ranks, StopRequests(), phases=Phases(), elapsed_s=lambda: next(clock))
+        return [turn.elapsed_s for turn in turns]
+
+    assert on_ranks(3, run) == [[0.25]] * 3

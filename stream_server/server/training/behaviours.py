@@ -6,39 +6,10 @@ from stream_server.server.training.callbacks import Callback, Callbacks
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.schedules import Schedule
-from stream_server.server.training.step import Step
 from stream_server.server.training.validation import Validation
 
 if TYPE_CHECKING:
     from stream_server.config import StudyConfig
-
-
-class Validating(Callback):
-    def __init__(
-        self, validation: Validation, schedule: Schedule, step: Step, progress: Progress, metrics: Metrics
-    ) -> None:
-        self.validation, self.schedule, self.step, self.progress, self.metrics = (
-            validation,
-            schedule,
-            step,
-            progress,
-            metrics,
-        )
-
-    def on_step_end(self, server: Any) -> None:
-        if self.schedule.is_due(self.progress) and self.step.at_boundary:
-            self.run()
-
-    def on_train_end(self, server: Any) -> None:
-        if not self.validation.is_done(self.progress.batches):
-            self.run()
-
-    def run(self) -> None:
-        self.schedule.done(self.progress)
-        metrics = self.validation.run(self.progress.batches)
-        self.progress.best = self.validation.best
-        values = {f"val/{name}": value for name, value in metrics.items()}
-        self.metrics.write_reduced(self.progress.batches, self.progress.elapsed_s, values)
 
 
 class Logging(Callback):
@@ -61,14 +32,20 @@ def add_behaviours(
     progress: Progress,
     metrics: Metrics,
     validation: Validation,
-    step: Step,
 ) -> None:
     """Add what every training does, in a study as in a trial."""
     expected = progress.expected_batches
-    settings = config.validation
-    schedule = Schedule.of(
-        every=settings.every_batches, every_s=settings.every_s, at=settings.at, expected_batches=expected
-    )
-    callbacks.prepend(Validating(validation, schedule, step, progress, metrics))
+    callbacks.prepend(validation)
     log_schedule = Schedule.of(every=config.training.log_every_batches, expected_batches=expected)
     callbacks.append(Logging(metrics, progress, log_schedule))
+
+
+def validation_schedule(config: "StudyConfig", progress: Progress) -> Schedule:
+    """When study.json wants a validation."""
+    settings = config.validation
+    return Schedule.of(
+        every=settings.every_batches,
+        every_s=settings.every_s,
+        at=settings.at,
+        expected_batches=progress.expected_batches,
+    )

@@ -4,11 +4,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from datetime import timedelta
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+
+from stream_server.server.training.callbacks import Callback
 
 LIVE_INTERVAL_S = 0.25
 PLAIN_INTERVAL_S = 5.0
@@ -21,8 +24,9 @@ DEGRADED = "the last checkpoint failed; the one before is good, and another will
 class Status:
     """How far the study has come, at one moment; `phases_s` are those of rank 0.
 
-    `simulations` counts by state, with the states waiting, running, finished and given_up among them. `is_degraded`:
-    the last checkpoint failed.
+    `simulations` counts by state, with the states waiting, running, finished and given_up among them. `fraction` of the
+    run is done after `elapsed_s` seconds of training, None when its length is not known. `is_degraded`: the last
+    checkpoint failed.
     """
 
     simulations: Mapping[str, int]
@@ -33,12 +37,19 @@ class Status:
     batches: int = 0
     loss: float | None = None
     validation_loss: float | None = None
+    fraction: float | None = None
+    elapsed_s: float = 0.0
     phases_s: Mapping[str, float] = field(default_factory=dict)
     is_degraded: bool = False
 
     @property
     def failed(self) -> int:
         return self.simulations.get("given_up", 0) + self.simulations.get("invalid", 0)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of training that are still to come if it goes on at the pace it had so far."""
+        return self.elapsed_s * (1.0 / self.fraction - 1.0) if self.fraction else None
 
 
 class Display:
@@ -84,6 +95,17 @@ class Display:
             self._console.print(_line(current, self._rate.per_second), soft_wrap=True, highlight=False, markup=False)
 
 
+class ProgressDisplay(Callback):
+    """Keeps a display fresh while a study trains."""
+
+    def __init__(self, display: Display, status: Callable[[], Status]) -> None:
+        self._display = display
+        self._status = status
+
+    def on_round(self, server: Any) -> None:
+        self._display.update(self._status)
+
+
 class Rate:
     """Batches per second over the last seconds."""
 
@@ -120,6 +142,7 @@ def _status_rows(status: Status, rate: float) -> list[tuple[str, str]]:
         ("samples", f"{_samples(status)} received"),
         ("buffer", _buffer(status)),
         ("training", ", ".join([f"{status.batches:,} batches", f"{rate:,.1f}/s", *shown])),
+        *([("run", _done(status))] if status.fraction is not None else []),
         ("time", shares(status.phases_s, NUM_PHASES_SHOWN) or "-"),
         *([("degraded", DEGRADED)] if status.is_degraded else []),
     ]
@@ -128,9 +151,10 @@ def _status_rows(status: Status, rate: float) -> list[tuple[str, str]]:
 def _line(status: Status, rate: float) -> str:
     loss = "" if status.loss is None else f" | loss {number(status.loss)}"
     validation = "" if status.validation_loss is None else f" | validation {number(status.validation_loss)}"
+    done = "" if status.fraction is None else f" | {_done(status)}"
     return (
         f"simulations {_simulations(status)} | samples {_samples(status)} | buffer {_buffer(status)} | "
-        f"batches {status.batches} ({rate:.1f}/s){loss}{validation} | {shares(status.phases_s, NUM_PHASES_SHOWN)}"
+        f"batches {status.batches} ({rate:.1f}/s){loss}{validation}{done} | {shares(status.phases_s, NUM_PHASES_SHOWN)}"
         f"{f' | DEGRADED: {DEGRADED}' if status.is_degraded else ''}"
     ).rstrip(" |")
 
@@ -148,6 +172,12 @@ def _samples(status: Status) -> str:
 def _buffer(status: Status) -> str:
     fill = f" ({status.population / status.capacity:.0%})" if status.capacity else ""
     return f"{status.population:,}/{status.capacity:,}{fill}"
+
+
+def _done(status: Status) -> str:
+    assert status.fraction is not None
+    left = "" if status.left_s is None else f", about {timedelta(seconds=round(status.left_s))} left"
+    return f"{status.fraction:.0%} done{left}"
 
 
 def number(value: float | None) -> str:

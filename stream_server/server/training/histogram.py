@@ -62,7 +62,7 @@ class Histogram:
     def statistics(self) -> dict[str, float]:
         """Mean, standard deviation, smallest and largest value; of one value at least."""
         mean = self.sum / self.num
-        variance = max(0.0, self.sum_squares / self.num - mean**2)
+        variance = max(0.0, self.sum_squares / self.num - mean * mean)
         return {"mean": mean, "std": math.sqrt(variance), "min": self.min, "max": self.max}
 
     def intervals(self) -> list[tuple[float, float, int]]:

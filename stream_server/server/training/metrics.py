@@ -29,7 +29,7 @@ class Gathers(Protocol):
 class Record:
     """What is written at one log point: means over the ranks, merged histograms, PNG images of rank 0.
 
-    `update` and `sample` count the optimizer's updates and the samples trained so far, `wall_s` the seconds of training.
+    `update` and `sample` count the updates and the samples trained so far, `wall_s` the seconds of training.
     """
 
     batch: int
@@ -93,6 +93,7 @@ class Metrics:
         self._writers = list(writers)
         self._own = [] if own is None else [own]
         self._progress = progress or Progress()
+        # The run that is continued here has measured at the batch at which it was saved.
         self._gauged_at = self._progress.batches or None
         self._values: dict[str, list[Any]] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -183,11 +184,10 @@ class Metrics:
         histograms: Mapping[str, Histogram] = MappingProxyType({}),
         figures: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Record:
-        update, sample = self._progress.updates, self._progress.samples
         return Record(
             batch=batch,
-            update=update,
-            sample=sample,
+            update=self._progress.updates,
+            sample=self._progress.samples,
             wall_s=wall_s,
             values=values,
             histograms=histograms,

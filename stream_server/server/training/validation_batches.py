@@ -1,15 +1,21 @@
-"""The batches of a validation set: where they come from, how many samples they hold, whether ranks can share them."""
+"""The sets that are validated on: where their batches come from, and how the ranks share them."""
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.ranks import Ranks
 from stream_server.server.simulation_data import SimulationBatch
+from stream_server.server.training.callbacks import call_user
 from stream_server.server.validation_store import ValidationStore
+
+Item = tuple[Any, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +38,102 @@ class HeldOutSamples:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationSet:
+    """One set; `name` is "" for one that stands alone.
+
+    `likeness` differs once the set, or how it is shared, has changed; it is plain and the same on all ranks.
+    `batches(n)` are this rank's batches but for the first n, with the number of samples in each.
+    """
+
+    name: str
+    likeness: Any
+    batches: Callable[[int], Iterator[Item]]
+
+
+class ValidationSets:
+    """What the user's `val_dataloader` returns, or else the complete held-out simulations. Main thread.
+
+    Of a loader, an iterable of batches, rank r of R takes the items r, r + R, …. Of a dataset, which has a length and
+    items but no batches, it takes so the batches of `batch_size` samples, collated as those of the stream. Held-out
+    samples (`held_out` gives them) are where they were received.
+    """
+
+    def __init__(
+        self, server: Any, ranks: Ranks, *, held_out: Callable[[], SimulationBatch | None], batch_size: int
+    ) -> None:
+        self._server = server
+        self._ranks = ranks
+        self._held_out = held_out
+        self._batch_size = batch_size
+        self._of_user: list[ValidationSet] | None = None
+        self._asked = False
+
+    def __call__(self) -> list[ValidationSet]:
+        """The sets as they are now; none while no held-out simulation is complete. Collective.
+
+        Raises:
+            UserCodeError: `val_dataloader` raised or returned something unusable.
+            ConfigError: a loader shuffles, and there are several ranks.
+        """
+        if not self._asked:
+            self._of_user = self._ask()
+            self._asked = True
+        return self._complete_simulations() if self._of_user is None else self._of_user
+
+    def _ask(self) -> list[ValidationSet] | None:
+        loaders = self._call("val_dataloader")
+        if loaders is None:
+            return None
+        named = loaders if isinstance(loaders, Mapping) else {"": loaders}
+        return [self._set_of(str(name), loader) for name, loader in named.items()]
+
+    def _set_of(self, name: str, loader: Any) -> ValidationSet:
+        check_loader(name, loader, self._ranks.size)
+        give = self._dataset_batches if is_dataset(loader) else self._loader_batches
+        num = len(loader) if hasattr(loader, "__len__") else None
+        return ValidationSet(
+            name=name, likeness=[name, self._ranks.size, num], batches=lambda start: give(loader, start)
+        )
+
+    def _loader_batches(self, loader: Any, start: int) -> Iterator[Item]:
+        ranks = self._ranks
+        for batch in islice(loader, ranks.rank + start * ranks.size, None, ranks.size):
+            yield self._server.collate.convert(batch), num_samples(batch)
+
+    def _dataset_batches(self, dataset: Any, start: int) -> Iterator[Item]:
+        ranks = self._ranks
+        for rows in slices(len(dataset), self._batch_size)[ranks.rank + start * ranks.size :: ranks.size]:
+            samples = [dataset[i] for i in range(*rows.indices(len(dataset)))]
+            yield self._server.collate(samples), len(samples)
+
+    def _complete_simulations(self) -> list[ValidationSet]:
+        samples = self._held_out()
+        everywhere = self._ranks.broadcast(self._ranks.gather(_likeness(samples)))
+        if not any(num for num, _ in everywhere):
+            return []
+        return [
+            ValidationSet(name="", likeness=everywhere, batches=lambda start: self._held_out_batches(samples, start))
+        ]
+
+    def _held_out_batches(self, samples: SimulationBatch | None, start: int) -> Iterator[Item]:
+        if samples is None:
+            return
+        for rows in slices(len(samples), self._batch_size)[start:]:
+            raw = take(samples, rows)
+            yield self._server.collate.convert(self._call("process_batch", raw, self._server.config)), len(raw)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return call_user(f"{type(self._server).__name__}.{method}", getattr(self._server, method), *arguments)
+
+
+def _likeness(samples: SimulationBatch | None) -> list[int]:
+    """The number of a rank's samples, and a checksum of which they are."""
+    if samples is None:
+        return [0, 0]
+    return [len(samples), zlib.crc32(samples.simulation_ids.tobytes() + samples.time_steps.tobytes())]
+
+
 def num_samples(batch: Any) -> int:
     """The number of samples of a user's batch: the length of the first array in it, 1 if there is none."""
     return _first_length(batch) or 1
@@ -46,18 +148,27 @@ def _first_length(batch: Any) -> int | None:
     return next((length for item in items if (length := _first_length(item)) is not None), None)
 
 
+def is_dataset(loader: Any) -> bool:
+    """Whether its items are single samples: a torch map-style dataset has a length and items, but is no iterable."""
+    return hasattr(loader, "__getitem__") and hasattr(loader, "__len__") and not isinstance(loader, Iterable)
+
+
 def check_loader(name: str, loader: Any, num_ranks: int) -> None:
     """Refuse what cannot be gone through again and again, in the same order on every rank.
 
     Raises:
-        UserCodeError: it is no iterable of batches, or one that ends for good.
+        UserCodeError: it is no dataset and no iterable of batches, or one that ends for good or gives single samples.
         ConfigError: it shuffles, and there are several ranks.
     """
     where = f"val_dataloader()[{name!r}]" if name else "val_dataloader()"
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-        raise UserCodeError(f"{where} must give an iterable of batches, but gave a {type(loader).__name__}")
+        raise UserCodeError(
+            f"{where} must give an iterable of batches or a dataset of samples, but gave a {type(loader).__name__}"
+        )
     if isinstance(loader, Iterator):
         raise UserCodeError(f"{where} gave a {type(loader).__name__}, which can be gone through only once; give a list")
+    if any(base.__name__ == "IterableDataset" for base in type(loader).__mro__):
+        raise UserCodeError(f"{where} gave an IterableDataset, whose items are no batches: put it into a DataLoader")
     if num_ranks > 1 and type(getattr(loader, "sampler", None)).__name__ == "RandomSampler":
         raise ConfigError(
             f"{where} shuffles, so the ranks would not share out its batches but take some twice and others never: "

@@ -7,40 +7,64 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stream_server.server.training.metrics import Record, Writer
+from stream_server.server.training.metrics import AXES, Record, Writer
 
 
-def open_writers(folder: Path, after: int = 0) -> list[Writer]:
+def open_writers(folder: Path, after: int = 0, num_ranks: int = 1) -> list[Writer]:
     """Writers of all formats into the `metrics` folder of a study, which continue the files of earlier epochs.
 
-    What was logged after batch `after` goes: those batches are trained again. For rank 0 alone; TensorBoard's package
-    is imported here, so that the other ranks do without.
+    What was logged after batch `after` goes, also by ranks that are no more: those batches are trained again. For rank
+    0 alone; TensorBoard's package is imported here, so that the other ranks do without.
     """
     from stream_server.server.training.tensorboard_writer import TensorBoardWriter
 
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("rank-*.jsonl"):
+        if int(path.stem.removeprefix("rank-")) >= num_ranks:
+            _cut(path, after)
     return [
         JsonLinesWriter(folder / "metrics.jsonl", after),
+        HistogramsWriter(folder / "histograms.jsonl", after),
         CsvWriter(folder / "metrics.csv", after),
         TensorBoardWriter(folder / "tensorboard", after),
     ]
+
+
+def open_own_writer(folder: Path, rank: int, after: int = 0) -> Writer:
+    """The writer of what one rank alone has logged; every rank has one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return JsonLinesWriter(folder / f"rank-{rank}.jsonl", after)
 
 
 class JsonLinesWriter:
     """One JSON object per log point, `null` for a number that is not finite."""
 
     def __init__(self, path: Path, after: int = 0) -> None:
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            _replace(path, "".join(line for line in lines if line.endswith("\n") and _batch_of(line) <= after))
+        _cut(path, after)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
         if not record.values:
             return
         finite = {name: value if math.isfinite(value) else None for name, value in record.values.items()}
-        line = {"batch": record.batch, "wall_s": round(record.wall_s, 3), **finite}
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.write(json.dumps({**record.axes, **finite}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class HistogramsWriter:
+    """One JSON object per histogram, with lower end, upper end and count of each interval that has values in it."""
+
+    def __init__(self, path: Path, after: int = 0) -> None:
+        _cut(path, after)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        for name, histogram in record.histograms.items():
+            intervals = [(_short(lower), _short(upper), num) for lower, upper, num in histogram.intervals()]
+            self._file.write(json.dumps({**record.axes, "name": name, "intervals": intervals}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -52,7 +76,7 @@ class CsvWriter:
 
     def __init__(self, path: Path, after: int = 0) -> None:
         self._path = path
-        self._columns = ["batch", "wall_s"]
+        self._columns = list(AXES)
         rows: list[dict[str, Any]] = []
         if path.exists():
             # A crash may have torn the last line, also so that it still looks like one.
@@ -66,10 +90,10 @@ class CsvWriter:
     def write(self, record: Record) -> None:
         if not record.values or not self._is_ours:
             return
-        new = [name for name in record.values if name not in self._columns]
+        row = {**record.axes, **record.values}
+        new = [name for name in row if name not in self._columns]
         if new:
             self._add_columns(new)
-        row = {"batch": record.batch, "wall_s": round(record.wall_s, 3), **record.values}
         csv.DictWriter(self._file, self._columns, lineterminator="\n").writerow(row)
         self._file.flush()
 
@@ -101,11 +125,17 @@ class CsvWriter:
         temporary.replace(self._path)
 
 
-def _batch_of(line: str) -> int:
-    return int(json.loads(line)["batch"])
+def _short(value: float) -> float:
+    """As many digits as a picture needs."""
+    return float(f"{value:.6g}")
 
 
-def _replace(path: Path, text: str) -> None:
+def _cut(path: Path, after: int) -> None:
+    """Take the lines after batch `after`, and one that a crash has torn, out of a file, if there is one."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    kept = (line for line in lines if line.endswith("\n") and json.loads(line)["batch"] <= after)
+    temporary.write_text("".join(kept), encoding="utf-8")
     temporary.replace(path)

@@ -6,7 +6,7 @@ import threading
 
 from rich.console import Console
 
-from stream_server.server.training.display import LIVE_INTERVAL_S, PLAIN_INTERVAL_S, Display, Status
+from stream_server.server.training.display import LIVE_INTERVAL_S, PLAIN_INTERVAL_S, Display, ProgressDisplay, Status
 
 STATUS = Status(
     simulations={"waiting": 3, "running": 2, "finished": 4, "given_up": 1, "invalid": 1, "stopped": 0},
@@ -106,3 +106,31 @@ def test_a_study_of_unknown_length_shows_what_came() -> None:
     with Display(console, Clock()) as display:
         display.update(lambda: Status(simulations={}, samples=7))
     assert "samples 7 |" in text(console)
+
+
+def test_a_run_of_known_length_shows_how_much_is_done_and_how_long_the_rest_takes() -> None:
+    status = Status(simulations={}, samples=7, fraction=0.25, elapsed_s=60.0)
+    console, live = plain(), terminal()
+    for shown in (console, live):
+        with Display(shown, Clock()) as display:
+            display.update(lambda: status)
+    assert "25% done, about 0:03:00 left" in text(console)
+    assert "25% done, about 0:03:00 left" in text(live)
+
+
+def test_nothing_is_said_of_the_rest_of_a_run_that_has_not_begun() -> None:
+    console = plain()
+    with Display(console, Clock()) as display:
+        display.update(lambda: Status(simulations={}, samples=0, fraction=0.0, elapsed_s=1.0))
+    assert "0% done" in text(console)
+    assert "left" not in text(console)
+
+
+def test_the_display_is_kept_fresh_by_the_rounds_of_a_training() -> None:
+    console, clock = plain(), Clock()
+    with Display(console, clock) as display:
+        callback = ProgressDisplay(display, lambda: STATUS)
+        callback.on_round(None)
+        clock.now += PLAIN_INTERVAL_S
+        callback.on_round(None)
+    assert len(text(console).splitlines()) == 2

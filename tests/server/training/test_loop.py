@@ -6,10 +6,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import Callback, Callbacks
+from stream_server.server.training.limits import Limits
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
@@ -36,6 +35,7 @@ class Diary(Callback):
 
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.num_steps = 0
 
     def on_train_start(self, server: Any) -> None:
         self.events.append("start")
@@ -43,26 +43,11 @@ class Diary(Callback):
     def on_batch_end(self, server: Any, batch: Any, batch_idx: int, loss: Any) -> None:
         self.events.append((batch_idx, loss))
 
+    def on_step_end(self, server: Any) -> None:
+        self.num_steps += 1
+
     def on_train_end(self, server: Any) -> None:
         self.events.append("end")
-
-
-class Checks:
-    """Validation every third batch, of a model whose loss is the number of the batch."""
-
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-        self.best = {"batch": 0, "loss": 0.0}
-
-    def is_due(self, batch: int) -> bool:
-        return batch % 3 == 0
-
-    def is_done(self, batch: int) -> bool:
-        return self.batches[-1:] == [batch]
-
-    def run(self, batch: int) -> dict[str, float]:
-        self.batches.append(batch)
-        return {"loss": float(batch)}
 
 
 class Accumulating(LearnerStep):
@@ -82,6 +67,16 @@ class Accumulating(LearnerStep):
         return None if self.at_boundary else StepOutcome()
 
 
+class EachRound(Callback):
+    """Does something before each round."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self.do = do
+
+    def on_round(self, server: Any) -> None:
+        self.do()
+
+
 Run = SimpleNamespace
 
 
@@ -95,25 +90,24 @@ def training(
     **keys: Any,
 ) -> Run:
     """Train one rank on batches of one sample; gives its parts afterwards."""
-    server = Counting(settings(**keys))
+    config = settings(**keys)
+    server = Counting(config)
     server.union_mean = UnionMean(ranks)
-    diary, run = Diary(), Run(ranks=ranks, stops=StopRequests(), progress=Progress(ranks.size), checks=Checks())
-    run.events = diary.events
-    run.metrics = Metrics(ranks)
+    run = Run(ranks=ranks, stops=StopRequests(), progress=Progress(ranks.size), diary=Diary(), metrics=Metrics(ranks))
+    limits = Limits(config.training, run.progress, run.stops, leave_at_s=leave_at_s)
+    callbacks = Callbacks(server, [run.diary, EachRound(lambda: each_round(run))])
+    callbacks.prepend(limits)
     Training(
-        config=server.config,
         ranks=ranks,
         stream=ScriptedStream([batch_of(loss, 1) for loss in losses]),
         step=step(server, ranks),
         stops=run.stops,
+        limits=limits,
         progress=run.progress,
-        callbacks=Callbacks(server, [diary]),
+        callbacks=callbacks,
         metrics=run.metrics,
-        validation=run.checks,
         phases=Phases(),
         saves=NoSaves(),
-        leave_at_s=leave_at_s,
-        each_round=lambda: each_round(run),
     ).run()
     return run
 
@@ -121,25 +115,27 @@ def training(
 def test_every_batch_is_trained_and_counted_on_all_ranks_alike() -> None:
     losses = [[1, 2], [3, 4, 5, 6]]
     first, second = on_ranks(2, lambda ranks: training(ranks, losses[ranks.rank]))
-    assert first.events == ["start", (0, 1.0), (1, 2.0), "end"]
-    assert second.events == ["start", (0, 3.0), (1, 4.0), (2, 5.0), (3, 6.0), "end"]
+    assert first.diary.events == ["start", (0, 1.0), (1, 2.0), "end"]
+    assert second.diary.events == ["start", (0, 3.0), (1, 4.0), (2, 5.0), (3, 6.0), "end"]
     for run in (first, second):
         progress = run.progress
         assert (progress.batches, progress.updates, progress.samples, progress.draws) == (4, 4, 6, 6)
         assert progress.batches_per_rank == [2, 4]
-        assert progress.best == {"batch": 0, "loss": 0.0}
 
 
-def test_validation_comes_at_its_interval_and_once_at_the_end() -> None:
-    (run,) = on_ranks(1, lambda ranks: training(ranks, [1, 2, 3, 4]))
-    assert run.checks.batches == [3, 4]
-    (run,) = on_ranks(1, lambda ranks: training(ranks, [1, 2, 3]))
-    assert run.checks.batches == [3]
+def test_the_end_of_a_step_is_told_on_all_ranks_also_without_a_batch() -> None:
+    losses = [[1, 2], [3, 4, 5, 6]]
+    runs = on_ranks(2, lambda ranks: training(ranks, losses[ranks.rank]))
+    assert [run.diary.num_steps for run in runs] == [4, 4]
 
 
-def test_metrics_hold_the_loss_of_training_and_validation() -> None:
-    first, _ = on_ranks(2, lambda ranks: training(ranks, [2 * ranks.rank, 4], log_every_batches=1))
-    assert first.metrics.latest == {"train/loss": 4.0, "val/loss": 2.0}
+def test_metrics_hold_the_loss_of_training() -> None:
+    def train(ranks: ThreadRanks) -> dict[str, float]:
+        run = training(ranks, [2 * ranks.rank, 4])
+        run.metrics.write(2, 1.0)
+        return dict(run.metrics.latest)
+
+    assert on_ranks(2, train) == [{"train/loss": 2.5}, {}]
 
 
 def test_max_batches_ends_the_training_exactly() -> None:
@@ -154,15 +150,15 @@ def test_max_s_ends_the_training() -> None:
     assert (run.progress.batches, run.stops.agreed) == (0, StopReason.MAX_S)
 
 
-def test_a_training_that_goes_on_later_is_left_without_validation_and_without_its_end() -> None:
+def test_a_training_that_goes_on_later_is_left_without_its_end() -> None:
     def stop_after_one(run: Run) -> None:
         if run.progress.batches == 1:
             run.stops.request(StopReason.SAVED, "stopped by SIGTERM")
 
     (run,) = on_ranks(1, lambda ranks: training(ranks, [1] * 5, each_round=stop_after_one))
-    assert (run.progress.batches, run.checks.batches) == (1, [])
+    assert run.progress.batches == 1
     assert run.stops.agreed is StopReason.SAVED
-    assert run.events == ["start", (0, 1.0)]
+    assert run.diary.events == ["start", (0, 1.0)]
 
 
 def test_a_training_leaves_before_the_jobs_time_is_over() -> None:
@@ -177,9 +173,8 @@ def test_one_rank_that_has_to_leave_takes_all_with_it() -> None:
     assert [run.stops.agreed for run in runs] == [StopReason.SAVED] * 2
 
 
-def test_validation_waits_for_the_update_and_the_last_update_is_counted() -> None:
+def test_the_last_update_of_an_unfinished_accumulation_is_counted() -> None:
     (run,) = on_ranks(1, lambda ranks: training(ranks, [1] * 5, step=Accumulating))
-    assert run.checks.batches == [4, 5]
     assert (run.progress.batches, run.progress.updates, run.progress.samples) == (5, 3, 5)
 
 
@@ -190,17 +185,3 @@ def test_a_stop_waits_for_the_update() -> None:
 
     (run,) = on_ranks(1, lambda ranks: training(ranks, [1] * 5, step=Accumulating, each_round=stop_after_one))
     assert (run.progress.batches, run.progress.updates) == (2, 1)
-
-
-def test_progress_comes_back_as_it_was() -> None:
-    now = [10.0]
-    progress = Progress(2, clock=lambda: now[0])
-    turn = Turn(batch=None, sizes=(0, 4), num_first=3, lonely=True)
-    progress.count_turn(turn)
-    progress.count_update(StepOutcome(skipped=True))
-    now[0] = 15.0
-    restored = Progress(2, clock=lambda: now[0])
-    restored.load_state_dict(progress.state_dict())
-    assert restored.state_dict() == progress.state_dict()
-    assert (restored.skipped, restored.lonely_steps) == (3, 1)
-    assert restored.elapsed_s == pytest.approx(5.0)

@@ -1,69 +1,15 @@
 """Logging is local; what is written is the mean over the ranks that logged."""
 
-import csv
-import io
-import json
 import math
-import struct
-import sys
-import zlib
 from collections.abc import Callable
-from pathlib import Path
-from subprocess import run
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stream_server.server.training.histogram import LIMITS, Histogram
 from stream_server.server.training.metrics import Metrics, Record
-from stream_server.server.training.writers import CsvWriter, JsonLinesWriter, open_writers
-
-
-class OneOf:
-    """One rank of several, in one thread: rank 0 writes last and finds what the others left."""
-
-    def __init__(self, rank: int, mailbox: list[Any]) -> None:
-        self.rank = rank
-        self._mailbox = mailbox
-
-    def gather(self, value: Any) -> list[Any] | None:
-        plain = json.loads(json.dumps(value))
-        if self.rank:
-            self._mailbox.append(plain)
-            return None
-        return [plain, *self._mailbox]
-
-
-class Kept:
-    """A writer that keeps its records."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.closed = False
-
-    def write(self, record: Record) -> None:
-        self.records.append(record)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Figure:
-    """What Matplotlib's figure looks like from here."""
-
-    def savefig(self, file: io.BytesIO, *, format: str) -> None:
-        assert format == "png"
-        file.write(png(width=3, height=2))
-
-
-def png(*, width: int, height: int) -> bytes:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0))
-    rows = chunk(b"IDAT", zlib.compress((b"\0" + b"\xff" * 4 * width) * height))
-    return b"\x89PNG\r\n\x1a\n" + header + rows + chunk(b"IEND", b"")
+from stream_server.server.training.progress import Progress
+from tests.server.training.logged import Figure, Kept, OneOf, png
 
 
 def write_on_ranks(*log: Callable[[Metrics], None]) -> Record | None:
@@ -146,21 +92,11 @@ def test_histograms_of_several_ranks_are_added() -> None:
     assert sorted(seen.counts.values()) == [1, 1, 3]
 
 
-def test_a_histogram_counts_each_value_in_its_interval() -> None:
-    values = np.concatenate((np.random.default_rng(0).normal(size=1000), [0.0, 1e-30, -1e30]))
-    histogram = Histogram.of(values)
-    assert histogram.num == sum(histogram.counts.values()) == 1003
-    for place, num in histogram.counts.items():
-        lower = LIMITS[place - 1] if place else -math.inf
-        assert num == np.count_nonzero((values > lower) & (values <= LIMITS[place]))
-
-
-def test_a_histogram_leaves_out_what_is_not_finite() -> None:
-    assert Histogram.of([1.0, math.inf, math.nan]) == Histogram.of([1.0])
-
-
-def test_whole_numbers_up_to_ten_are_kept_apart_in_a_histogram() -> None:
-    assert len(Histogram.of(np.arange(11)).counts) == 11
+def test_the_statistics_of_a_histogram_are_numbers_of_all_ranks() -> None:
+    record = write_on_ranks(lambda m: m.log_histogram("age", [1.0, 3.0]), lambda m: m.log_histogram("age", [8.0]))
+    assert record is not None
+    mean, std = np.mean([1, 3, 8]), np.std([1, 3, 8])
+    assert record.values == pytest.approx({"age/mean": mean, "age/std": std, "age/min": 1.0, "age/max": 8.0})
 
 
 def test_a_figure_is_drawn_on_rank_0_alone() -> None:
@@ -202,148 +138,54 @@ def test_a_writer_that_cannot_write_is_dropped_and_the_others_go_on(caplog: pyte
     assert [it.message for it in caplog.records] == ["Full writes no more metrics: [Errno 28] No space left on device"]
 
 
-def record(batch: int, **values: float) -> Record:
-    return Record(batch=batch, wall_s=batch / 10, values=values, histograms={}, figures={})
+def test_a_record_stands_at_the_updates_and_samples_of_the_progress() -> None:
+    progress, writer = Progress(), Kept()
+    metrics = Metrics(OneOf(0, []), [writer], progress=progress)
+    progress.updates, progress.samples = 5, 40
+    metrics.log("loss", 1.0)
+    metrics.write(10, 1.5)
+    metrics.write_reduced(10, 1.5, {"val/loss": 2.0})
+    axes = {"batch": 10, "update": 5, "sample": 40, "wall_s": 1.5}
+    assert [it.axes for it in writer.records] == [axes, axes]
 
 
-def write_files(folder: Path, batches: list[int], *, after: int) -> None:
-    """What one run logs that begins after a batch."""
-    for writer in (JsonLinesWriter(folder / "m.jsonl", after), CsvWriter(folder / "m.csv", after)):
-        for batch in batches:
-            writer.write(record(batch, loss=0.5))
-        writer.close()
+@pytest.mark.parametrize("name", ["batch", "update", "sample", "wall_s"])
+def test_a_number_cannot_have_the_name_of_an_axis(name: str) -> None:
+    with pytest.raises(ValueError, match="takes another name"):
+        Metrics(OneOf(0, [])).log(name, 1.0)
 
 
-def batches_of(path: Path) -> list[int]:
-    return [json.loads(line)["batch"] for line in path.read_text().splitlines()]
+def test_every_rank_writes_its_own_means_to_its_own_file() -> None:
+    mailbox: list[Any] = []
+    own = {rank: Kept() for rank in (0, 1)}
+    reduced = Kept()
+    for rank in (1, 0):
+        metrics = Metrics(OneOf(rank, mailbox), [reduced] if rank == 0 else [], own=own[rank])
+        metrics.log("loss", rank)
+        metrics.log("loss", rank + 2.0)
+        metrics.write(10, 1.5)
+        metrics.close()
+    assert [own[rank].records[0].values for rank in (0, 1)] == [{"loss": 1.0}, {"loss": 2.0}]
+    assert [it.values for it in reduced.records] == [{"loss": 1.5}]
+    assert own[0].closed and own[1].closed
 
 
-def test_json_lines_hold_one_log_point_each_and_null_for_what_is_not_finite(tmp_path: Path) -> None:
-    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
-    writer.write(record(10, loss=1.5))
-    writer.write(record(20, loss=math.inf))
-    writer.close()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [{"batch": 10, "wall_s": 1.0, "loss": 1.5}, {"batch": 20, "wall_s": 2.0, "loss": None}]
+def test_gauges_are_read_once_for_a_batch_and_what_was_logged_since_is_written_all_the_same() -> None:
+    writer = Kept()
+    metrics = Metrics(OneOf(0, []), [writer])
+    metrics.gauges.append(lambda metrics: metrics.log("fill", 3))
+    metrics.write(10, 1.0)
+    metrics.log("last", 1.0)
+    metrics.write(10, 1.1)
+    metrics.write(20, 2.0)
+    assert [it.values for it in writer.records] == [{"fill": 3}, {"last": 1.0}, {"fill": 3}]
 
 
-def test_a_csv_row_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path / "metrics.csv")
-    writer.write(record(10, loss=1.5))
-    assert (tmp_path / "metrics.csv").read_text() == "batch,wall_s,loss\n10,1.0,1.5\n"
-    writer.close()
-
-
-def test_a_name_that_comes_later_adds_its_column_to_the_csv(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path / "metrics.csv")
-    writer.write(record(10, loss=1.5))
-    writer.write(record(20, rate=7.0))
-    writer.close()
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [
-        {"batch": "10", "wall_s": "1.0", "loss": "1.5", "rate": ""},
-        {"batch": "20", "wall_s": "2.0", "loss": "", "rate": "7.0"},
-    ]
-
-
-def test_files_of_an_earlier_run_are_continued(tmp_path: Path) -> None:
-    for batch in (10, 20):
-        write_files(tmp_path, [batch], after=batch - 10)
-    assert batches_of(tmp_path / "m.jsonl") == [10, 20]
-    assert (tmp_path / "m.csv").read_text() == "batch,wall_s,loss\n10,1.0,0.5\n20,2.0,0.5\n"
-
-
-def test_what_was_logged_behind_the_checkpoint_is_logged_again_and_only_once(tmp_path: Path) -> None:
-    write_files(tmp_path, [10, 20, 30], after=0)
-    write_files(tmp_path, [30, 40], after=20)
-    assert batches_of(tmp_path / "m.jsonl") == [10, 20, 30, 40]
-    assert [line.split(",")[0] for line in (tmp_path / "m.csv").read_text().split()] == [
-        "batch",
-        "10",
-        "20",
-        "30",
-        "40",
-    ]
-
-
-@pytest.mark.parametrize("name", ["m.jsonl", "m.csv"])
-def test_a_line_that_was_torn_by_a_crash_goes_wherever_it_was_torn(tmp_path: Path, name: str) -> None:
-    write_files(tmp_path, [10, 200], after=0)
-    whole = (tmp_path / name).read_bytes()
-    kept = whole[: whole.rindex(b"\n", 0, -1) + 1]
-    for end in range(len(kept), len(whole)):
-        (tmp_path / name).write_bytes(whole[:end])
-        write_files(tmp_path, [], after=100)
-        assert (tmp_path / name).read_bytes() == kept, f"torn after {whole[len(kept) : end]!r}"
-
-
-def test_a_csv_file_that_was_torn_in_its_first_line_begins_anew(tmp_path: Path) -> None:
-    (tmp_path / "m.csv").write_text("batch,wa")
-    write_files(tmp_path, [10], after=0)
-    assert (tmp_path / "m.csv").read_text() == "batch,wall_s,loss\n10,1.0,0.5\n"
-
-
-def test_the_columns_of_an_earlier_run_stay(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path / "m.csv")
-    writer.write(record(10, loss=0.5))
-    writer.write(record(20, lr=0.1))
-    writer.close()
-    write_files(tmp_path, [20], after=10)
-    assert (tmp_path / "m.csv").read_text() == "batch,wall_s,loss,lr\n10,1.0,0.5,\n20,2.0,0.5,\n"
-
-
-def test_tensorboard_reads_back_scalars_histograms_and_figures(tmp_path: Path) -> None:
-    writers = open_writers(tmp_path)
-    with Metrics(OneOf(0, []), writers) as metrics:
-        metrics.log("train/loss", 0.25)
-        metrics.log_histogram("buffer/seen", np.array([1, 1, 4]))
-        metrics.log_figure("field", Figure())
-        metrics.write(30, 2.0)
-    script = """
-import sys
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-events = EventAccumulator(sys.argv[1]).Reload()
-(loss,) = events.Scalars("train/loss")
-(seen,) = events.Histograms("buffer/seen")
-(field,) = events.Images("field")
-value = seen.histogram_value
-print(loss.step, loss.value, value.num, value.min, value.max, sum(value.bucket), field.width, field.height)
-"""
-    read = run(
-        [sys.executable, "-c", script, str(tmp_path / "tensorboard")], check=True, capture_output=True, text=True
-    )
-    assert read.stdout.split() == ["30", "0.25", "3.0", "1.0", "4.0", "3.0", "3", "2"]
-
-
-def test_tensorboard_shows_what_was_logged_behind_the_checkpoint_only_once(tmp_path: Path) -> None:
-    for batches, after, loss in (([10, 20, 30, 40], 0, 1.0), ([30, 40, 50], 20, 2.0)):
-        writers = open_writers(tmp_path, after)
-        for batch in batches:
-            for writer in writers:
-                writer.write(record(batch, loss=loss))
-        for writer in writers:
-            writer.close()
-    script = """
-import sys
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-events = EventAccumulator(sys.argv[1]).Reload()
-print(*((event.step, event.value) for event in events.Scalars("loss")))
-"""
-    read = run(
-        [sys.executable, "-c", script, str(tmp_path / "tensorboard")], check=True, capture_output=True, text=True
-    )
-    assert read.stdout == "(10, 1.0) (20, 1.0) (30, 2.0) (40, 2.0) (50, 2.0)\n"
-
-
-def test_writing_for_tensorboard_loads_neither_torch_nor_tensorflow(tmp_path: Path) -> None:
-    script = """
-import sys
-from pathlib import Path
-from stream_server.server.training.writers import open_writers
-for writer in open_writers(Path(sys.argv[1])):
-    writer.close()
-print(*sorted({"torch", "tensorflow"} & set(sys.modules)))
-"""
-    loaded = run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True)
-    assert loaded.stdout.strip() == ""
+def test_gauges_are_not_read_again_at_the_batch_at_which_a_continued_run_was_saved() -> None:
+    progress, writer = Progress(), Kept()
+    progress.batches = 10
+    metrics = Metrics(OneOf(0, []), [writer], progress=progress)
+    metrics.gauges.append(lambda metrics: metrics.log("fill", 3))
+    metrics.write(10, 1.0)
+    metrics.write(11, 1.0)
+    assert [it.batch for it in writer.records] == [11]

@@ -1,8 +1,7 @@
 """The validation mean is that of all samples, however they are dealt to batches and ranks."""
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +12,12 @@ from hypothesis import strategies as st
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.collate import NumpyCollate
+from stream_server.server.plain_state import from_bytes, to_bytes
 from stream_server.server.ranks import Ranks, SoloRanks
 from stream_server.server.simulation_data import SimulationBatch
 from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.schedules import Schedule
 from stream_server.server.training.union_mean import UnionMean
 from stream_server.server.training.validation import Validation
 from stream_server.server.training.validation_batches import HeldOutSamples, num_samples
@@ -26,12 +28,24 @@ from tests.server.thread_ranks import on_ranks
 class Model:
     """The step of a server without a model."""
 
+    at_boundary = True
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         yield
 
     def place(self, data: Any) -> Any:
         return data
+
+
+class Written:
+    """The metrics of a rank that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, dict[str, float]]] = []
+
+    def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:
+        self.records.append((batch, dict(values)))
 
 
 class Server:
@@ -75,41 +89,49 @@ def held_out(values: list[float]) -> SimulationBatch:
 
 def validation(server: Any, ranks: Ranks | None = None, values: list[float] | None = None, **kw: Any) -> Validation:
     server.union_mean = UnionMean(ranks or SoloRanks())
-    return Validation(
-        server,
-        ranks or SoloRanks(),
-        Callbacks(server),
-        kw.pop("step", Model()),
-        **{"held_out": lambda: None if values is None else held_out(values), "batch_size": 2, **kw},
-    )
+    defaults = {
+        "held_out": lambda: None if values is None else held_out(values),
+        "batch_size": 2,
+        "progress": Progress(),
+        "metrics": Written(),
+    }
+    return Validation(server, ranks or SoloRanks(), Callbacks(server), kw.pop("step", Model()), **(defaults | kw))
+
+
+def at(batch: int, **counts: Any) -> Progress:
+    """A training that has come to this batch."""
+    progress = Progress()
+    progress.batches = batch
+    vars(progress).update(counts)
+    return progress
 
 
 def means_on(num_ranks: int, make_server: Callable[[], Server]) -> list[dict[str, float]]:
     """What each rank finds when all validate."""
-    return on_ranks(num_ranks, lambda ranks: validation(make_server(), ranks).run(0))
+    return on_ranks(num_ranks, lambda ranks: validation(make_server(), ranks).run())
 
 
 def test_held_out_samples_are_weighted_one_by_one() -> None:
     server = Server()
-    assert validation(server, values=[1.0, 3.0, 8.0]).run(0) == {"loss": 8.0}
+    assert validation(server, values=[1.0, 3.0, 8.0]).run() == {"loss": 8.0}
     assert server.heard == ["start", [0, 1], [2], {"loss": 8.0}]
 
 
 def test_user_code_may_write_into_held_out_samples() -> None:
     kept = held_out([1.0, 2.0])
     one = validation(Server(), held_out=lambda: kept)
-    assert one.run(0) == one.run(1) == {"loss": 3.0}
+    assert one.run() == one.run() == {"loss": 3.0}
 
 
 def test_without_a_complete_held_out_simulation_user_code_is_not_called() -> None:
     server = Server()
-    assert validation(server).run(0) == {}
+    assert validation(server).run() == {}
     assert server.heard == []
 
 
 def test_events_surround_the_validation_and_carry_its_means() -> None:
     server = Server([np.array([4.0])])
-    validation(server).run(0)
+    validation(server).run()
     assert server.heard == ["start", {"loss": 4.0}]
 
 
@@ -137,7 +159,7 @@ def test_values_of_a_dict_are_averaged_by_name() -> None:
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
             return {"loss": np.mean(batch), "largest": np.max(batch)}
 
-    assert validation(Naming([np.array([1.0, 3.0]), np.array([5.0])])).run(0) == {
+    assert validation(Naming([np.array([1.0, 3.0]), np.array([5.0])])).run() == {
         "loss": 3.0,
         "largest": pytest.approx(11 / 3),
     }
@@ -145,7 +167,7 @@ def test_values_of_a_dict_are_averaged_by_name() -> None:
 
 def test_each_loader_of_a_dict_has_its_own_means_besides_the_common_one() -> None:
     loaders = {"near": [np.array([1.0])], "far": [np.array([5.0]), np.array([9.0])]}
-    assert validation(Server(loaders)).run(0) == {"loss": 5.0, "near/loss": 1.0, "far/loss": 7.0}
+    assert validation(Server(loaders)).run() == {"loss": 5.0, "near/loss": 1.0, "far/loss": 7.0}
 
 
 def test_the_model_evaluates_while_user_code_runs_and_not_after() -> None:
@@ -167,7 +189,7 @@ def test_the_model_evaluates_while_user_code_runs_and_not_after() -> None:
             return float(np.mean(batch))
 
     server = Watching([np.array([1.0])])
-    assert validation(server, step=Shifting()).run(0) == {"loss": 2.0}
+    assert validation(server, step=Shifting()).run() == {"loss": 2.0}
     assert not evaluating
 
 
@@ -178,30 +200,80 @@ def test_the_history_has_each_validation_and_the_best_is_the_first_of_the_smalle
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
             return next(losses)
 
-    one = validation(Improving([np.ones(1)]))
-    assert (one.best, one.is_done(0)) == ({}, False)
-    for batch in (10, 20, 30, 40):
-        one.run(batch)
+    progress = Progress()
+    one = validation(Improving([np.ones(1)]), progress=progress)
+    assert (one.best, one.is_done) == ({}, False)
+    for progress.batches in (10, 20, 30, 40):
+        one.run()
     assert [entry["batch"] for entry in one.history] == [10, 20, 30, 40]
-    assert one.best == {"batch": 20, "loss": 1.0}
-    assert (one.is_done(30), one.is_done(40)) == (False, True)
+    assert one.best == progress.best == {"batch": 20, "loss": 1.0}
+    assert one.is_done
+    progress.batches = 41
+    assert not one.is_done
 
 
-def test_the_history_survives_a_restart() -> None:
-    one, other = validation(Server([np.ones(1)])), validation(Server([np.ones(1)]))
-    one.run(10)
-    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+def test_what_a_validation_found_is_written_once_under_val() -> None:
+    written = Written()
+    validation(Server([np.array([4.0])]), progress=at(7), metrics=written).run()
+    assert written.records == [(7, {"val/loss": 4.0})]
+
+
+def test_the_state_survives_a_restart() -> None:
+    one = validation(Server([np.ones(1)]), progress=at(10), schedule=Schedule(every=10))
+    one.run()
+    progress = at(10)
+    other = validation(Server([np.ones(1)]), progress=progress, schedule=Schedule(every=10))
+    other.load_state_dict(from_bytes(to_bytes(one.state_dict())))
     assert other.history == one.history
+    resume(other)
+    assert len(other.history) == 1
 
 
-def test_a_validation_is_due_after_every_so_many_batches() -> None:
-    assert [batch for batch in range(10) if validation(Server(), every_batches=3).is_due(batch)] == [3, 6, 9]
-    assert not any(validation(Server()).is_due(batch) for batch in range(10))
+def resume(one: Validation) -> None:
+    """What the loop does before the first batch."""
+    one.on_train_start(None)
+    one.on_round(None)
+
+
+def test_it_validates_after_the_steps_at_which_it_is_due() -> None:
+    progress = Progress()
+    one = validation(Server([np.ones(1)]), progress=progress, schedule=Schedule(every=3, at=[4]))
+    resume(one)
+    for progress.batches in range(1, 9):
+        one.on_step_end(None)
+    assert [entry["batch"] for entry in one.history] == [3, 4, 6]
+
+
+def test_a_validation_that_is_due_waits_for_the_end_of_an_accumulation() -> None:
+    step, progress = Model(), Progress()
+    one = validation(Server([np.ones(1)]), step=step, progress=progress, schedule=Schedule(every=3))
+    for progress.batches in range(1, 6):
+        step.at_boundary = progress.batches % 2 == 0
+        one.on_step_end(None)
+    assert [entry["batch"] for entry in one.history] == [4]
+
+
+def test_the_end_of_the_training_is_validated_once() -> None:
+    one = validation(Server([np.ones(1)]), progress=at(5))
+    one.on_train_end(None)
+    one.on_train_end(None)
+    assert [entry["batch"] for entry in one.history] == [5]
+
+
+def test_a_validation_that_was_due_when_the_study_was_left_is_the_first_thing_after_the_restart() -> None:
+    saved = validation(Server([np.ones(1)]), progress=at(9), schedule=Schedule(every=10)).state_dict()
+    one = validation(Server([np.ones(1)]), progress=at(11), schedule=Schedule(every=10))
+    one.load_state_dict(saved)
+    one.on_train_start(None)
+    assert one.history == []
+    one.on_round(None)
+    one.on_round(None)
+    assert [entry["batch"] for entry in one.history] == [11]
 
 
 def test_held_out_samples_on_some_ranks_alone_are_validated_on_all() -> None:
     def run(ranks: Ranks) -> dict[str, float]:
-        return validation(Server(), ranks, [2.0] if ranks.rank == 1 else None).run(0)
+        return validation(Server(), ranks, [2.0] if ranks.rank == 1 else None).run()
 
     assert on_ranks(2, run) == [{"loss": 4.0}, {"loss": 4.0}]
 
@@ -232,7 +304,7 @@ def test_a_validation_step_without_a_loss_is_an_error_of_the_user(returned: Any,
             return returned
 
     with pytest.raises(UserCodeError, match=message):
-        validation(Forgetful([np.ones(1)])).run(0)
+        validation(Forgetful([np.ones(1)])).run()
 
 
 def test_a_validation_step_that_raises_is_named() -> None:
@@ -241,20 +313,20 @@ def test_a_validation_step_that_raises_is_named() -> None:
             raise KeyError("y")
 
     with pytest.raises(UserCodeError, match=r"Broken\.validation_step raised KeyError: 'y'"):
-        validation(Broken([np.ones(1)])).run(0)
+        validation(Broken([np.ones(1)])).run()
 
 
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
         (iter([np.ones(1)]), "gone through only once"),
-        (7, "must give an iterable of batches, but gave a int"),
+        (7, "must give an iterable of batches or a dataset of samples, but gave a int"),
         ([], "gave no batch to any rank"),
     ],
 )
 def test_an_unusable_loader_is_an_error_of_the_user(loader: Any, message: str) -> None:
     with pytest.raises(UserCodeError, match=message):
-        validation(Server(loader)).run(0)
+        validation(Server(loader)).run()
 
 
 def test_a_shuffled_loader_is_refused_when_ranks_share_it_out() -> None:
@@ -268,8 +340,8 @@ def test_a_shuffled_loader_is_refused_when_ranks_share_it_out() -> None:
         sampler = RandomSampler()
 
     with pytest.raises(ConfigError, match="use shuffle=False"):
-        validation(Server(Shuffled([np.ones(1)])), TwoRanks()).run(0)
-    assert validation(Server(Shuffled([np.ones(1)]))).run(0) == {"loss": 1.0}
+        validation(Server(Shuffled([np.ones(1)])), TwoRanks()).run()
+    assert validation(Server(Shuffled([np.ones(1)]))).run() == {"loss": 1.0}
 
 
 def test_the_loader_is_asked_for_once() -> None:
@@ -281,8 +353,8 @@ def test_the_loader_is_asked_for_once() -> None:
             return [np.ones(1)]
 
     one = validation(Asked())
-    one.run(0)
-    one.run(0)
+    one.run()
+    one.run()
     assert len(asked) == 1
 
 
@@ -309,6 +381,6 @@ def test_ranks_with_fewer_batches_join_the_reductions_of_the_others() -> None:
             return float(self.union_mean.mean(np.mean(batch)))
 
     def validate(ranks: Ranks) -> dict[str, float]:
-        return validation(Reducing(), ranks, values=[1.0] * (1 + 3 * ranks.rank)).run(0)
+        return validation(Reducing(), ranks, values=[1.0] * (1 + 3 * ranks.rank)).run()
 
     assert on_ranks(3, validate) == [{"loss": 2.0}] * 3

@@ -1,0 +1,42 @@
+"""A logged value that says how well the training goes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from stream_server.errors import ConfigError
+
+VALIDATED = "val/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Monitor:
+    """A logged name, and whether its values are to become small or large; `key` says where study.json names it."""
+
+    name: str
+    mode: Literal["min", "max"]
+    key: str
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether it comes from validations."""
+        return self.name.startswith(VALIDATED)
+
+    def of_validation(self, metrics: Mapping[str, float]) -> float:
+        """Its value among those of a validation, which go without the "val/".
+
+        Raises:
+            ConfigError: it is not among them.
+        """
+        if not self.is_validated or self.name.removeprefix(VALIDATED) not in metrics:
+            raise self.missing("a value of the validation", [f"{VALIDATED}{name}" for name in metrics])
+        return metrics[self.name.removeprefix(VALIDATED)]
+
+    def is_better(self, value: float, other: float, min_delta: float = 0.0) -> bool:
+        """Whether a value is better than another one by more than `min_delta`; NaN never is."""
+        return value < other - min_delta if self.mode == "min" else value > other + min_delta
+
+    def missing(self, what: str, names: Iterable[str]) -> ConfigError:
+        """The error that says which names there are instead."""
+        known = ", ".join(f'"{name}"' for name in names) or "nothing"
+        return ConfigError(f'{self.key} must name {what}, but is "{self.name}"; there is {known}')

@@ -1,0 +1,89 @@
+"""The one clock of a training."""
+
+import pytest
+
+from stream_server.server.training.length import Length
+from stream_server.server.training.lockstep import Turn
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.step import StepOutcome
+
+
+def turn(*sizes: int, num_first: int | None = None, elapsed_s: float = 0.0) -> Turn:
+    first = sum(sizes) if num_first is None else num_first
+    return Turn(batch=None, sizes=sizes, num_first=first, lonely=False, elapsed_s=elapsed_s)
+
+
+def test_progress_comes_back_as_it_was() -> None:
+    now = [10.0]
+    progress = Progress(2, clock=lambda: now[0])
+    turn = Turn(batch=None, sizes=(0, 4), num_first=3, lonely=True)
+    progress.count_turn(turn)
+    progress.count_update(StepOutcome(skipped=True))
+    now[0] = 15.0
+    restored = Progress(2, clock=lambda: now[0])
+    restored.load_state_dict(progress.state_dict())
+    assert restored.state_dict() == progress.state_dict()
+    assert (restored.skipped, restored.lonely_steps) == (3, 1)
+    assert restored.elapsed_s == pytest.approx(5.0)
+
+
+def test_the_fraction_of_a_run_of_known_length_goes_by_batches() -> None:
+    progress = Progress(2, length=Length(samples=16, batches=4))
+    assert progress.fraction == 0.0
+    for _ in range(3):
+        progress.count_turn(turn(2, 2))
+    assert progress.fraction == 0.75
+    for _ in range(3):
+        progress.count_turn(turn(2, 0))
+    assert progress.fraction == 1.0
+
+
+def test_the_fraction_of_a_run_of_unknown_length_goes_by_the_samples_that_were_drawn() -> None:
+    progress = Progress(2, length=Length(samples=16))
+    progress.count_turn(turn(2, 2))
+    progress.count_turn(turn(2, 2, num_first=1))
+    assert progress.fraction == 5 / 16
+
+
+def test_a_run_of_which_nothing_is_known_has_no_fraction() -> None:
+    assert Progress().fraction is None
+    assert Progress().expected_lr_steps is None
+
+
+def test_on_the_clock_of_updates_a_skipped_one_is_none() -> None:
+    progress = Progress(length=Length(batches=5, accumulate=2))
+    assert progress.expected_lr_steps == 3
+    progress.count_turn(turn(2))
+    progress.count_update(StepOutcome())
+    progress.count_turn(turn(2))
+    progress.count_update(StepOutcome(skipped=True))
+    assert progress.lr_steps == 1
+
+
+def test_on_the_clock_of_samples_each_updates_worth_of_new_samples_is_a_step() -> None:
+    progress = Progress(2, length=Length(samples=19, samples_per_update=4), lr_clock="samples")
+    assert progress.expected_lr_steps == 5
+    steps = []
+    for num_first in (4, 0, 3, 3, 9):
+        progress.count_turn(turn(2, 2, num_first=num_first))
+        progress.count_update(StepOutcome())
+        steps.append(progress.lr_steps)
+    assert steps == [1, 1, 1, 2, 4]
+
+
+def test_the_clock_of_samples_goes_on_after_a_restart_on_another_number_of_ranks() -> None:
+    progress = Progress(2, length=Length(samples=40, samples_per_update=4), lr_clock="samples")
+    progress.count_turn(turn(3, 3))
+    progress.count_update(StepOutcome())
+    other = Progress(1, length=Length(samples=40, samples_per_update=2), lr_clock="samples")
+    other.load_state_dict(progress.state_dict())
+    assert other.lr_steps == 1
+    other.count_turn(turn(2))
+    other.count_update(StepOutcome())
+    assert other.lr_steps == 3
+
+
+def test_the_agreed_time_is_that_of_the_round() -> None:
+    progress = Progress()
+    progress.count_turn(turn(1, elapsed_s=2.5))
+    assert progress.agreed_s == 2.5

@@ -1,0 +1,80 @@
+"""When something is due."""
+
+import pytest
+
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.schedules import Schedule, moment
+
+
+def due_after(schedule: Schedule, num: int, *, batch_s: float = 1.0) -> list[int]:
+    """The batches of `num` after which it is due, if it is done at once."""
+    progress, batches = Progress(), []
+    for batch in range(1, num + 1):
+        progress.batches, progress.agreed_s = batch, batch * batch_s
+        if schedule.is_due(progress):
+            schedule.done(progress)
+            batches.append(batch)
+    return batches
+
+
+def test_every_so_many_batches() -> None:
+    assert due_after(Schedule(every=3), 10) == [3, 6, 9]
+
+
+def test_every_so_many_seconds() -> None:
+    assert due_after(Schedule(every_s=2.5), 10) == [3, 6, 9]
+
+
+def test_at_points() -> None:
+    assert due_after(Schedule(at=(2, 7)), 10) == [2, 7]
+
+
+def test_whichever_comes_first_and_what_was_done_counts_for_all() -> None:
+    assert due_after(Schedule(every=4, at=(5,), every_s=3.0), 9) == [3, 4, 5, 8]
+
+
+def test_nothing_is_never_due() -> None:
+    assert due_after(Schedule(), 5) == []
+
+
+def test_fractions_of_the_run() -> None:
+    assert due_after(Schedule.of(every=0.25, at=(0.1, 7), expected_batches=20), 20) == [2, 5, 7, 10, 15, 20]
+    assert moment(0.001, 20) == 1
+
+
+def test_a_fraction_of_an_unknown_length_is_a_mistake() -> None:
+    with pytest.raises(AssertionError, match="unknown length"):
+        Schedule.of(every=0.5)
+
+
+def test_what_is_due_stays_due_until_it_is_done() -> None:
+    schedule, progress = Schedule(every=3), Progress()
+    progress.batches = 4
+    assert schedule.is_due(progress)
+    progress.batches = 5
+    assert schedule.is_due(progress)
+    schedule.done(progress)
+    assert not schedule.is_due(progress)
+    progress.batches = 6
+    assert schedule.is_due(progress)
+
+
+@pytest.mark.parametrize("stop_after", range(1, 12))
+def test_a_restored_schedule_goes_on(stop_after: int) -> None:
+    def make() -> Schedule:
+        return Schedule(every=4, every_s=5.0, at=(7,))
+
+    undisturbed, first, second, progress = make(), make(), make(), Progress()
+    expected, found = [], []
+    for batch in range(1, 13):
+        progress.batches = progress.agreed_s = batch
+        current = first if batch <= stop_after else second
+        if undisturbed.is_due(progress):
+            undisturbed.done(progress)
+            expected.append(batch)
+        if current.is_due(progress):
+            current.done(progress)
+            found.append(batch)
+        if batch == stop_after:
+            second.load_state_dict(first.state_dict())
+    assert found == expected
