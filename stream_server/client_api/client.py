@@ -52,7 +52,11 @@ def connect(
     if isinstance(answer, Stop) and hello.simulation is not None:
         known = parameters or file.parameters or {}
         return Simulation(
-            Nowhere(wanted=False), id=hello.simulation, attempt=file.attempt, parameters=dict(known), time_steps=None
+            Nowhere(wanted=False, stop_reason=answer.text),
+            id=hello.simulation,
+            attempt=file.attempt,
+            parameters=dict(known),
+            time_steps=None,
         )
     raise Refused(f"{_who(hello)} cannot take part in study {file.study}: {getattr(answer, 'text', answer)}")
 

@@ -18,7 +18,8 @@ from stream_server.failpoints import failpoint
 class Conversation:
     """Sends steps to the server, and again to one that was started again and does not know them.
 
-    It begins with the first step, or with the end if there is none. `has_stopped` says that the study has ended.
+    It begins with the first step, or with the end if there is none. `has_stopped` says that the study has ended,
+    `stop_reason` why, as far as the server told.
     `hello` is said to each new server; `welcome` is what the first one answered.
 
     Raises, from `send` and `finish`:
@@ -36,6 +37,7 @@ class Conversation:
         silence_s: float,
     ) -> None:
         self.has_stopped = False
+        self.stop_reason = ""
         self._watch = watch
         self._hello = hello
         self._welcome = welcome
@@ -66,12 +68,13 @@ class Conversation:
                     self._has_sent = connection.send(index, present, arrays)
                 else:
                     connection.take_answers()
-                self.has_stopped = connection.has_stopped
+                if connection.has_stopped:
+                    self._stop(connection.stop_reason)
                 return
             except ServerMoved:
                 self.close()
-            except StudyEnded:
-                self.has_stopped = True
+            except StudyEnded as ended:
+                self._stop(str(ended))
 
     def finish(self) -> None:
         """Wait until every step is settled on the server."""
@@ -81,8 +84,8 @@ class Conversation:
                 return
             except ServerMoved:
                 self.close()
-            except StudyEnded:
-                self.has_stopped = True
+            except StudyEnded as ended:
+                self._stop(str(ended))
 
     def interrupt(self) -> None:
         """Go on without the server: `keep` what would be sent, until `may_resume` and then `send` or `finish`."""
@@ -112,6 +115,9 @@ class Conversation:
                 self._session.flush()
             self._session.close(linger=True)
             self._session = None
+
+    def _stop(self, reason: str) -> None:
+        self.has_stopped, self.stop_reason = True, reason
 
     def _current_session(self) -> Session:
         if self._session is None or self._watch.newer_than(self._epoch):
@@ -147,7 +153,7 @@ class Conversation:
         self._epoch = self._watch.file.epoch
         answer = ask(self._hello, self._watch, who=self._who, timeout_s=self._silence_s)
         if isinstance(answer, Stop):
-            raise StudyEnded
+            raise StudyEnded(answer.text)
         if not isinstance(answer, Welcome):
             text = getattr(answer, "text", answer)
             raise Refused(f"{self._who} cannot go on in study {self._welcome.study}, which was started again: {text}")

@@ -59,6 +59,7 @@ class DataConnection:
         self.dealer = dealer
         self.is_open = False
         self.has_stopped = False
+        self.stop_reason = ""
         self.has_ended = False
         self.known = Bits()
         self.num_steps = 0
@@ -161,7 +162,7 @@ class DataConnection:
             case Opened() if not self.is_open:
                 self._opened(answer)
             case Stop():
-                self.has_stopped = True
+                self.has_stopped, self.stop_reason = True, answer.text
             case Refusal() if answer.reason in OF_ANOTHER_EPOCH:
                 self.stale = answer.text
                 return False

@@ -33,6 +33,11 @@ class Delivery:
         self._is_away = False
         self._is_lost = False
 
+    @property
+    def stop_reason(self) -> str:
+        """Why the study has ended, as far as the server told; empty before."""
+        return "" if self._conversation is None else self._conversation.stop_reason
+
     def declare_field(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None:
         """Say where this rank's block of a field begins; before the first step."""
         self._fields.declare(name, shape, offset)

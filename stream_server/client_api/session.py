@@ -22,7 +22,7 @@ class ServerMoved(Exception):
 
 
 class StudyEnded(Exception):
-    """Nothing more is wanted."""
+    """Nothing more is wanted; the text says why, as far as the server told."""
 
 
 class Session:
@@ -148,7 +148,7 @@ class Session:
     def _look_around(self) -> None:
         for connection in self._connections:
             if connection.has_stopped:
-                raise StudyEnded
+                raise StudyEnded(connection.stop_reason)
             if connection.stale and not self._watch.may_change:
                 raise Refused(
                     f"{connection} was started again: {connection.stale}. {self._who} cannot find it any more, "

@@ -10,7 +10,10 @@ from stream_server.errors import SimulationError
 
 
 class Destination(Protocol):
-    """Where the steps go."""
+    """Where the steps go. `stop_reason`: why nothing more is wanted."""
+
+    @property
+    def stop_reason(self) -> str: ...
 
     def declare_field(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None: ...
 
@@ -28,7 +31,8 @@ class Destination(Protocol):
 class Nowhere:
     """Takes everything and does nothing with it: a solver that runs alone, or a study that has ended."""
 
-    def __init__(self, *, wanted: bool) -> None:
+    def __init__(self, *, wanted: bool, stop_reason: str = "") -> None:
+        self.stop_reason = stop_reason
         self._wanted = wanted
 
     def declare_field(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None:
@@ -83,6 +87,11 @@ class Simulation:
         self._destination = destination
         self._failure: SimulationError | None = None
         self._finished = False
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the study has ended, such as "training converged: …"; empty before, and when nobody told."""
+        return self._destination.stop_reason
 
     def declare_field(self, name: str, *, shape: Sequence[int], offset: Sequence[int] | None = None) -> None:
         """Say that this rank sends a block of the field, whose global shape is `shape`.
@@ -191,5 +200,5 @@ class Simulation:
 
     def _leave(self) -> None:
         self._destination.close()
-        self._destination = Nowhere(wanted=False)
+        self._destination = Nowhere(wanted=False, stop_reason=self._destination.stop_reason)
         self._labels = None

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from stream_server.client_api import wire
-from stream_server.client_api.messages import Ack, Data, End, Message, Open, Ping, Reason, Refusal
+from stream_server.client_api.messages import Ack, Data, End, Message, Open, Ping, Reason, Refusal, Stop
 from stream_server.errors import MalformedMessage, WrongProtocol
 from stream_server.failpoints import failpoint
 from stream_server.server.access import Access
@@ -95,11 +95,12 @@ class Clients:
         while len(self._left) > MAX_LEFT:
             self.connections.pop(self._left.popleft(), None)
 
-    def stop(self) -> None:
-        """Nothing more is wanted: tell everybody now, and everybody who asks later."""
+    def stop(self, reason: str) -> None:
+        """Nothing more is wanted: tell everybody now and why, and everybody who asks later that it is so."""
         self.stopped = True
         self.intake.touched.clear()
         for connection in self.connections.values():
+            self.reply(connection.peer, Stop(text=reason))
             self.reply(connection.peer, self.tracker.ack(connection, stop=True))
 
     def received_marks(self) -> dict[bytes, int]:

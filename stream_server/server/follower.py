@@ -53,7 +53,7 @@ class Follower:
             case notices.Final():
                 self.is_final = True
             case notices.Stop():
-                self.clients.stop()
+                self.clients.stop(notice.reason)
 
     def _begin(self, notice: notices.Attempt) -> None:
         failpoint("receiver.before_attempt")

@@ -49,6 +49,7 @@ class Lobby:
         self.entries = entries
         self.parameter_names = parameter_names
         self.open = True
+        self._why_closed = ""
         self._waiting: defaultdict[int, dict[bytes, Hello]] = defaultdict(dict)
         self._requests: dict[int, tuple[bytes, Hello]] = {}
         self._guests: dict[bytes, int] = {}
@@ -60,7 +61,7 @@ class Lobby:
             text = f"this is study {self.facts.study}, but the message is for study {hello.study}"
             return [refuse(peer, Reason.WRONG_STUDY, text)]
         if not self.open:
-            return [Reply(peer=peer, message=Stop(text="the study has ended"))]
+            return [Reply(peer=peer, message=Stop(text=self._why_closed))]
         problem = self._parameters_problem(hello)
         if problem:
             return [refuse(peer, Reason.WRONG_FIELDS, problem)]
@@ -146,6 +147,7 @@ class Lobby:
     def close(self, text: str) -> list[Action]:
         """The study ends: nobody waits any longer, and nobody else comes in."""
         self.open = False
+        self._why_closed = text
         peers = [peer for waiting in self._waiting.values() for peer in waiting]
         self._waiting.clear()
         return [Reply(peer=peer, message=Stop(text=text)) for peer in peers]

@@ -33,6 +33,7 @@ from stream_server.client_api.messages import (
     Reason,
     Refusal,
     Routing,
+    Stop,
     TimeSteps,
     Welcome,
 )
@@ -176,9 +177,10 @@ class FakeServer:
         for rank, peer in self._blocks:
             self._acknowledge(rank, peer)
 
-    def stop_study(self) -> None:
-        """Tell everybody that the study has ended (for `do`)."""
+    def stop_study(self, reason: str = "training converged") -> None:
+        """Tell everybody that the study has ended, and why (for `do`)."""
         for rank, peer in self._blocks:
+            self._reply(self._data[rank], peer, Stop(text=reason))
             self._reply(self._data[rank], peer, Ack(received=self._received[rank, peer], durable=0, stop=True))
 
     def _bind_all(self) -> None:

@@ -241,6 +241,7 @@ def test_send_returns_false_once_the_study_has_ended() -> None:
             assert answers[-1] is False
             first = answers.index(False)
             assert not any(answers[first:])
+            assert simulation.stop_reason == "training converged"
             assert simulation.send(10**9, u="nonsense is not even looked at") is False
 
 
@@ -253,6 +254,7 @@ def test_a_client_that_waits_learns_that_the_study_has_ended() -> None:
             server.wait_until(lambda: num_pings(server) == 1)
             server.do(server.stop_study)
             assert waiting.result(10)[-1] is False
+            assert simulation.stop_reason == "training converged"
 
 
 def test_a_simulation_that_comes_too_late_runs_on_without_a_study() -> None:
@@ -262,6 +264,7 @@ def test_a_simulation_that_comes_too_late_runs_on_without_a_study() -> None:
         with connect(late) as simulation:
             assert simulation.parameters == {"viscosity": 2.0}
             assert simulation.send(0, u=TINY) is False
+            assert simulation.stop_reason == "over"
 
 
 def test_refused_data_raises_at_the_users_call_and_ends_the_simulation() -> None:

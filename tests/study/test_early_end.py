@@ -34,6 +34,8 @@ def test_a_study_that_ends_early_tells_its_simulations_and_counts_what_is_left(
     assert set(account["untrained_reasons"]) <= {reason}
     for simulation in (0, 1):
         assert "not wanted any more" in done.log(simulation)
+        assert message in done.log(simulation)
+    assert message in done.launcher_log
 
 
 def test_a_study_may_end_with_the_first_rank_that_has_no_more_data(run: Callable[..., Run]) -> None:

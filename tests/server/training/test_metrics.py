@@ -167,7 +167,7 @@ def test_every_rank_writes_its_own_means_to_its_own_file() -> None:
         metrics.close()
     assert [own[rank].records[0].values for rank in (0, 1)] == [{"loss": 1.0}, {"loss": 2.0}]
     assert [it.values for it in reduced.records] == [{"loss": 1.5}]
-    assert own[0].closed and own[1].closed
+    assert all(it.closed for it in own.values())
 
 
 def test_gauges_are_read_once_for_a_batch_and_what_was_logged_since_is_written_all_the_same() -> None:

@@ -52,7 +52,8 @@ def read_back(folder: Path) -> dict[str, Any]:
     script = """
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-events = EventAccumulator(sys.argv[1], purge_orphaned_data=True).Reload()
+everything = {"scalars": 0, "histograms": 0}
+events = EventAccumulator(sys.argv[1], size_guidance=everything, purge_orphaned_data=True).Reload()
 scalars = {tag: [[it.step, it.value] for it in events.Scalars(tag)] for tag in ("loss", "val/loss")}
 seen = [[it.step, it.histogram_value.sum] for it in events.Histograms("seen")]
 print(json.dumps({**scalars, "seen": seen}))

@@ -1,7 +1,7 @@
 """The validation mean is that of all samples, however they are dealt to batches and ranks."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,99 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.collate import NumpyCollate
 from stream_server.server.plain_state import from_bytes, to_bytes
 from stream_server.server.ranks import Ranks, SoloRanks
-from stream_server.server.simulation_data import SimulationBatch
-from stream_server.server.training.callbacks import Callbacks
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.schedules import Schedule
 from stream_server.server.training.union_mean import UnionMean
-from stream_server.server.training.validation import Validation
 from stream_server.server.training.validation_batches import HeldOutSamples, num_samples
 from stream_server.server.validation_store import ValidationStore
 from tests.server.thread_ranks import on_ranks
-
-
-class Model:
-    """The step of a server without a model."""
-
-    at_boundary = True
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        yield
-
-    def place(self, data: Any) -> Any:
-        return data
-
-
-class Written:
-    """The metrics of a rank that notes what it is given."""
-
-    def __init__(self) -> None:
-        self.records: list[tuple[int, dict[str, float]]] = []
-
-    def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:
-        self.records.append((batch, dict(values)))
-
-
-class Server:
-    """A server whose loss of a batch is the mean of its values."""
-
-    config = None
-    collate = NumpyCollate(np.float64)
-
-    def __init__(self, loader: Any = None) -> None:
-        self.loader = loader
-        self.heard: list[Any] = []
-
-    def val_dataloader(self) -> Any:
-        return self.loader
-
-    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
-        self.heard.append(batch.time_steps.tolist())
-        batch.fields["x"] *= 2.0
-        return batch.fields["x"]
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        return float(np.mean(batch))
-
-    def on_validation_start(self) -> None:
-        self.heard.append("start")
-
-    def on_validation_end(self, metrics: dict[str, float]) -> None:
-        self.heard.append(metrics)
-
-
-def held_out(values: list[float]) -> SimulationBatch:
-    num = len(values)
-    return SimulationBatch(
-        simulation_ids=np.zeros(num, np.int64),
-        time_steps=np.arange(num),
-        parameters=np.zeros((num, 1)),
-        fields={"x": np.array(values)},
-        present={"x": np.ones(num, bool)},
-    )
-
-
-def validation(server: Any, ranks: Ranks | None = None, values: list[float] | None = None, **kw: Any) -> Validation:
-    server.union_mean = UnionMean(ranks or SoloRanks())
-    defaults = {
-        "held_out": lambda: None if values is None else held_out(values),
-        "batch_size": 2,
-        "progress": Progress(),
-        "metrics": Written(),
-    }
-    return Validation(server, ranks or SoloRanks(), Callbacks(server), kw.pop("step", Model()), **(defaults | kw))
-
-
-def at(batch: int, **counts: Any) -> Progress:
-    """A training that has come to this batch."""
-    progress = Progress()
-    progress.batches = batch
-    vars(progress).update(counts)
-    return progress
+from tests.server.training.validating import Model, Server, Written, at, held_out, resume, validation
 
 
 def means_on(num_ranks: int, make_server: Callable[[], Server]) -> list[dict[str, float]]:
@@ -227,12 +143,6 @@ def test_the_state_survives_a_restart() -> None:
     assert other.history == one.history
     resume(other)
     assert len(other.history) == 1
-
-
-def resume(one: Validation) -> None:
-    """What the loop does before the first batch."""
-    one.on_train_start(None)
-    one.on_round(None)
 
 
 def test_it_validates_after_the_steps_at_which_it_is_due() -> None:

@@ -10,7 +10,7 @@ from stream_server.client_api import connect
 with connect() as simulation:
     for time_step in itertools.count():
         if not simulation.send(time_step, signal=signal_at(time_step % NUM_STEPS, simulation.parameters)):
-            print(f"not wanted any more at time step {time_step}")
+            print(f"not wanted any more at time step {time_step}: {simulation.stop_reason}")
             break
         if time_step == 0:
             print("running", flush=True)

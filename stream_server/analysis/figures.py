@@ -1,0 +1,126 @@
+"""The pictures of a run, one function for each."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from stream_server.analysis.reading import Line, names_in
+
+SIZE_INCHES = (6.0, 3.6)
+# The palette of Okabe and Ito, which people with any kind of colour vision can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+
+
+def losses(records: list[Line]) -> Figure | None:
+    """Training and validation loss over the batches."""
+    names = [name for name in names_in(records) if name == "train/loss" or _is_validation_loss(name)]
+    if not names:
+        return None
+    figure, axes = _empty("batch", "loss")
+    values: list[float] = []
+    for name, colour in zip(names, _colours(len(names)), strict=True):
+        x, y = _curve(records, "batch", name)
+        marker = "o" if _is_validation_loss(name) else ""
+        axes.plot(x, y, color=colour, marker=marker, markersize=3, linewidth=1.2, label=name)
+        values += y
+    if min((value for value in values if math.isfinite(value)), default=0.0) > 0:
+        axes.set_yscale("log")
+    axes.legend(frameon=False)
+    return figure
+
+
+def throughput(records: list[Line]) -> Figure | None:
+    """Samples trained per second, over the time of the training."""
+    x, y = _curve(records, "wall_s", "speed/samples_per_s")
+    if not x:
+        return None
+    figure, axes = _empty("training time (s)", "samples/s")
+    axes.plot(x, y, color=COLOURS[0], linewidth=1.2)
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def buffer(records: list[Line]) -> Figure | None:
+    """Samples in the buffer of a rank, and how many of them were never drawn, over the time of the training."""
+    x, population = _curve(records, "wall_s", "buffer/population")
+    if not x:
+        return None
+    figure, axes = _empty("training time (s)", "samples in the buffer, mean over ranks")
+    axes.plot(x, population, color=COLOURS[0], linewidth=1.2, label="all")
+    x, unseen = _curve(records, "wall_s", "buffer/unseen")
+    axes.fill_between(x, unseen, color=COLOURS[1], alpha=0.4, linewidth=0, label="never drawn")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return figure
+
+
+def phases(records: list[Line]) -> Figure | None:
+    """What part of the time each phase takes, over the time of the training; the longest phase is at the bottom."""
+    names = [name for name in names_in(records) if name.startswith("time/")]
+    points = [record for record in records if any(name in record for name in names)]
+    if not points:
+        return None
+    shares = {name.removeprefix("time/"): [point.get(name, 0.0) for point in points] for name in names}
+    longest = sorted(shares, key=lambda name: -sum(shares[name]))
+    figure, axes = _empty("training time (s)", "part of the time")
+    axes.stackplot(
+        [point["wall_s"] for point in points],
+        [shares[name] for name in longest],
+        labels=[name.replace("_", " ") for name in longest],
+        colors=_colours(len(longest)),
+    )
+    axes.set_ylim(0, 1)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+    return figure
+
+
+def seen(histograms: list[Line]) -> Figure | None:
+    """How often the samples in the buffers were drawn, before the buffers ran empty at the end.
+
+    It is the latest histogram of buffers that are at least half as full as they ever were.
+    """
+    sizes = [sum(num for *_, num in line["intervals"]) for line in histograms]
+    if not sizes:
+        return None
+    latest = max(position for position, size in enumerate(sizes) if 2 * size >= max(sizes))
+    line = histograms[latest]
+    figure, axes = _empty("times drawn", "samples in the buffers")
+    texts = [_whole_numbers(lower, upper) for lower, upper, _ in line["intervals"]]
+    axes.bar(range(len(texts)), [num for *_, num in line["intervals"]], color=COLOURS[0])
+    step = max(1, len(texts) // 12)
+    axes.set_xticks(range(0, len(texts), step), texts[::step])
+    axes.set_title(f"after batch {line['batch']}", fontsize=9)
+    return figure
+
+
+def _empty(x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _colours(num: int) -> list[str]:
+    return [COLOURS[position % len(COLOURS)] for position in range(num)]
+
+
+def _curve(records: Sequence[Line], axis: str, name: str) -> tuple[list[Any], list[float]]:
+    points = [(record[axis], record[name]) for record in records if name in record]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _is_validation_loss(name: str) -> bool:
+    return name.startswith("val/") and name.endswith("/loss")
+
+
+def _whole_numbers(lower: float, upper: float) -> str:
+    """The whole numbers in an interval whose lower end is left out unless both ends are the same."""
+    last = math.floor(upper)
+    first = min(last, math.floor(lower) + 1)
+    return str(last) if first == last else f"{first}–{last}"

@@ -1,0 +1,93 @@
+"""The command `stream-study`, as its users meet it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd  # type: ignore[import-untyped]
+import pytest
+
+from stream_server.analysis.cli import EXTRA, main
+from tests.analysis.logged_run import log_run
+
+
+def test_export_writes_the_table_and_says_how_long_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log_run(tmp_path / "heat")
+    assert main(["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.csv")]) == 0
+    num_rows = len(pd.read_csv(tmp_path / "m.csv"))
+    assert capsys.readouterr().out == f"{tmp_path / 'm.csv'}: {num_rows:,} rows\n"
+
+
+def test_export_can_be_wide_and_of_single_ranks(tmp_path: Path) -> None:
+    log_run(tmp_path / "heat")
+    assert main(["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.csv"), "--wide", "--per-rank"]) == 0
+    assert {"rank", "train/loss"} < set(pd.read_csv(tmp_path / "m.csv").columns)
+
+
+def test_plot_puts_its_pictures_into_the_run_unless_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_run(tmp_path / "heat", range(10, 30, 10))
+    assert main(["plot", str(tmp_path / "heat")]) == 0
+    files = sorted((tmp_path / "heat" / "plots").iterdir())
+    assert sorted(capsys.readouterr().out.split()) == [str(file) for file in files]
+    assert main(["plot", str(tmp_path / "heat"), "--to", str(tmp_path / "paper"), "--format", "svg"]) == 0
+    assert (tmp_path / "paper" / "loss.svg").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["export", "runs/heat"], ["plot"], ["plot", "runs/heat", "--format", "gif"], ["forget"]]
+)
+def test_a_wrong_command_line_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert "usage: stream-study" in capsys.readouterr().err
+
+
+def test_no_such_run_ends_with_2_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("stream-study: there is no ")
+
+
+def test_the_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert "stream-study export runs/heat --to metrics.parquet" in shown
+    assert "stream-study plot runs/heat" in shown
+
+
+@pytest.mark.parametrize("missing", EXTRA)
+def test_without_the_extra_it_says_what_to_install(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_run(tmp_path / "heat")
+    for name in [name for name in sys.modules if name.startswith("stream_server.analysis.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Missing:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name.partition(".")[0] == missing:
+                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    command = ["plot", str(tmp_path / "heat")]
+    if missing != "matplotlib":
+        command = ["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.csv")]
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"stream-study: {missing} is not installed: pip install 'stream-server[analysis]'\n"
+    )
+
+
+def test_it_reads_files_only() -> None:
+    code = (
+        "import sys; from stream_server.analysis import cli, export, plot; cli.parser();"
+        "print(*sorted({'torch', 'mpi4py', 'zmq', 'tensorboard', 'stream_server.server'} & set(sys.modules)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert loaded.stdout.strip() == ""

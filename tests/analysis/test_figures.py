@@ -1,0 +1,112 @@
+"""What the pictures of a run show."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.analysis import figures
+from stream_server.analysis.plot import plot
+from stream_server.analysis.reading import read_histograms, read_records
+from stream_server.analysis.run import Run
+from stream_server.errors import ConfigError
+from tests.analysis.logged_run import log_run
+
+PICTURES = ["buffer", "loss", "phases", "seen", "throughput"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(log_run(tmp_path / "heat"))
+
+
+def drawn(figure: Any) -> Any:
+    """The axes of a figure."""
+    assert figure is not None
+    return figure.axes[0]
+
+
+def lines(axes: Any) -> dict[str, tuple[list[float], list[float]]]:
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
+
+
+def test_losses_of_training_and_validation_are_drawn_over_batches_on_a_log_axis(run: Run) -> None:
+    axes = drawn(figures.losses(read_records(run)))
+    curves = lines(axes)
+    assert curves["train/loss"] == ([10, 20, 30, 40, 50], [1 / 10, 1 / 20, 1 / 30, 1 / 40, 1 / 50])
+    assert curves["val/loss"] == ([20, 40], [0.1, 0.05])
+    assert axes.get_yscale() == "log"
+
+
+def test_every_validation_set_has_its_curve_and_other_metrics_have_none() -> None:
+    values = {"train/loss": 1.0, "val/loss": 1.0, "val/far/loss": 2.0, "val/accuracy": 0.5, "grad/norm": 3.0}
+    axes = drawn(figures.losses([{"batch": 10, **values}]))
+    assert set(lines(axes)) == {"train/loss", "val/loss", "val/far/loss"}
+
+
+@pytest.mark.parametrize("loss", [0.0, -1.0, math.nan])
+def test_a_loss_that_has_no_logarithm_is_drawn_on_a_linear_axis(loss: float) -> None:
+    assert drawn(figures.losses([{"batch": 10, "train/loss": loss}])).get_yscale() == "linear"
+
+
+def test_throughput_is_drawn_over_time(run: Run) -> None:
+    (curve,) = lines(drawn(figures.throughput(read_records(run)))).values()
+    assert curve == ([1.0, 2.0, 3.0, 4.0, 5.0], [100.0] * 5)
+
+
+def test_the_buffer_is_drawn_with_what_was_never_drawn(run: Run) -> None:
+    axes = drawn(figures.buffer(read_records(run)))
+    assert lines(axes)["all"] == ([1.0, 2.0, 3.0, 4.0, 5.0], [50] * 5)
+    assert max(axes.collections[0].get_paths()[0].vertices[:, 1]) == 20
+
+
+def test_phases_are_stacked_with_the_longest_at_the_bottom(run: Run) -> None:
+    axes = drawn(figures.phases(read_records(run)))
+    assert [area.get_label() for area in axes.collections] == ["step", "wait for data"]
+    assert max(axes.collections[1].get_paths()[0].vertices[:, 1]) == pytest.approx(0.9)
+
+
+def test_a_phase_that_a_log_point_does_not_have_took_no_time_there() -> None:
+    records: list[dict[str, Any]] = [
+        {"batch": 1, "wall_s": 1.0, "time/step": 0.5},
+        {"batch": 2, "wall_s": 2.0, "time/step": 0.5, "time/validation": 0.4},
+        {"batch": 2, "wall_s": 2.1, "val/loss": 1.0},
+    ]
+    axes = drawn(figures.phases(records))
+    assert {point[0] for point in axes.collections[1].get_paths()[0].vertices} == {1.0, 2.0}
+
+
+def test_the_seen_counts_are_bars_named_after_whole_numbers(run: Run) -> None:
+    axes = drawn(figures.seen(read_histograms(run, "buffer/seen")))
+    assert [bar.get_height() for bar in axes.patches] == [1, 2, 1, 1]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1", "2", "15"]
+
+
+def test_the_seen_counts_are_not_those_of_buffers_that_run_empty() -> None:
+    full, half, empty = ([[0.0, 0.0, num]] for num in (100, 60, 3))
+    histograms = [{"batch": batch, "intervals": it} for batch, it in ((10, full), (20, half), (30, empty))]
+    assert drawn(figures.seen(histograms)).get_title() == "after batch 20"
+
+
+def test_an_interval_with_several_whole_numbers_names_them() -> None:
+    (label,) = drawn(figures.seen([{"batch": 1, "intervals": [[10.5, 12.0, 4]]}])).get_xticklabels()
+    assert label.get_text() == "11–12"
+
+
+def test_the_pictures_of_a_run_are_written(run: Run, tmp_path: Path) -> None:
+    files = plot(run, tmp_path / "figures", ["png", "pdf"])
+    assert sorted(file.name for file in files) == sorted(f"{name}.{end}" for name in PICTURES for end in ("png", "pdf"))
+    for file in files:
+        assert file.read_bytes()[:4] == (b"\x89PNG" if file.suffix == ".png" else b"%PDF")
+
+
+def test_a_picture_with_nothing_to_show_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "metrics.jsonl").write_text('{"batch": 10, "wall_s": 1.0, "train/loss": 0.5}\n')
+    assert [file.name for file in plot(Run(tmp_path), tmp_path / "figures")] == ["loss.png"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(run: Run) -> None:
+    with pytest.raises(ConfigError, match="the pictures cannot be written to"):
+        plot(run, run.metrics / "metrics.csv" / "figures")

@@ -1,0 +1,296 @@
+"""A fresh study takes over the model of another one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stream_server.errors import ConfigError, DamagedCheckpoint
+from stream_server.server.checkpoint.best_folder import BestFolder
+from stream_server.server.checkpoint.part import Part
+from stream_server.server.checkpoint.user_state import user_part
+from stream_server.server.normalization import Normalization
+from stream_server.server.plain_state import write_state
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.snapshot import MODEL
+from stream_server.server.stream_server import StreamServer
+from stream_server.server.tensor_file import write_tensors
+from stream_server.server.training.step import Step
+from stream_server.server.warm_start import warm_start
+from tests.server.saved_models import Net, commit, config_of, set_up, train
+
+NUM_STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def statistics(seed: int = 0, name: str = "u") -> Normalization:
+    it = Normalization(SoloRanks(), {name: ()})
+    it.observe({name: np.random.default_rng(seed).normal(size=8)}, np.zeros((8, 1)))
+    it.sync()
+    return it
+
+
+def weights(server: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in server.model.state_dict().items()}
+
+
+def assert_equal(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The output folder of a study, and the weights after its last batch."""
+    server = Net(config_of(lr=0.2))
+    server.mark = 7
+    with set_up(server) as step:
+        train(step, NUM_STEPS)
+        commit(tmp_path / "run", server, step, statistics())
+        return tmp_path / "run", weights(server)
+
+
+def started(server: StreamServer, step: Step, normalization: Normalization | None = None) -> str:
+    return warm_start(server.config, server, step, normalization or Normalization(SoloRanks()))
+
+
+def fresh(checkpoint: Path, **load: Any) -> Net:
+    """A server with other weights than the trained one, and another learning rate."""
+    return Net(config_of(seed=5, load={"checkpoint": str(checkpoint), **load}, lr=0.01))
+
+
+@pytest.mark.parametrize("place", [".", "checkpoints", "checkpoints/000001"])
+def test_a_fresh_study_takes_over_the_model(trained: Any, place: str) -> None:
+    folder, expected = trained
+    server = fresh(folder / place)
+    with set_up(server) as step:
+        text = started(server, step)
+        assert_equal(weights(server), expected)
+        assert server.optimizer.state_dict()["state"] == {}
+    assert server.mark == 0
+    assert "000001, after batch 10 (model)" in text
+
+
+def test_the_optimizers_keep_what_they_are_set_to(trained: Any) -> None:
+    server = fresh(trained[0], what="model+optimizer")
+    with set_up(server) as step:
+        started(server, step)
+        state = server.optimizer.state_dict()
+        assert state["state"][0]["step"] == NUM_STEPS
+        assert state["param_groups"][0]["lr"] == 0.01
+        assert server.lr_scheduler.last_epoch == 0
+
+
+def test_all_goes_on_as_the_other_study_would_have(trained: Any) -> None:
+    server, normalization = fresh(trained[0], what="all"), Normalization(SoloRanks(), {"u": ()})
+    other = Net(config_of(lr=0.2))
+    with set_up(other) as step:
+        train(step, NUM_STEPS)
+        train(step, 2)
+        expected = weights(other)
+    with set_up(server) as step:
+        started(server, step, normalization)
+        assert server.optimizer.param_groups[0]["lr"] == 0.2
+        train(step, 2)
+        assert_equal(weights(server), expected)
+    assert server.mark == 7
+    assert normalization.state_dict()["num_samples"] == 8
+    assert normalization.mean["u"] == statistics().mean["u"]
+
+
+def test_statistics_come_along_only_with_all_and_must_be_of_the_same_fields(trained: Any) -> None:
+    normalization, other = Normalization(SoloRanks(), {"u": ()}), Normalization(SoloRanks(), {"v": ()})
+    server = fresh(trained[0])
+    with set_up(server) as step:
+        started(server, step, normalization)
+        assert not normalization.is_ready
+    server = fresh(trained[0], what="all")
+    with set_up(server) as step, pytest.raises(ConfigError, match=r"asks for fields\.v \(\), .* saved is fields\.u"):
+        started(server, step, other)
+
+
+class Wider(Net):
+    """Its last layer alone is as before; and there is one more."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Sequential(nn.Linear(3, self.width), nn.BatchNorm1d(self.width), nn.Linear(self.width, 1))
+        model.append(nn.Linear(1, 1))
+        return model, torch.optim.Adam(model.parameters())
+
+
+def test_a_model_that_does_not_fit_is_refused_with_both_sides(trained: Any) -> None:
+    server = Wider(config_of(load={"checkpoint": str(trained[0])}))
+    with set_up(server) as step:
+        before = weights(server)
+        with pytest.raises(ConfigError) as caught:
+            started(server, step)
+        assert_equal(weights(server), before)
+    text = str(caught.value)
+    assert "does not fit the model of Wider: only in the model: 3.weight, 3.bias; " in text
+    assert "of another shape: 0.weight (4 × 2 there, 4 × 3 in the model). " in text
+    assert "set load.strict to false" in text
+
+
+def test_what_fits_is_taken_and_the_rest_is_told(trained: Any) -> None:
+    folder, expected = trained
+    server = Wider(config_of(load={"checkpoint": str(folder), "strict": False}))
+    with set_up(server) as step:
+        before = weights(server)
+        text = started(server, step)
+        after = weights(server)
+    assert text.endswith(
+        "; skipped: only in the model: 3.weight, 3.bias; of another shape: 0.weight (4 × 2 there, 4 × 3 in the model)"
+    )
+    for name in ("0.bias", "1.running_var", "2.weight"):
+        torch.testing.assert_close(after[name], expected[name], rtol=0, atol=0)
+    for name in ("0.weight", "3.weight"):
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=0)
+
+
+def test_optimizers_of_a_model_that_fits_in_part_are_refused(trained: Any) -> None:
+    server = Wider(config_of(load={"checkpoint": str(trained[0]), "strict": False, "what": "model+optimizer"}))
+    with set_up(server) as step, pytest.raises(ConfigError, match=r'load\.what must be "model", for the optimizers'):
+        started(server, step)
+
+
+class OtherOptimizer(Net):
+    def prepare_training_attributes(self) -> Any:
+        model, _, _ = super().prepare_training_attributes()
+        return model, torch.optim.Adam([{"params": [it]} for it in model.parameters()])
+
+
+@pytest.mark.parametrize("what", ["model+optimizer", "all"])
+def test_other_optimizers_are_refused(trained: Any, what: str) -> None:
+    server = OtherOptimizer(config_of(load={"checkpoint": str(trained[0]), "what": what}))
+    with (
+        set_up(server) as step,
+        pytest.raises(ConfigError, match=r"do not fit those of OtherOptimizer .*set load\.what"),
+    ):
+        started(server, step)
+
+
+def test_one_of_the_best_models_is_a_model_only(tmp_path: Path) -> None:
+    server = Net(config_of())
+    with set_up(server) as step:
+        train(step, 1)
+        state, expected = {"model": step.state_dict()["model"], "callbacks": {}}, weights(server)
+    parts = [Part(path=MODEL, write=lambda file: write_state(file, state)), user_part(server, allow_pickle=False)]
+    best = BestFolder(tmp_path / "checkpoints" / "best").write(120, parts, {"batch": 120})
+    server = fresh(best)
+    with set_up(server) as step:
+        assert "batch-000120, after batch 120 (model)" in started(server, step)
+        assert_equal(weights(server), expected)
+    server = fresh(best, what="all")
+    with set_up(server) as step, pytest.raises(ConfigError, match="is one of the best models, and only a model"):
+        started(server, step)
+
+
+@pytest.mark.parametrize("place", ["model/model.safetensors", "model", "."])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_an_exported_model_is_taken(tmp_path: Path, place: str, prefix: str) -> None:
+    server = Net(config_of())
+    with set_up(server) as step:
+        train(step, 1)
+        expected = weights(server)
+    (tmp_path / "model").mkdir()
+    write_tensors(tmp_path / "model" / "model.safetensors", {prefix + name: it for name, it in expected.items()})
+    server = fresh(tmp_path / place)
+    with set_up(server) as step:
+        started(server, step)
+        assert_equal(weights(server), expected)
+    server = fresh(tmp_path / place, what="model+optimizer")
+    with set_up(server) as step, pytest.raises(ConfigError, match="nothing but a model in"):
+        started(server, step)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("gone", "is not there"), ("", "is none of these")])
+def test_nothing_to_start_from_is_told(tmp_path: Path, name: str, expected: str) -> None:
+    server = fresh(tmp_path / name)
+    with set_up(server) as step, pytest.raises(ConfigError, match=f"must be the output folder .*{expected}"):
+        started(server, step)
+
+
+def test_a_file_that_holds_no_tensors_is_told(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(b"junk" * 8)
+    server = fresh(tmp_path / "m.safetensors")
+    with set_up(server) as step, pytest.raises(ConfigError, match=r"cannot be read: .*no \.safetensors file"):
+        started(server, step)
+
+
+def test_a_damaged_checkpoint_is_never_taken(trained: Any) -> None:
+    path = trained[0] / "checkpoints" / "000001" / MODEL
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    server = fresh(trained[0])
+    with set_up(server) as step, pytest.raises(DamagedCheckpoint, match=r"model\.state"):
+        started(server, step)
+
+
+class Learner(StreamServer):
+    """Nested arrays, without torch."""
+
+    def prepare_training_attributes(self) -> None:
+        self.state: Any = {"layers": [{"w": np.zeros(2)}, {"w": np.zeros(3)}], "scale": np.zeros(())}
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def learned(folder: Path) -> Learner:
+    server = Learner(config_of())
+    with set_up(server) as step:
+        server.state["layers"][1]["w"] += [1, 2, 3]
+        commit(folder, server, step, statistics())
+    return server
+
+
+@pytest.mark.parametrize("what", ["model", "all"])
+def test_a_learner_is_given_the_whole_of_its_state(tmp_path: Path, what: str) -> None:
+    learned(tmp_path)
+    server = Learner(config_of(load={"checkpoint": str(tmp_path), "what": what}))
+    normalization = Normalization(SoloRanks(), {"u": ()})
+    with set_up(server) as step:
+        started(server, step, normalization)
+    assert server.state["layers"][1]["w"].tolist() == [1, 2, 3]
+    assert normalization.is_ready == (what == "all")
+
+
+def test_a_learner_is_given_the_arrays_of_a_file_as_they_were_nested(tmp_path: Path) -> None:
+    arrays = {"layers.0.w": np.ones(2), "layers.1.w": np.arange(3.0), "scale": np.array(5.0)}
+    write_tensors(tmp_path / "m.safetensors", arrays)
+    server = Learner(config_of(load={"checkpoint": str(tmp_path / "m.safetensors")}))
+    with set_up(server) as step:
+        started(server, step)
+    assert [layer["w"].tolist() for layer in server.state["layers"]] == [[1, 1], [0, 1, 2]]
+    assert server.state["scale"] == 5
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [({"what": "model+optimizer"}, r'must be "model" or "all" for Learner'), ({"strict": False}, "must be left out")],
+)
+def test_a_learner_refuses_what_it_would_ignore(tmp_path: Path, load: dict[str, Any], expected: str) -> None:
+    learned(tmp_path)
+    server = Learner(config_of(load={"checkpoint": str(tmp_path), **load}))
+    with set_up(server) as step, pytest.raises(ConfigError, match=expected):
+        started(server, step)
+
+
+def test_a_torch_server_refuses_the_state_of_a_learner(tmp_path: Path) -> None:
+    learned(tmp_path)
+    server = fresh(tmp_path)
+    with set_up(server) as step, pytest.raises(ConfigError, match=r"there is no torch model in .*, which Net needs"):
+        started(server, step)

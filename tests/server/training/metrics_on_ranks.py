@@ -1,0 +1,104 @@
+"""Run under MPI: validates torchmetrics on uneven batches and prints what each rank finds, as one JSON line.
+
+One argument, a JSON list: the sizes of the batches that all ranks share, or of several named sets.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from stream_server.server.ranks import ranks_from_environment
+from stream_server.server.torch_server import TorchServer
+from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.torch_step import TorchStep
+from stream_server.server.training.union_mean import UnionMean
+from stream_server.server.training.validation import Validation
+from tests.server.settings import settings
+from tests.server.training.validating import Written
+
+RANKS = ranks_from_environment()
+
+
+class MedianError(Metric):
+    """Collects every error, and needs them all for its value."""
+
+    errors: list[torch.Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("errors", [], dist_reduce_fx="cat")
+
+    def update(self, found: torch.Tensor, expected: torch.Tensor) -> None:
+        self.errors.append((found - expected).abs().float().flatten())
+
+    def compute(self) -> torch.Tensor:
+        return dim_zero_cat(self.errors).median()
+
+
+class Net(nn.Module):
+    """A model with a metric in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+        self.median_error = MedianError()
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x)
+
+
+class Server(TorchServer):
+    def __init__(self, sizes: Any) -> None:
+        super().__init__(settings())
+        self.sizes = sizes
+        self.union_mean = UnionMean(RANKS)
+
+    def prepare_training_attributes(self) -> Any:
+        self.training_error = MeanAbsoluteError()
+        self.squared = MeanSquaredError()
+        self.absolute = MeanAbsoluteError()
+        model = Net()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def val_dataloader(self) -> Any:
+        generator = torch.Generator().manual_seed(3)
+
+        def batches(sizes: list[int]) -> list[Any]:
+            return [tuple(torch.randn(2, size, 1, generator=generator, dtype=torch.float64)) for size in sizes]
+
+        if isinstance(self.sizes, dict):
+            return {name: batches(sizes) for name, sizes in self.sizes.items()}
+        return batches(self.sizes)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        found = self.model(x)
+        self.squared.update(found, y)
+        self.absolute.update(found, y)
+        self.model.median_error.update(found, y)
+        return {"loss": nn.functional.mse_loss(found, y), "mean_error": self.absolute}
+
+
+server = Server(json.loads(sys.argv[1]))
+with TorchStep(server, RANKS, server.config) as step:
+    server.training_error.update(torch.ones(1), torch.zeros(1))
+    validation = Validation(
+        server,
+        RANKS,
+        Callbacks(server),
+        step,
+        held_out=lambda: None,
+        batch_size=1,
+        progress=Progress(),
+        metrics=Written(),
+    )
+    values = [validation.run(), validation.run()]
+    everyone = RANKS.gather({"values": values, "training_updates": server.training_error.update_count})
+if everyone is not None:
+    print(json.dumps(everyone))

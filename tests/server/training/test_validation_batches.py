@@ -1,0 +1,85 @@
+"""A validation set may be a list of batches, a loader or a dataset; each of its samples counts once."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from stream_server.errors import UserCodeError
+from stream_server.server.ranks import Ranks
+from stream_server.server.torch_collate import TorchCollate
+from tests.server.thread_ranks import on_ranks
+from tests.server.training.validating import Server, validation
+
+VALUES = torch.arange(7, dtype=torch.float64)
+
+
+class Watching(Server):
+    """Notes the samples of each batch that this rank evaluates."""
+
+    collate = TorchCollate("64-true")
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self.batches: list[list[float]] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        (values,) = batch
+        self.batches.append(values.tolist())
+        return values.mean()
+
+
+def test_a_dataset_is_batched_by_the_batch_size_of_study_json() -> None:
+    server = Watching(TensorDataset(VALUES))
+    assert validation(server, batch_size=3).run() == {"loss": 3.0}
+    assert server.batches == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0]]
+
+
+def test_a_loader_keeps_its_own_batches() -> None:
+    server = Watching(DataLoader(TensorDataset(VALUES), batch_size=5))
+    assert validation(server, batch_size=3).run() == {"loss": 3.0}
+    assert server.batches == [[0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 6.0]]
+
+
+def test_the_ranks_share_the_batches_of_a_dataset() -> None:
+    def run(ranks: Ranks) -> tuple[dict[str, float], list[list[float]]]:
+        server = Watching(TensorDataset(VALUES))
+        return validation(server, ranks, batch_size=2).run(), server.batches
+
+    (first, of_first), (second, of_second) = on_ranks(2, run)
+    assert first == second == {"loss": 3.0}
+    assert (of_first, of_second) == ([[0.0, 1.0], [4.0, 5.0]], [[2.0, 3.0], [6.0]])
+
+
+def test_any_object_with_a_length_and_items_is_a_dataset_also_without_torch() -> None:
+    class Squares:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return np.full(2, float(index * index)), index
+
+    class First(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            squares, indices = batch
+            assert squares.shape == (len(indices), 2)
+            return squares.mean()
+
+    assert validation(First(Squares())).run() == {"loss": pytest.approx(5 / 3)}
+
+
+def test_sets_of_several_kinds_have_their_own_values() -> None:
+    sets = {"near": TensorDataset(VALUES[:4]), "far": [(VALUES[4:],)]}
+    assert validation(Watching(sets)).run() == {"loss": 3.0, "near/loss": 1.5, "far/loss": 5.0}
+
+
+def test_a_stream_of_samples_is_refused() -> None:
+    class Endless(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield 0
+
+    with pytest.raises(UserCodeError, match="put it into a DataLoader"):
+        validation(Watching(Endless())).run()

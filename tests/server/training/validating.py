@@ -1,0 +1,102 @@
+"""Validations without a study: a server whose loss is the mean of its values, and what surrounds it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from stream_server.server.collate import NumpyCollate
+from stream_server.server.ranks import Ranks, SoloRanks
+from stream_server.server.simulation_data import SimulationBatch
+from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.union_mean import UnionMean
+from stream_server.server.training.validation import Validation
+
+
+class Model:
+    """The step of a server without a model."""
+
+    at_boundary = True
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        yield
+
+    def place(self, data: Any) -> Any:
+        return data
+
+
+class Written:
+    """The metrics of a rank that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, dict[str, float]]] = []
+
+    def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:
+        self.records.append((batch, dict(values)))
+
+
+class Server:
+    """A server whose loss of a batch is the mean of its values."""
+
+    config = None
+    collate = NumpyCollate(np.float64)
+
+    def __init__(self, loader: Any = None) -> None:
+        self.loader = loader
+        self.heard: list[Any] = []
+
+    def val_dataloader(self) -> Any:
+        return self.loader
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        self.heard.append(batch.time_steps.tolist())
+        batch.fields["x"] *= 2.0
+        return batch.fields["x"]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return float(np.mean(batch))
+
+    def on_validation_start(self) -> None:
+        self.heard.append("start")
+
+    def on_validation_end(self, metrics: dict[str, float]) -> None:
+        self.heard.append(metrics)
+
+
+def held_out(values: list[float]) -> SimulationBatch:
+    num = len(values)
+    return SimulationBatch(
+        simulation_ids=np.zeros(num, np.int64),
+        time_steps=np.arange(num),
+        parameters=np.zeros((num, 1)),
+        fields={"x": np.array(values)},
+        present={"x": np.ones(num, bool)},
+    )
+
+
+def validation(server: Any, ranks: Ranks | None = None, values: list[float] | None = None, **kw: Any) -> Validation:
+    server.union_mean = UnionMean(ranks or SoloRanks())
+    defaults = {
+        "held_out": lambda: None if values is None else held_out(values),
+        "batch_size": 2,
+        "progress": Progress(),
+        "metrics": Written(),
+    }
+    return Validation(server, ranks or SoloRanks(), Callbacks(server), kw.pop("step", Model()), **(defaults | kw))
+
+
+def at(batch: int, **counts: Any) -> Progress:
+    """A training that has come to this batch."""
+    progress = Progress()
+    progress.batches = batch
+    vars(progress).update(counts)
+    return progress
+
+
+def resume(one: Validation) -> None:
+    """What the loop does before the first batch."""
+    one.on_train_start(None)
+    one.on_round(None)
