@@ -12,6 +12,7 @@ from stream_server.analysis.reading import Line, names_in
 SIZE_INCHES = (6.0, 3.6)
 # The palette of Okabe and Ito, which people with any kind of colour vision can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+NUM_PHASES = len(COLOURS) - 1
 
 
 def losses(records: list[Line]) -> Figure | None:
@@ -65,12 +66,14 @@ def phases(records: list[Line]) -> Figure | None:
         return None
     shares = {name.removeprefix("time/"): [point.get(name, 0.0) for point in points] for name in names}
     longest = sorted(shares, key=lambda name: -sum(shares[name]))
+    areas = {name.replace("_", " "): shares[name] for name in longest[:NUM_PHASES]}
+    if len(longest) > NUM_PHASES:
+        areas["other phases"] = [
+            sum(rest) for rest in zip(*(shares[name] for name in longest[NUM_PHASES:]), strict=True)
+        ]
     figure, axes = _empty("training time (s)", "part of the time")
     axes.stackplot(
-        [point["wall_s"] for point in points],
-        [shares[name] for name in longest],
-        labels=[name.replace("_", " ") for name in longest],
-        colors=_colours(len(longest)),
+        [point["wall_s"] for point in points], list(areas.values()), labels=list(areas), colors=_colours(len(areas))
     )
     axes.set_ylim(0, 1)
     handles, labels = axes.get_legend_handles_labels()

@@ -77,6 +77,13 @@ def test_a_phase_that_a_log_point_does_not_have_took_no_time_there() -> None:
     assert {point[0] for point in axes.collections[1].get_paths()[0].vertices} == {1.0, 2.0}
 
 
+def test_the_shortest_of_many_phases_share_an_area() -> None:
+    shares = {f"time/{name}": 0.01 * position for position, name in enumerate("abcdefghij")}
+    axes = drawn(figures.phases([{"batch": batch, "wall_s": batch, **shares} for batch in (1, 2)]))
+    assert [area.get_label() for area in axes.collections] == [*"jihgfed", "other phases"]
+    assert max(axes.collections[-1].get_paths()[0].vertices[:, 1]) == pytest.approx(sum(shares.values()))
+
+
 def test_the_seen_counts_are_bars_named_after_whole_numbers(run: Run) -> None:
     axes = drawn(figures.seen(read_histograms(run, "buffer/seen")))
     assert [bar.get_height() for bar in axes.patches] == [1, 2, 1, 1]

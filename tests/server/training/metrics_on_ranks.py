@@ -35,7 +35,7 @@ class MedianError(Metric):
         self.add_state("errors", [], dist_reduce_fx="cat")
 
     def update(self, found: torch.Tensor, expected: torch.Tensor) -> None:
-        self.errors.append((found - expected).abs().float().flatten())
+        self.errors.append((found - expected).abs().flatten())
 
     def compute(self) -> torch.Tensor:
         return dim_zero_cat(self.errors).median()

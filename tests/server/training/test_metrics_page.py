@@ -1,0 +1,69 @@
+"""docs/metrics.md says what every logged name means."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from stream_server.buffers import Buffer, Fifo, Slots
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.training.gauges import BufferGauge, SamplesGauge, SpeedGauge
+from stream_server.server.training.memory import MemoryGauge
+from stream_server.server.training.metrics import AXES, Metrics
+from stream_server.server.training.phases import Phases
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.writers import open_own_writer, open_writers
+
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+STATISTICS = ("mean", "std", "min", "max")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def one_sample() -> Buffer:
+    slots = Slots({"u": (2,)}, 1)
+    slots.allocate({"u": np.float32})
+    buffer = Buffer(Fifo(capacity=1), slots)
+    buffer.commit(buffer.claim(1))
+    buffer.admit()
+    return buffer
+
+
+def test_every_name_that_is_logged_without_being_asked_is_on_the_page() -> None:
+    buffer, clock = one_sample(), Clock()
+    metrics = Metrics(SoloRanks())
+    metrics.gauges += [
+        BufferGauge(buffer),
+        SamplesGauge(buffer),
+        MemoryGauge(),
+        SpeedGauge(Progress(), Phases(), clock),
+    ]
+    clock.now = 1.0
+    metrics.write(1, 1.0)
+    statistics = {name for name in metrics.latest if name.rpartition("/")[2] in STATISTICS}
+    names = {name.rpartition("/")[0] if name in statistics else name for name in metrics.latest}
+    assert len(names) >= 8
+    assert {name for name in names if f"`{name}`" not in PAGE and f"`{name.partition('/')[2]}`" not in PAGE} == set()
+
+
+def test_every_phase_and_axis_is_on_the_page() -> None:
+    assert Phases.__doc__ is not None
+    listed = re.search(r"names in use are (.*?)\.\n", Phases.__doc__, re.DOTALL)
+    assert listed is not None
+    phases = re.findall(r"\b[a-z_]{3,}\b", listed[1].replace("(the receiver thread's)", "").replace(" and ", " "))
+    assert len(phases) == 13
+    for name in (*phases, *AXES):
+        assert f"`{name}`" in PAGE, name
+
+
+def test_every_file_is_on_the_page(tmp_path: Path) -> None:
+    for writer in (*open_writers(tmp_path), open_own_writer(tmp_path, 0)):
+        writer.close()
+    for path in tmp_path.iterdir():
+        name = re.sub(r"rank-\d+", "rank-R", path.name)
+        assert f"`{name}`" in PAGE or f"`{name}/`" in PAGE, name
