@@ -33,12 +33,14 @@ from stream_server.server.receiver import Receiver
 from stream_server.server.reception_snapshot import ReceptionSnapshot
 from stream_server.server.snapshot import Snapshots
 from stream_server.server.stream import StreamDataset
+from stream_server.server.training.callbacks import Callbacks
 from stream_server.server.training.checkpoints import Checkpoints
 from stream_server.server.training.lockstep import agree, in_lockstep
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import StopRequests
+from tests.server.settings import settings
 
 # On the disk of the project, since that of temporary files may be none.
 DISK = Path(__file__).parents[1] / "runs"
@@ -132,9 +134,8 @@ class Saving:
             server=server,
             step=self._step,
             progress=self._progress,
-            validation=SimpleNamespace(state_dict=dict),
             phases=phases,
-            callbacks=SimpleNamespace(on_checkpoint=lambda path: None),
+            callbacks=Callbacks(None),
             wall_s=lambda: 0.0,
         )
         self._saver = stack.enter_context(Saver(Generations(self.folder), epoch=EPOCH, rank=0))
@@ -150,7 +151,14 @@ class Saving:
             at_boundary=lambda: True,
             phases=phases,
         )
-        self._turns = in_lockstep(stream, ranks, StopRequests(), phases=phases, saves=self._checkpoints)
+        self._turns = in_lockstep(
+            stream,
+            ranks,
+            StopRequests(),
+            phases=phases,
+            saves=self._checkpoints,
+            each_round=lambda: self._checkpoints.on_round(server),
+        )
 
     @property
     def newest_bytes(self) -> int:
@@ -171,8 +179,7 @@ class Saving:
     def look(self) -> None:
         """A round without a batch: take a checkpoint that is wanted, and see how the one under way fares."""
         self._checkpoints.hear(agree(self._ranks, self._checkpoints.words()))
-        if self._checkpoints.due:
-            self._checkpoints.take()
+        self._checkpoints.on_round(None)
 
     def train(self, num_batches: int) -> None:
         """Train on so many batches."""
@@ -251,15 +258,9 @@ def _resident_bytes(name: str) -> int:
 
 
 def _config() -> Any:
-    training = SimpleNamespace(
-        precision="32-true", accumulate=1, clip_norm=None, uneven="drain", nonfinite="reject", log_every_batches=10
-    )
     return SimpleNamespace(
-        training=training,
-        study=SimpleNamespace(seed=0),
-        network=SimpleNamespace(interface=None),
+        **vars(settings(precision="32-true")),
         checkpoint=SimpleNamespace(allow_pickle=False),
-        user={},
         resolved=dict,
     )
 

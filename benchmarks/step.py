@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,12 +26,16 @@ from stream_server.server.ranks import SoloRanks
 from stream_server.server.stream import StreamDataset
 from stream_server.server.training.callbacks import Callbacks
 from stream_server.server.training.gauges import BufferGauge, SpeedGauge
+from stream_server.server.training.limits import Limits
+from stream_server.server.training.log_points import Logging
 from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.saves import NoSaves
+from stream_server.server.training.schedules import Schedule
 from stream_server.server.training.stop import StopRequests
+from tests.server.settings import settings
 
 NUM_PARAMETERS = 5
 NUM_NODES = 10_000
@@ -40,6 +43,7 @@ BATCH_SIZE = 10
 CAPACITY = 2_500
 BATCHES_PER_ROUND = 60
 NUM_PAIRS = 21
+LOG_EVERY_BATCHES = 10
 
 
 def results() -> Iterator[Result]:
@@ -91,33 +95,16 @@ class Server(TorchServer):
         return functional.mse_loss(self.model(inputs), fields)
 
 
-class NoValidation:
-    """Never due."""
-
-    def __init__(self) -> None:
-        self.best: dict[str, Any] = {}
-
-    def is_due(self, batch: int) -> bool:
-        return False
-
-    def is_done(self, batch: int) -> bool:
-        return True
-
-    def run(self, batch: int) -> dict[str, float]:
-        raise AssertionError("validated, though it was not due")
-
-
 class Ours:
     """A training that goes on for some batches each round."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self._config = _config()
+        self._config = settings(precision="32-true", max_batches=BATCHES_PER_ROUND)
         self._ranks = SoloRanks()
         self._buffer = filled_buffer()
         self._server = Server(self._config)
         self._metrics = Metrics(self._ranks)
         self._phases = Phases()
-        self._callbacks = Callbacks(self._server)
         self._server.enter_study(
             ranks=self._ranks,
             parameter_names=[f"p{i}" for i in range(NUM_PARAMETERS)],
@@ -138,17 +125,22 @@ class Ours:
 
     def one_round(self) -> float:
         progress = self._server.progress = Progress()
+        stops = StopRequests()
+        limits = Limits(self._config.training, progress, stops)
         self._metrics.gauges[:] = [BufferGauge(self._buffer), SpeedGauge(progress, self._phases)]
+        callbacks = Callbacks(self._server)
+        callbacks.prepend(limits)
+        schedule = Schedule(every=LOG_EVERY_BATCHES)
+        callbacks.append(Logging(self._metrics, schedule=schedule, progress=progress, phases=self._phases))
         training = Training(
-            config=self._config,
             ranks=self._ranks,
             stream=self._stream,
             step=self._step,
-            stops=StopRequests(),
+            stops=stops,
+            limits=limits,
             progress=progress,
-            callbacks=self._callbacks,
+            callbacks=callbacks,
             metrics=self._metrics,
-            validation=NoValidation(),
             phases=self._phases,
             saves=NoSaves(),
         )
@@ -179,22 +171,6 @@ def _rate(train: Callable[[], None]) -> float:
     start_s = time.process_time()
     train()
     return BATCHES_PER_ROUND / (time.process_time() - start_s)
-
-
-def _config() -> Any:
-    training = SimpleNamespace(
-        precision="32-true",
-        accumulate=1,
-        clip_norm=None,
-        uneven="drain",
-        nonfinite="reject",
-        max_batches=BATCHES_PER_ROUND,
-        max_s=None,
-        log_every_batches=10,
-    )
-    return SimpleNamespace(
-        training=training, study=SimpleNamespace(seed=0), network=SimpleNamespace(interface=None), user={}
-    )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ KNOWS = {
     "client_api": {"client_api", "errors", "failpoints"},
     "buffers": {"buffers", "errors", "failpoints"},
     "launcher": {"launcher", "config", "errors", "failpoints"},
+    "analysis": {"analysis", "config", "errors"},
     "server": {"server", "launcher", "buffers", "client_api", "config", "errors", "failpoints"},
 }
 
@@ -30,6 +31,10 @@ DOORS = {
     ],
     "tensorboard": ["server/training/tensorboard_writer.py"],
     "psij": ["launcher/jobs.py"],
+    "pandas": ["analysis/export.py"],
+    "pyarrow": ["analysis/export.py"],
+    "matplotlib": ["analysis/figures.py", "analysis/plot.py"],
+    "safetensors": ["server/tensor_file.py"],
     "torch": ["server/torch_*.py", "server/training/torch_*.py"],
     "lightning": ["server/torch_*.py", "server/training/torch_*.py"],
     "lightning_fabric": ["server/torch_*.py", "server/training/torch_*.py"],

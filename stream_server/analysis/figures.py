@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from stream_server.analysis.reading import Line, names_in
 
@@ -84,7 +85,8 @@ def phases(records: list[Line]) -> Figure | None:
 def seen(histograms: list[Line]) -> Figure | None:
     """How often the samples in the buffers were drawn, before the buffers ran empty at the end.
 
-    It is the latest histogram of buffers that are at least half as full as they ever were.
+    It is the latest histogram of buffers that are at least half as full as they ever were. An interval of several
+    numbers of draws is as wide as these, and as high as if its samples were spread evenly over them.
     """
     sizes = [sum(num for *_, num in line["intervals"]) for line in histograms]
     if not sizes:
@@ -92,10 +94,18 @@ def seen(histograms: list[Line]) -> Figure | None:
     latest = max(position for position, size in enumerate(sizes) if 2 * size >= max(sizes))
     line = histograms[latest]
     figure, axes = _empty("times drawn", "samples in the buffers")
-    texts = [_whole_numbers(lower, upper) for lower, upper, _ in line["intervals"]]
-    axes.bar(range(len(texts)), [num for *_, num in line["intervals"]], color=COLOURS[0])
-    step = max(1, len(texts) // 12)
-    axes.set_xticks(range(0, len(texts), step), texts[::step])
+    ranges = [_whole_numbers(lower, upper) for lower, upper, _ in line["intervals"]]
+    widths = [last - first + 1 for first, last in ranges]
+    axes.bar(
+        [first - 0.5 for first, _ in ranges],
+        [num / width for (*_, num), width in zip(line["intervals"], widths, strict=True)],
+        widths,
+        align="edge",
+        color=COLOURS[0],
+        edgecolor="white",
+        linewidth=0.5,
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(f"after batch {line['batch']}", fontsize=9)
     return figure
 
@@ -122,8 +132,6 @@ def _is_validation_loss(name: str) -> bool:
     return name.startswith("val/") and name.endswith("/loss")
 
 
-def _whole_numbers(lower: float, upper: float) -> str:
-    """The whole numbers in an interval whose lower end is left out unless both ends are the same."""
-    last = math.floor(upper)
-    first = min(last, math.floor(lower) + 1)
-    return str(last) if first == last else f"{first}–{last}"
+def _whole_numbers(lower: float, upper: float) -> tuple[int, int]:
+    """The first and the last whole number in an interval; the ends are whole only where a value is the end."""
+    return math.ceil(lower), math.floor(upper)

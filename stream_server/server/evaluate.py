@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from stream_server.buffers import Buffer, Slots
+from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, PeerFailed
-from stream_server.server import parts
 from stream_server.server.continuation import by_rank_0
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
@@ -24,7 +23,6 @@ from stream_server.server.restore import SavedRank
 from stream_server.server.saved_model import SavedModel, find_saved_model, load_model
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import Callbacks, call_user
-from stream_server.server.training.display import number
 from stream_server.server.training.lockstep import come_together
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.progress import Progress
@@ -39,7 +37,8 @@ def evaluate(config: StudyConfig, checkpoint: Path) -> int:
     """Validate a saved model of this study on all ranks of this MPI job, or on one rank outside of MPI, and print it.
 
     The samples are those of the user's `val_dataloader`, or the held-out ones in the generation, in the newest one for
-    one of the best models. Nothing is written, and the study may be running. Collective.
+    one of the best models. Nothing is written, and the study may be running. The server's own methods hear of the
+    validation; the user's callbacks, which may keep files of the run, do not. Collective.
 
     Returns:
         The exit code: 0, or that of the first error, which is printed.
@@ -61,7 +60,8 @@ def evaluate(config: StudyConfig, checkpoint: Path) -> int:
             "val_dataloader, and no held-out simulation was complete when the checkpoint was taken"
         )
     if ranks.rank == 0:
-        Console(width=max(100, Console().width)).print(table(config.study.name, saved, values))
+        print(f"{config.study.name} after {saved.batches:,} batches, {saved.folder}")
+        Console().print(table(values))
     return 0
 
 
@@ -88,8 +88,7 @@ class Evaluation:
         samples = read_held_out(self._saved, config.validation.simulations, ranks)
         metrics = stack.enter_context(Metrics(ranks))
         server = self._make_server(metrics)
-        name = f"{type(server).__name__}.configure_callbacks"
-        callbacks = Callbacks(server, call_user(name, server.configure_callbacks))
+        callbacks = Callbacks(server)
         step = stack.enter_context(server.make_step(ranks))
         load_model(self._saved, server, callbacks, allow_pickle=config.checkpoint.allow_pickle)
         come_together(ranks)
@@ -114,7 +113,7 @@ class Evaluation:
             ranks=self._ranks,
             parameter_names=ParameterDesign(config).names,
             progress=self._progress,
-            buffer=Buffer(parts.make_policy(config, self._ranks.rank), slots),
+            buffer=Buffer(Fifo(capacity=1), slots),
             output_dir=config.output_dir,
             metrics=metrics,
             stops=StopRequests(),
@@ -149,14 +148,13 @@ def read_held_out(saved: SavedModel, num_held_out: int, ranks: Ranks) -> HeldOut
     return HeldOutSamples(store=store, parameters_of=parameters)
 
 
-def table(study: str, saved: SavedModel, values: Mapping[str, float]) -> Table:
+def table(values: Mapping[str, float]) -> Table:
     """All values of a validation, for people."""
-    title = f"{study} after {saved.batches:,} batches\n{saved.folder}"
-    shown = Table(title=title, title_justify="left")
-    shown.add_column("value", style="bold")
-    shown.add_column("", justify="right")
+    shown = Table(show_header=False)
+    shown.add_column(style="bold")
+    shown.add_column(justify="right")
     for name, value in values.items():
-        shown.add_row(name, number(value))
+        shown.add_row(name, f"{value:.6g}")
     return shown
 
 
@@ -178,9 +176,12 @@ def _rows_of(state: Mapping[str, Any], rows: slice) -> dict[str, Any]:
 def _leave(error: Exception, ranks: Ranks) -> int:
     """Make all ranks end because of `error`; gives the exit code of all."""
     failure = Failure.of(error, rank=ranks.rank, phase="evaluation")
-    agreed = leave_together(error, ranks, None, phase="evaluation")
-    if not isinstance(error, PeerFailed):
-        print(f"rank {failure.rank} failed in evaluation:\n{failure.traceback}", file=sys.stderr, flush=True)
+    text = f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}"
+    agreed = leave_together(error, ranks, None, phase=failure.phase)
     if agreed is None:
+        print(text, file=sys.stderr, flush=True)
         ranks.abort(failure.exit_code)
+    told = ranks.gather("" if isinstance(error, PeerFailed) else text)
+    if told is not None:
+        print(next(filter(None, told)), file=sys.stderr, flush=True)
     return agreed

@@ -22,10 +22,10 @@ FIELDS = "fields."
 class Normalization(Callback):
     """Mean and standard deviation of fields and parameters, over all samples that any rank has drawn.
 
-    Each sample counts once, when it is first drawn. A rank keeps what it saw to itself until the ranks `sync`: after
-    the first batch, then every so many batches, and at the end. So all ranks hold the same numbers, bit by bit, and
-    these do not change between two syncs. Before the first one `is_ready` is False, and `normalize` and its like give
-    back what they are given. Main thread.
+    Each sample counts once, when it is first drawn. A rank keeps what it saw to itself until the ranks `sync`: before
+    the first training step, then every so many batches, and at the end. So all ranks hold the same numbers, bit by
+    bit, and these do not change between two syncs. Before the first one `is_ready` is False, and `normalize` and its
+    like give back what they are given. Main thread.
 
     Attributes:
         num_samples: how many samples the shared statistics are of.
@@ -168,7 +168,7 @@ class Normalization(Callback):
         self._refresh()
 
     def on_step_end(self, server: Any) -> None:
-        if not self.is_ready or server.progress.batches % self._every_batches == 0:
+        if server.progress.batches % self._every_batches == 0:
             self.sync()
 
     def on_train_end(self, server: Any) -> None:

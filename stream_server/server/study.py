@@ -43,12 +43,14 @@ from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.behaviours import add_behaviours, validation_schedule
 from stream_server.server.training.callbacks import Callbacks, call_user
 from stream_server.server.training.checkpoints import Checkpoints
-from stream_server.server.training.display import Display, Status
-from stream_server.server.training.gauges import BufferGauge, SpeedGauge
+from stream_server.server.training.display import Display, ProgressDisplay, Status
+from stream_server.server.training.gauges import BufferGauge, Rationed, SamplesGauge, SpeedGauge
+from stream_server.server.training.input_statistics import InputGauge
 from stream_server.server.training.length import Length
 from stream_server.server.training.limits import Limits
 from stream_server.server.training.lockstep import come_together
 from stream_server.server.training.loop import Training
+from stream_server.server.training.memory import MemoryGauge
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
@@ -57,7 +59,7 @@ from stream_server.server.training.step import Step
 from stream_server.server.training.stop import StopReason, StopRequests
 from stream_server.server.training.validation import Validation
 from stream_server.server.training.validation_batches import HeldOutSamples
-from stream_server.server.training.writers import open_writers
+from stream_server.server.training.writers import open_own_writer, open_writers
 from stream_server.server.user_class import load_server_class
 from stream_server.server.watch import Watch
 
@@ -192,9 +194,10 @@ class StudyRank:
 
     def _set_up(self, stack: ExitStack) -> tuple[Training, Checkpoints]:
         ranks, is_first = self.ranks, self.ranks.rank == 0
-        writers = open_writers(self.folder.metrics, self.progress.batches) if is_first else ()
-        metrics = stack.enter_context(Metrics(ranks, writers))
-        metrics.gauges += [BufferGauge(self.buffer), SpeedGauge(self.progress, self.phases)]
+        folder, batches = self.folder.metrics, self.progress.batches
+        writers = open_writers(folder, batches, ranks.size) if is_first else ()
+        own = open_own_writer(folder, ranks.rank, batches)
+        metrics = stack.enter_context(Metrics(ranks, writers, own=own, progress=self.progress))
         self.latest = metrics.latest
         server = self._make_server(metrics)
         name = f"{type(server).__name__}.configure_callbacks"
@@ -212,8 +215,17 @@ class StudyRank:
         saver = stack.enter_context(
             Saver(self.continuation.generations, epoch=self.continuation.identity.epoch, rank=ranks.rank)
         )
-        display = stack.enter_context(Display(name=self.config.study.name)) if is_first else None
-        callbacks.append(Watch(source, callbacks, stops=self.stops, display=display, status=self._status))
+        callbacks.append(Watch(source, callbacks, stops=self.stops))
+        speed = SpeedGauge(self.progress, self.phases)
+        callbacks.append(speed)
+        inputs = InputGauge(self.buffer, parameter_names=self.design.names, parameters_of=source.parameters_of)
+        metrics.gauges += [
+            *(BufferGauge(self.buffer), speed, MemoryGauge()),
+            *(Rationed(SamplesGauge(self.buffer)), Rationed(inputs)),
+        ]
+        if is_first:
+            display = stack.enter_context(Display(name=self.config.study.name))
+            callbacks.append(ProgressDisplay(display, self._status))
         stack.enter_context(self.stops.on_signals())
         self.stream = stream = self._make_stream(server)
         self.validation = validation = self._make_validation(server, callbacks, step, metrics)
@@ -222,7 +234,9 @@ class StudyRank:
         limits = Limits(self.config.training, self.progress, self.stops, leave_at_s=self.leave_at_s)
         callbacks.prepend(limits)
         callbacks.prepend(checkpoints)
-        add_behaviours(callbacks, self.config, progress=self.progress, metrics=metrics, validation=validation)
+        add_behaviours(
+            callbacks, self.config, progress=self.progress, metrics=metrics, phases=self.phases, validation=validation
+        )
         if self.study_state is not None:
             callbacks.load_state_dict(self.study_state["callbacks"])
         if self.restored is not None:
@@ -352,6 +366,8 @@ class StudyRank:
             loss=self.latest.get("train/loss"),
             validation_loss=self.latest.get("val/loss"),
             phases_s=self.phases.seconds,
+            fraction=self.progress.fraction,
+            elapsed_s=self.progress.elapsed_s,
             is_degraded=self.checkpoints is not None and self.checkpoints.counts.degraded,
         )
 

@@ -75,7 +75,7 @@ class Trial:
         }
         num_batches = max(NUM_BATCHES, config.training.accumulate)
         buffer = self._samples.buffer(self._trained, num_batches * config.training.batch_size)
-        with Metrics(self._ranks, open_writers(config.output_dir / "metrics")) as metrics:
+        with Metrics(self._ranks, open_writers(config.output_dir / "metrics"), progress=self.progress) as metrics:
             server = self._make_server(design.names, buffer, metrics)
             name = f"{self._server_class.__name__}.configure_callbacks"
             callbacks = Callbacks(server, call_user(name, server.configure_callbacks))
@@ -124,7 +124,9 @@ class Trial:
         limits = Limits(self._config.training, self.progress, self._stops)
         callbacks.prepend(limits)
         callbacks.prepend(Reception(callbacks, self._trained))
-        add_behaviours(callbacks, self._config, progress=self.progress, metrics=metrics, validation=validation)
+        add_behaviours(
+            callbacks, self._config, progress=self.progress, metrics=metrics, phases=self._phases, validation=validation
+        )
         stream = StreamDataset(
             buffer,
             server,

@@ -1,7 +1,6 @@
 """What the main thread looks after in every round, beside training."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from stream_server.errors import TooManyFailures
@@ -9,32 +8,18 @@ from stream_server.launcher import link
 from stream_server.server import events
 from stream_server.server.source import Source
 from stream_server.server.training.callbacks import Callback, Callbacks
-from stream_server.server.training.display import Display, Status
 from stream_server.server.training.stop import StopReason, StopRequests
 
 log = logging.getLogger(__name__)
 
 
 class Watch(Callback):
-    """Hands on what the source of the samples tells, and keeps the display fresh. Main thread.
+    """Hands on what the source of the samples tells. Main thread."""
 
-    `display` is rank 0's.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        callbacks: Callbacks,
-        *,
-        stops: StopRequests,
-        display: Display | None,
-        status: Callable[[], Status],
-    ) -> None:
+    def __init__(self, source: Source, callbacks: Callbacks, *, stops: StopRequests) -> None:
         self._source = source
         self._callbacks = callbacks
         self._stops = stops
-        self._display = display
-        self._status = status
 
     def on_round(self, server: Any) -> None:
         """Do what is due.
@@ -46,8 +31,6 @@ class Watch(Callback):
         """
         for event in self._source.look():
             self._hand_on(event)
-        if self._display is not None:
-            self._display.update(self._status)
 
     def _hand_on(self, event: events.Event) -> None:
         match event:

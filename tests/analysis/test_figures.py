@@ -11,6 +11,7 @@ from stream_server.analysis.plot import plot
 from stream_server.analysis.reading import read_histograms, read_records
 from stream_server.analysis.run import Run
 from stream_server.errors import ConfigError
+from stream_server.server.training.histogram import Histogram
 from tests.analysis.logged_run import log_run
 
 PICTURES = ["buffer", "loss", "phases", "seen", "throughput"]
@@ -84,10 +85,14 @@ def test_the_shortest_of_many_phases_share_an_area() -> None:
     assert max(axes.collections[-1].get_paths()[0].vertices[:, 1]) == pytest.approx(sum(shares.values()))
 
 
-def test_the_seen_counts_are_bars_named_after_whole_numbers(run: Run) -> None:
+def bars(axes: Any) -> list[tuple[float, float, float]]:
+    """Left end, width and height of each."""
+    return [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in axes.patches]
+
+
+def test_the_seen_counts_are_bars_around_whole_numbers(run: Run) -> None:
     axes = drawn(figures.seen(read_histograms(run, "buffer/seen")))
-    assert [bar.get_height() for bar in axes.patches] == [1, 2, 1, 1]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1", "2", "15"]
+    assert bars(axes) == [(-0.5, 1, 1), (0.5, 1, 2), (1.5, 1, 1), (14.5, 1, 1)]
 
 
 def test_the_seen_counts_are_not_those_of_buffers_that_run_empty() -> None:
@@ -96,9 +101,10 @@ def test_the_seen_counts_are_not_those_of_buffers_that_run_empty() -> None:
     assert drawn(figures.seen(histograms)).get_title() == "after batch 20"
 
 
-def test_an_interval_with_several_whole_numbers_names_them() -> None:
-    (label,) = drawn(figures.seen([{"batch": 1, "intervals": [[10.5, 12.0, 4]]}])).get_xticklabels()
-    assert label.get_text() == "11–12"
+def test_the_samples_of_an_interval_are_spread_over_its_whole_numbers() -> None:
+    intervals = Histogram.of([11, 11, 11, 12, 13, 13]).intervals()
+    axes = drawn(figures.seen([{"batch": 1, "intervals": intervals}]))
+    assert bars(axes) == [(10.5, 2, 2), (12.5, 1, 2)]
 
 
 def test_the_pictures_of_a_run_are_written(run: Run, tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def test_least_squares_with_numpy_learn_on_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_network_in_jax_learns_on_two_ranks(tmp_path: Path) -> None:
-    settings = {"study.simulations": 24, "training.draws_per_sample": 3, "validation.every_batches": None}
+    settings = {"training.batch_size": 20, "training.draws_per_sample": 4, "validation.every_batches": None}
     done = run_on_two_ranks("heat-jax", tmp_path, settings | {"validation.at": [2]})
-    assert_all_finished(done, num_simulations=26)
+    assert_all_finished(done, num_simulations=14)
     first, last = first_and_last_loss(done)
     assert last < first / 3

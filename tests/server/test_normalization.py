@@ -118,14 +118,15 @@ def test_all_ranks_hold_the_same_numbers_and_those_of_all_samples(num_ranks: int
     assert_are_those_of(results[0][1], *block)
 
 
-def test_ranks_come_together_after_the_first_batch_and_then_every_so_many() -> None:
+def test_ranks_come_together_every_so_many_batches_and_at_the_end() -> None:
     it = normalization(every_batches=4)
     counts = []
-    for batch in range(1, 10):
+    for batch in range(1, 11):
         it.observe(*samples(1, batch))
         it.on_step_end(at_batch(batch))
         counts.append(it.num_samples)
-    assert counts == [1, 1, 1, 4, 4, 4, 4, 8, 8]
+    it.on_train_end(None)
+    assert [*counts, it.num_samples] == [0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 10]
 
 
 def test_before_the_first_sync_nothing_is_changed() -> None:

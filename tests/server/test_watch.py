@@ -29,7 +29,7 @@ def look(*happened: events.Event) -> tuple[StopRequests, list[Any]]:
     stops, heard = StopRequests(), Heard()
     source: Any = SimpleNamespace(look=lambda: list(happened))
     callbacks: Any = heard
-    Watch(source, callbacks, stops=stops, display=None, status=lambda: None).on_round(None)  # type: ignore[arg-type,return-value]
+    Watch(source, callbacks, stops=stops).on_round(None)
     return stops, heard.events
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stream_server.server.training.callbacks import Callback
-from stream_server.server.training.metrics import Record
+from stream_server.server.training.log_record import Record
 from stream_server.server.training.monitor import Monitor
 
 if TYPE_CHECKING:

@@ -61,7 +61,9 @@ class Training:
         last_update = self.step.finish()
         if last_update is not None:
             self.progress.count_update(last_update)
-        if self.stops.agreed is not StopReason.SAVED:
+        if self.stops.agreed is StopReason.SAVED:
+            self.metrics.write(self.progress.batches, self.progress.elapsed_s)
+        else:
             self.callbacks.on_train_end()
 
     def _train(self, turn: Turn) -> None:

@@ -4,14 +4,12 @@ import io
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from stream_server.server.training.histogram import Histogram
+from stream_server.server.training.log_record import AXES, Record, Writer
 from stream_server.server.training.progress import Progress
-
-AXES = ("batch", "update", "sample", "wall_s")
 
 _log = logging.getLogger(__name__)
 
@@ -23,35 +21,6 @@ class Gathers(Protocol):
     def rank(self) -> int: ...
 
     def gather(self, value: Any, /) -> list[Any] | None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """What is written at one log point: means over the ranks, merged histograms, PNG images of rank 0.
-
-    `update` and `sample` count the updates and the samples trained so far, `wall_s` the seconds of training.
-    """
-
-    batch: int
-    update: int = 0
-    sample: int = 0
-    wall_s: float
-    values: Mapping[str, float] = field(default_factory=dict)
-    histograms: Mapping[str, Histogram] = field(default_factory=dict)
-    figures: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def axes(self) -> dict[str, float]:
-        """Where the record stands, by the names of `AXES`."""
-        return {"batch": self.batch, "update": self.update, "sample": self.sample, "wall_s": round(self.wall_s, 3)}
-
-
-class Writer(Protocol):
-    """A file or folder that takes records."""
-
-    def write(self, record: Record) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Gauge(Protocol):

@@ -18,7 +18,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from stream_server.server.training.histogram import LIMITS, Histogram
-from stream_server.server.training.metrics import Record
+from stream_server.server.training.log_record import Record
 
 PNG_SIZE = slice(16, 24)
 RGBA = 4

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stream_server.server.training.metrics import AXES, Record, Writer
+from stream_server.server.training.log_record import AXES, Record, Writer
 
 
 def open_writers(folder: Path, after: int = 0, num_ranks: int = 1) -> list[Writer]:

@@ -6,7 +6,7 @@ import struct
 import zlib
 from typing import Any
 
-from stream_server.server.training.metrics import Record
+from stream_server.server.training.log_record import Record
 
 
 class OneOf:

@@ -10,7 +10,7 @@ from stream_server.config.sections import EarlyStop
 from stream_server.errors import ConfigError
 from stream_server.server.plain_state import from_bytes, to_bytes
 from stream_server.server.training.early_stopping import EarlyStopping
-from stream_server.server.training.metrics import Record
+from stream_server.server.training.log_record import Record
 from tests.server.training.validating import at
 
 

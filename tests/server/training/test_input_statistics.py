@@ -9,7 +9,8 @@ from stream_server.buffers import Buffer, Reservoir, Slots
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.training import input_statistics
 from stream_server.server.training.input_statistics import InputGauge
-from stream_server.server.training.metrics import Metrics, Record
+from stream_server.server.training.log_record import Record
+from stream_server.server.training.metrics import Metrics
 from tests.server.training.logged import Kept
 
 

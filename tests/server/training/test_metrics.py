@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.server.training.metrics import Metrics, Record
+from stream_server.server.training.log_record import Record
+from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.progress import Progress
 from tests.server.training.logged import Figure, Kept, OneOf, png
 

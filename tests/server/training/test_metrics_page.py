@@ -8,8 +8,9 @@ import numpy as np
 from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.training.gauges import BufferGauge, SamplesGauge, SpeedGauge
+from stream_server.server.training.log_record import AXES
 from stream_server.server.training.memory import MemoryGauge
-from stream_server.server.training.metrics import AXES, Metrics
+from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.writers import open_own_writer, open_writers

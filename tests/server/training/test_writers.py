@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stream_server.server.training.histogram import Histogram
-from stream_server.server.training.metrics import Record
+from stream_server.server.training.log_record import Record
 from stream_server.server.training.writers import (
     CsvWriter,
     HistogramsWriter,

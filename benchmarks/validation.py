@@ -1,0 +1,117 @@
+"""What a validation costs, against a bare loop over the same batches with the same model.
+
+Both evaluate the heat study's network at its published small scale, in eval mode, without gradients and on one thread,
+on held-out samples that lie in memory, in batches of 10, and count batches per second of CPU time. Ours is the whole
+way: take and transform the rows, agree on each batch, call `validation_step`, take the exact means. The reference
+slices tensors that are ready, and adds up the losses.
+
+    python -m benchmarks.validation
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from benchmarks.measure import Result, alternated, show
+from benchmarks.step import BATCH_SIZE, NUM_NODES, NUM_PARAMETERS, Server, make_model
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.simulation_data import SimulationBatch
+from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.metrics import Metrics
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.validation import Validation
+from tests.server.settings import settings
+
+NUM_SAMPLES = 500
+NUM_PAIRS = 21
+
+
+def results() -> Iterator[Result]:
+    """validation.overhead."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ExitStack() as stack:
+            ours, bare = Ours(stack), Bare()
+            yield alternated("validation.overhead", "batches/s", ours.one_round, bare.one_round, num_pairs=NUM_PAIRS)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def held_out() -> SimulationBatch:
+    """The steps of five simulations."""
+    rng = np.random.default_rng(1)
+    return SimulationBatch(
+        simulation_ids=np.arange(NUM_SAMPLES) // 100,
+        time_steps=np.arange(NUM_SAMPLES) % 100,
+        parameters=rng.random((NUM_SAMPLES, NUM_PARAMETERS)),
+        fields={"field": rng.random((NUM_SAMPLES, NUM_NODES), np.float32)},
+        present={"field": np.ones(NUM_SAMPLES, bool)},
+    )
+
+
+class Validated(Server):
+    """What a user writes."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.training_step(batch, batch_idx)
+
+
+class Ours:
+    """A validation of all samples each round."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        ranks, server = SoloRanks(), Validated(settings(precision="32-true"))
+        samples = held_out()
+        self._validation = Validation(
+            server,
+            ranks,
+            Callbacks(server),
+            stack.enter_context(server.make_step(ranks)),
+            held_out=lambda: samples,
+            batch_size=BATCH_SIZE,
+            progress=Progress(),
+            metrics=Metrics(ranks),
+        )
+
+    def one_round(self) -> float:
+        return _rate(self._validation.run)
+
+
+class Bare:
+    """Slices of tensors, forward, sum, with nothing around it."""
+
+    def __init__(self) -> None:
+        self._model, _ = make_model()
+        samples = held_out()
+        inputs = np.column_stack((samples.parameters, samples.time_steps)).astype(np.float32)
+        self._inputs, self._fields = torch.from_numpy(inputs), torch.from_numpy(samples.fields["field"])
+
+    def one_round(self) -> float:
+        return _rate(self._evaluate)
+
+    def _evaluate(self) -> float:
+        self._model.eval()
+        total = 0.0
+        with torch.no_grad():
+            for start in range(0, NUM_SAMPLES, BATCH_SIZE):
+                rows = slice(start, start + BATCH_SIZE)
+                total += functional.mse_loss(self._model(self._inputs[rows]), self._fields[rows]).item()
+        return total * BATCH_SIZE / NUM_SAMPLES
+
+
+def _rate(validate: Callable[[], object]) -> float:
+    start_s = time.process_time()
+    validate()
+    return NUM_SAMPLES / BATCH_SIZE / (time.process_time() - start_s)
+
+
+if __name__ == "__main__":
+    show(results())

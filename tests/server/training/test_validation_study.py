@@ -1,0 +1,61 @@
+"""A study that is stopped by a signal in the middle of a validation goes on in the middle of it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.study.runs import Run, run_study
+
+STUDY = Path(__file__).parent.parent.parent / "study" / "numpy_study"
+SERVER = """
+import json, os, signal
+from server import LinearServer
+
+class SignalledServer(LinearServer):
+    def validation_step(self, batch, batch_idx):
+        where = [self.progress.batches, self.rank, batch_idx]
+        with open(self.output_dir.parent / f"seen-{self.rank}", "a") as seen:
+            print(json.dumps(where), file=seen)
+        signalled = self.output_dir.parent / "signalled"
+        if where == [6, 1, 1] and not signalled.exists():
+            signalled.touch()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().validation_step(batch, batch_idx)
+"""
+# One simulation after the other: the held-out one is complete when the training begins.
+SETTINGS: dict[str, Any] = {
+    "server.class": "signalled.py:SignalledServer",
+    "study.simulations": 3,
+    "launcher.max_running": 1,
+}
+
+
+def seen(folder: Path) -> list[list[int]]:
+    """Batch, rank and index of every call of `validation_step`, by rank."""
+    return [json.loads(line) for rank in (0, 1) for line in (folder / f"seen-{rank}").read_text().splitlines()]
+
+
+def validated(run: Run) -> list[int]:
+    """The batches after which a validation was written."""
+    lines = (run.output_dir / "metrics" / "metrics.jsonl").read_text().splitlines()
+    return [record["batch"] for record in map(json.loads, lines) if "val/loss" in record]
+
+
+@pytest.mark.timeout(120)
+def test_a_signal_in_a_validation_costs_no_batch_of_it_and_writes_no_value_twice(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    shutil.copytree(STUDY, study)
+    (study / "signalled.py").write_text(SERVER)
+    first = run_study(study / "study.json", tmp_path / "run", num_ranks=2, settings=SETTINGS)
+    assert first.exit_code == 75
+    assert validated(first) == [3]
+    second = run_study(study / "study.json", tmp_path / "run", num_ranks=2, settings=SETTINGS)
+    assert second.exit_code == 0
+    batches = second.report["batches"]
+    assert validated(second) == [*range(3, batches + 1, 3), *([batches] if batches % 3 else [])]
+    assert [it["batch"] for it in second.report["validation"]] == validated(second)
+    # Ten held-out samples on each rank, in batches of four.
+    assert [call for call in seen(tmp_path) if call[0] == 6] == [[6, rank, i] for rank in (0, 1) for i in range(3)]
