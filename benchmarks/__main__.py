@@ -1,6 +1,6 @@
 """Run the benchmarks, or those named on the command line, and write benchmarks/results.json.
 
-python -m benchmarks [draw] [intake] [round] [step] [memory] [checkpoint] [restart] [ack] [log]
+python -m benchmarks [draw] [intake] [round] [step] [memory] [checkpoint] [restart] [ack] [log] [validation] [fabric] [accumulate]
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from benchmarks import ack, checkpoint, draw, intake, log, memory, restart, round, step
+from benchmarks import accumulate, ack, checkpoint, draw, fabric, intake, log, memory, restart, round, step, validation
 from benchmarks.measure import Result, dumps
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -26,6 +26,9 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "restart": restart.results,
     "ack": ack.results,
     "log": log.results,
+    "validation": validation.results,
+    "fabric": fabric.results,
+    "accumulate": accumulate.results,
 }
 # What the ratio is to reach, by the beginning of the name; the first that fits counts.
 AT_LEAST = {
@@ -36,8 +39,10 @@ AT_LEAST = {
     "step.overhead": 0.95,
     "checkpoint.write": 0.7,
     "ack.cost": 0.9,
+    "validation.overhead": 0.9,
+    "fabric.overhead": 0.95,
 }
-AT_MOST = {"memory": 1.15, "checkpoint.stall": 0.2, "checkpoint.memory": 0.15, "log.overhead": 0.01}
+AT_MOST = {"memory": 1.15, "checkpoint.stall": 0.2, "checkpoint.memory": 0.15, "log.overhead": 0.01, "accumulate.allreduce": 1.0}
 
 
 def main() -> int:

@@ -115,6 +115,7 @@ class Saving:
             output_dir=root,
             metrics=Metrics(ranks),
             stops=StopRequests(),
+            phases=phases,
         )
         self._step = stack.enter_context(server.make_step(ranks))
         stream = StreamDataset(

@@ -113,6 +113,7 @@ class Ours:
             output_dir=self._server.output_dir,
             metrics=self._metrics,
             stops=StopRequests(),
+            phases=self._phases,
         )
         self._step = stack.enter_context(self._server.make_step(self._ranks))
         self._stream = StreamDataset(
@@ -129,9 +130,9 @@ class Ours:
         limits = Limits(self._config.training, progress, stops)
         self._metrics.gauges[:] = [BufferGauge(self._buffer), SpeedGauge(progress, self._phases)]
         callbacks = Callbacks(self._server)
-        callbacks.prepend(limits)
         schedule = Schedule(every=LOG_EVERY_BATCHES)
-        callbacks.append(Logging(self._metrics, schedule=schedule, progress=progress, phases=self._phases))
+        logging = Logging(self._metrics, schedule=schedule, progress=progress, phases=self._phases)
+        callbacks.surround(before=[limits], after=[logging])
         training = Training(
             ranks=self._ranks,
             stream=self._stream,
@@ -143,6 +144,7 @@ class Ours:
             metrics=self._metrics,
             phases=self._phases,
             saves=NoSaves(),
+            normalization=self._server.normalization,
         )
         return _rate(training.run)
 

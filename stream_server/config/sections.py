@@ -180,7 +180,8 @@ class Training(Section):
         default=None, description="Largest absolute value of an element of the gradient; null: no limit."
     )
     max_nonfinite: Count = Field(
-        default=10, description="Updates skipped in a row, as the gradient was not finite, that end the study."
+        default=10,
+        description="Updates that may be skipped in a row, as the gradient was not finite; one more ends the study.",
     )
     lr_clock: Literal["updates", "samples"] = filled_in(
         "What steps the lr_scheduler: every update, or every batch's worth of new samples; "

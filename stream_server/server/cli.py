@@ -25,6 +25,7 @@ examples:
   stream-server --config study.json --fast-dev-run     try the server class on made-up samples, no simulation
   stream-server --config study.json                    the study on one rank
   mpirun -n 4 stream-server --config study.json        the study on four ranks
+  stream-server --config study.json --evaluate runs/heat/checkpoints/best/batch-000400
   stream-server --config study.json --set training.batch_size=32 --set buffer.policy=fifo
 
 exit status:
@@ -76,6 +77,12 @@ def parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="check study.json, print what the study takes, start nothing"
     )
     only.add_argument("--fast-dev-run", action="store_true", help="try the server class on made-up samples")
+    only.add_argument(
+        "--evaluate",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="validate a saved model: an output folder, a checkpoint, or one of the best models",
+    )
     only.add_argument("--schema", action="store_true", help="print the JSON schema of study.json")
     only.add_argument("--version", action="version", version=f"stream-server {version('stream-server')}")
     return parser
@@ -116,6 +123,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from stream_server.server.user_class import load_server_class
 
         return fast_dev_run(load_server_class(config), config)
+    if arguments.evaluate is not None:
+        from stream_server.server.evaluate import evaluate
+
+        return evaluate(config, arguments.evaluate)
     from stream_server.server.start import Start
     from stream_server.server.study import run_study
 

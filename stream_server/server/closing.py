@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
@@ -23,7 +23,9 @@ from stream_server.server.report import Outcome, RankReport, StudyReport, build_
 from stream_server.server.summary import summary
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import StopReason, StopRequests
-from stream_server.server.training.validation import Validation
+
+if TYPE_CHECKING:
+    from stream_server.server.set_up import Learning
 
 EXIT_SAVED = 75
 FAILED = "failed"
@@ -100,7 +102,7 @@ class Closing:
         return time.monotonic() - self.started_s
 
     def close(
-        self, outcome: Outcome, mine: RankReport, *, simulations: Simulations | None, validation: Validation | None
+        self, outcome: Outcome, mine: RankReport, *, simulations: Simulations | None, learning: "Learning | None"
     ) -> int:
         """Gather the parts of all ranks, write report.json and show the summary. Collective.
 
@@ -111,16 +113,16 @@ class Closing:
         exit_code = 0
         if gathered is not None:
             parts = [RankReport.from_json(part) for part in gathered]
-            exit_code = self._write(outcome, parts, simulations, validation)
+            exit_code = self._write(outcome, parts, simulations, learning)
         return int(self.ranks.broadcast(exit_code))
 
     def close_alone(
-        self, failure: Failure, mine: RankReport, *, simulations: Simulations | None, validation: Validation | None
+        self, failure: Failure, mine: RankReport, *, simulations: Simulations | None, learning: "Learning | None"
     ) -> None:
         """Write what this rank knows into report.json, just before it aborts all ranks. Not collective."""
         parts: list[RankReport | None] = [None] * self.ranks.size
         parts[self.ranks.rank] = mine
-        self._write(self.outcome_of_failure(failure), parts, simulations, validation)
+        self._write(self.outcome_of_failure(failure), parts, simulations, learning)
 
     def outcome_of_failure(self, failure: Failure) -> Outcome:
         """How a study has ended that failed."""
@@ -132,7 +134,7 @@ class Closing:
         outcome: Outcome,
         parts: list[RankReport | None] | list[RankReport],
         simulations: Simulations | None,
-        validation: Validation | None,
+        learning: "Learning | None",
     ) -> int:
         if self.is_outdated():
             print("a newer start of the server has taken over: this one writes no report", file=sys.stderr, flush=True)
@@ -157,8 +159,9 @@ class Closing:
             simulations={} if simulations is None else simulations.ends,
             num_survived=0 if simulations is None else simulations.num_survived,
             failures=() if simulations is None else simulations.failures,
-            validation=() if validation is None else validation.history,
-            best={} if validation is None else validation.best,
+            validation=() if learning is None else learning.validation.history,
+            best={} if learning is None else learning.validation.best,
+            best_models=() if learning is None else learning.best,
             versions=versions(self.ranks.mpi_version),
         )
         if simulations is not None:

@@ -25,6 +25,7 @@ from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import Callbacks, call_user
 from stream_server.server.training.lockstep import come_together
 from stream_server.server.training.metrics import Metrics
+from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import StopRequests
 from stream_server.server.training.validation import Validation
@@ -89,6 +90,7 @@ class Evaluation:
         metrics = stack.enter_context(Metrics(ranks))
         server = self._make_server(metrics)
         callbacks = Callbacks(server)
+        callbacks.surround(before=[server.normalization])
         step = stack.enter_context(server.make_step(ranks))
         load_model(self._saved, server, callbacks, allow_pickle=config.checkpoint.allow_pickle)
         come_together(ranks)
@@ -117,6 +119,7 @@ class Evaluation:
             output_dir=config.output_dir,
             metrics=metrics,
             stops=StopRequests(),
+            phases=Phases(),
         )
         return server
 

@@ -37,10 +37,8 @@ def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
 def _shortened(config: StudyConfig, folder: Path) -> StudyConfig:
     """The study without its limits and intervals, in another output folder."""
     study = config.study.model_copy(update={"output_dir": folder})
-    without = {"max_batches": None, "max_s": None, "early_stop": None}
-    training = config.training.model_copy(update={**without, "log_every_batches": 1})
-    validation = config.validation.model_copy(update={"every_batches": None, "every_s": None, "at": ()})
-    return config.model_copy(update={"study": study, "training": training, "validation": validation})
+    training = config.training.model_copy(update={"max_batches": None, "max_s": None})
+    return config.model_copy(update={"study": study, "training": training})
 
 
 def _print_calls(record: CallRecord) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stream_server.failpoints import failpoint
 from stream_server.server.array_tree import flattened
 from stream_server.server.checkpoint.durable import make_folder, remove_tree, rename_folder, sync_folder
 from stream_server.server.normalization import Normalization
@@ -88,7 +89,9 @@ def export_model(
         make_folder(temporary)
         _write_files(temporary, tensors, owner, config, normalization)
         sync_folder(temporary)
+        failpoint("model.before_rename")
         _replace(folder, temporary, old)
+        failpoint("model.renamed")
     finally:
         remove_tree(temporary)
     remove_tree(old)

@@ -53,6 +53,11 @@ class OutputFolder:
         return self.path / "metrics"
 
     @property
+    def model(self) -> Path:
+        """The trained model, once the training has ended."""
+        return self.path / "model"
+
+    @property
     def simulations(self) -> Path:
         """A folder for each simulation, and in it one for each attempt."""
         return self.path / "simulations"

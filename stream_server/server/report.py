@@ -77,6 +77,7 @@ class StudyReport:
     simulations: Mapping[int, SimulationEnd] = field(default_factory=dict)
     failures: Sequence[Mapping[str, Any]] = ()
     validation: Sequence[Mapping[str, Any]] = ()
+    best_models: Sequence[Mapping[str, Any]] = ()
     best: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -117,6 +118,7 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "batches_per_rank": list(study.batches_per_rank),
         "updates": study.updates,
         "validation": [dict(entry) for entry in study.validation],
+        "best_models": [dict(entry) for entry in study.best_models],
         "best": dict(study.best),
         "throughput": {
             "samples_per_s": _per_second(study.draws, study.training_s),

@@ -211,6 +211,7 @@ def _dealt_out(states: Sequence[Mapping[str, Any]], ledger: dict[str, Any], *, i
             "receive_s": max(reception["receive_s"] for reception in receptions),
         },
         "phases_s": phases_s,
+        "normalization": [one for state in states for one in state["normalization"]] if is_first else [],
     }
 
 

@@ -128,6 +128,7 @@ class Snapshots:
             "phases_s": dict(self.phases.seconds),
             "random": random_states(),
             "step": self.step.random_state(),
+            "normalization": [self.server.normalization.rank_state()],
         }
 
         def write(file: ChecksumFile) -> None:

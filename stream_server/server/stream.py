@@ -90,6 +90,14 @@ class StreamDataset:
         if draw is None:
             return None
         self._held = draw
+        return self._form(draw)
+
+    def form_again(self) -> Batch:
+        """The batch that was drawn last and is not settled, formed once more with the statistics there are now."""
+        assert self._held is not None
+        return self._form(self._held)
+
+    def _form(self, draw: Draw) -> Batch:
         slots = self._buffer.slots
         with self._phases.measure("gather"):
             keys = np.empty((2, len(draw.slots)), np.int64)
@@ -113,7 +121,19 @@ class StreamDataset:
             draw = self._buffer.draw(self._batch_size, timeout_s)
         if draw is not None:
             self.num_drawn += draw.num_first
+            if draw.num_first and self._server.normalization.is_observing:
+                self._observe(draw)
         return draw
+
+    def _observe(self, draw: Draw) -> None:
+        """Let the statistics see the samples that were drawn for the first time, each once."""
+        slots, normalization, rows = self._buffer.slots, self._server.normalization, draw.slots
+        if draw.num_first < len(rows):
+            rows, times = np.unique(rows, return_counts=True)
+            rows = rows[slots.seen[rows] == times]
+        with self._phases.measure("gather"):
+            fields = {name: slots.arrays[name][rows[slots.present[name][rows]]] for name in normalization.fields}
+            normalization.observe(fields, self._parameters.take(slots.simulation_ids[rows]))
 
     def _form_at_once(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present

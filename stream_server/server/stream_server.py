@@ -8,10 +8,12 @@ import numpy as np
 
 from stream_server.errors import ConfigError
 from stream_server.server.collate import NumpyCollate
+from stream_server.server.normalization import Normalization
 from stream_server.server.ranks import Ranks, SoloRanks
 from stream_server.server.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.training.callbacks import Callback
 from stream_server.server.training.metrics import Metrics
+from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.step import LearnerStep, Step
 from stream_server.server.training.stop import StopReason, StopRequests
@@ -20,6 +22,7 @@ from stream_server.server.training.union_mean import UnionMean
 if TYPE_CHECKING:
     from stream_server.buffers.buffer import Buffer
     from stream_server.config import StudyConfig
+    from stream_server.server.training.torch_learning_rates import LearningRates
 
 _NUMPY_DTYPES = {"32-true": np.float32, "64-true": np.float64}
 
@@ -42,6 +45,8 @@ class StreamServer:
         self.buffer: Buffer | None = None
         self.output_dir = Path()
         self.union_mean = UnionMean(SoloRanks())
+        self.normalization = Normalization(SoloRanks()) if config is None else Normalization.of(config)
+        self.phases = Phases()
         self._metrics = Metrics(SoloRanks())
         self._stops = StopRequests()
         self.collate = self.make_collate("32-true" if config is None else config.training.precision)
@@ -56,6 +61,7 @@ class StreamServer:
         output_dir: Path,
         metrics: Metrics,
         stops: StopRequests,
+        phases: Phases,
     ) -> None:
         """Give the server its place in a running study; called once, before any other method."""
         self.rank = ranks.rank
@@ -65,8 +71,12 @@ class StreamServer:
         self.buffer = buffer
         self.output_dir = output_dir
         self.union_mean = UnionMean(ranks)
+        self.phases = phases
         self._metrics = metrics
         self._stops = stops
+        if self.config is not None:
+            num_parameters = len(self.parameter_names)
+            self.normalization = Normalization.of(self.config, ranks, num_parameters=num_parameters)
 
     def prepare_training_attributes(self) -> Any:
         """Make the model and whatever else training needs; called once on every rank."""
@@ -182,3 +192,7 @@ class StreamServer:
     def make_step(self, ranks: Ranks) -> Step:
         """What takes one training step on all ranks."""
         return LearnerStep(self, ranks)
+
+    def make_learning_rates(self) -> "list[LearningRates]":
+        """What steps learning-rate schedulers, where there are any to step."""
+        return []

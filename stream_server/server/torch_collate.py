@@ -13,6 +13,8 @@ DTYPES = {
     "64-true": torch.float64,
     "bf16-mixed": torch.float32,
     "bf16-true": torch.bfloat16,
+    "16-mixed": torch.float32,
+    "16-true": torch.float16,
 }
 
 

@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from stream_server.errors import ConfigError
+from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.ranks import Ranks
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.torch_collate import TorchCollate
 from stream_server.server.training.step import Step
+from stream_server.server.training.torch_learning_rates import LearningRates
 
 
 class TorchServer(StreamServer):
@@ -25,9 +26,11 @@ class TorchServer(StreamServer):
     fabric: Fabric
 
     def prepare_training_attributes(self) -> Any:
-        """Make `model, optimizer` or `model, optimizer, lr_scheduler`; the scheduler is stepped at every update.
+        """Make `model, optimizer` or `model, optimizer, lr_scheduler`.
 
-        With manual optimisation `optimizer` and `lr_scheduler` may be lists.
+        With manual optimisation `optimizer` and `lr_scheduler` may be lists. In either case schedulers are stepped for
+        you: by `training.lr_clock` at every update or at every batch's worth of new samples, and a ReduceLROnPlateau at
+        every validation, with its loss.
         """
         raise NotImplementedError(f"{type(self).__name__} must define prepare_training_attributes")
 
@@ -36,15 +39,35 @@ class TorchServer(StreamServer):
         """Where the model and the batches are."""
         return self.fabric.device if hasattr(self, "fabric") else torch.device("cpu")
 
+    @property
+    def expected_lr_steps(self) -> int:
+        """How often the `lr_scheduler` will be stepped in the whole study: what `T_max` or `total_iters` ask for.
+
+        Raises:
+            UserCodeError: nobody can know, since neither the number of updates nor that of samples is known.
+        """
+        num_steps = self.progress.expected_lr_steps
+        if num_steps is None:
+            raise UserCodeError(
+                "expected_lr_steps is not known in advance: write study.time_steps and, if training.lr_clock is to be "
+                '"updates", a buffer.policy or training.draws_per_sample that bounds the number of draws'
+            )
+        return num_steps
+
     def manual_backward(self, loss: torch.Tensor) -> None:
         """Backpropagate the mean loss of this rank's batch; the gradients become those of the union batch."""
-        if hasattr(self, "fabric"):
-            self.fabric.backward(loss * self.union_mean.share)
-        else:
-            loss.backward()  # type: ignore[no-untyped-call]
+        with self.phases.measure("backward"):
+            if hasattr(self, "fabric"):
+                self.fabric.backward(loss * self.union_mean.share)
+            else:
+                loss.backward()  # type: ignore[no-untyped-call]
 
     def make_collate(self, precision: str) -> TorchCollate:
         return TorchCollate(precision)
+
+    def make_learning_rates(self) -> list[LearningRates]:
+        """What steps the `lr_scheduler` and logs the rates."""
+        return [LearningRates(self)]
 
     def make_step(self, ranks: Ranks) -> Step:
         from stream_server.server.training.torch_step import TorchStep

@@ -14,15 +14,16 @@ from stream_server.server.made_up_samples import MadeUpSamples
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.behaviours import add_behaviours
 from stream_server.server.training.callbacks import EVENTS, Callback, Callbacks, call_user
 from stream_server.server.training.length import Length
 from stream_server.server.training.limits import Limits
+from stream_server.server.training.log_points import Logging
 from stream_server.server.training.loop import Training
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.saves import NoSaves
+from stream_server.server.training.schedules import Schedule
 from stream_server.server.training.step import Step
 from stream_server.server.training.stop import StopRequests
 from stream_server.server.training.validation import Validation
@@ -93,6 +94,7 @@ class Trial:
             output_dir=self._config.output_dir,
             metrics=metrics,
             stops=self._stops,
+            phases=self._phases,
         )
         self.record.listen(server, [name for name in METHODS + EVENTS if _is_users(server, name)])
         return server
@@ -122,10 +124,12 @@ class Trial:
             phases=self._phases,
         )
         limits = Limits(self._config.training, self.progress, self._stops)
-        callbacks.prepend(limits)
-        callbacks.prepend(Reception(callbacks, self._trained))
-        add_behaviours(
-            callbacks, self._config, progress=self.progress, metrics=metrics, phases=self._phases, validation=validation
+        logging = Logging(metrics, schedule=Schedule(every=1), progress=self.progress, phases=self._phases)
+        rates = server.make_learning_rates()
+        metrics.gauges += rates
+        callbacks.surround(
+            before=[limits, Reception(callbacks, self._trained), server.normalization, validation],
+            after=[logging, *rates],
         )
         stream = StreamDataset(
             buffer,
@@ -145,6 +149,7 @@ class Trial:
             metrics=metrics,
             phases=self._phases,
             saves=NoSaves(),
+            normalization=server.normalization,
         )
 
 

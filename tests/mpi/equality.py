@@ -10,19 +10,31 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
 
+from stream_server.server.plain_state import to_bytes
 from stream_server.server.ranks import ranks_from_environment
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.training.lockstep import Turn
+from stream_server.server.training.progress import Progress
 from stream_server.server.training.torch_step import TorchStep
+from stream_server.server.training.torch_union import UnionStrategy
 from stream_server.server.training.union_mean import UnionMean
 from tests.server.settings import settings
 from tests.server.streams import batch_of
+from tests.server.torch_servers import ExactScaling
 
 RANKS = ranks_from_environment()
 
 
 class Net(TorchServer):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.norms: list[float] = []
+
     def prepare_training_attributes(self) -> Any:
         model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -34,15 +46,26 @@ class Net(TorchServer):
         self.mean_loss = self.all_reduce(loss)
         return loss
 
+    def log(self, name: str, value: Any) -> None:
+        if name == "grad/norm":
+            self.norms.append(value)
+
 
 class ManualNet(Net):
+    """One optimizer for each layer, and a schedule for the second."""
+
     automatic_optimization = False
 
+    def prepare_training_attributes(self) -> Any:
+        model, _, _ = super().prepare_training_attributes()
+        optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters(), lr=0.1)]
+        return model, optimizers, torch.optim.lr_scheduler.StepLR(optimizers[1], step_size=1, gamma=0.5)
+
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
-        self.optimizer.step()
-        self.lr_scheduler.step()
+        for optimizer in self.optimizer:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 class NormNet(Net):
@@ -57,17 +80,30 @@ SERVERS = {"automatic": Net, "manual": ManualNet, "norm": NormNet}
 
 
 def turns(steps: list[list[int]]) -> Iterator[tuple[Turn, Any]]:
-    """This rank's part of the same random union batches, whatever the number of ranks; alone it has all."""
+    """This rank's part of the union batches, whatever the number of ranks; alone it has all.
+
+    Sample number i is the same however the samples are dealt to steps and ranks.
+    """
     generator = torch.Generator().manual_seed(1)
-    for sizes in steps:
-        num = sum(sizes)
-        x = torch.randn(num, 3, generator=generator, dtype=torch.float64)
-        y = torch.randn(num, 2, generator=generator, dtype=torch.float64)
-        parts = [num] if RANKS.size == 1 else sizes
-        end = sum(parts[: RANKS.rank + 1])
-        rows = slice(end - parts[RANKS.rank], end)
-        batch = batch_of((x[rows], y[rows]), end - rows.start) if parts[RANKS.rank] else None
+    samples = torch.randn(sum(map(sum, steps)), 5, generator=generator, dtype=torch.float64)
+    for union, sizes in zip(samples.split([sum(sizes) for sizes in steps]), steps, strict=True):
+        parts = [len(union)] if RANKS.size == 1 else sizes
+        rows = union.split(parts)[RANKS.rank]
+        batch = batch_of((rows[:, :3], rows[:, 3:]), len(rows)) if len(rows) else None
         yield Turn(batch=batch, sizes=tuple(parts), num_first=0, lonely=False), batch and batch.data
+
+
+def count_reductions(server: TorchServer) -> list[int]:
+    """A list to which DDP's reduction of each bucket adds its number."""
+    counted: list[int] = []
+
+    def hook(state: None, bucket: GradBucket) -> Future[torch.Tensor]:
+        counted.append(bucket.index())
+        return allreduce_hook(None, bucket)
+
+    if isinstance(server.fabric.strategy, UnionStrategy):
+        server.fabric.strategy.wrapped.register_comm_hook(None, hook)
+    return counted
 
 
 def state(tensors: Iterable[torch.Tensor]) -> list[float]:
@@ -75,16 +111,39 @@ def state(tensors: Iterable[torch.Tensor]) -> list[float]:
 
 
 def train(job: dict[str, Any]) -> None:
+    counters.clear()
     server = SERVERS[job.get("server", "automatic")](settings(**job.get("training", {})))
     server.union_mean = UnionMean(RANKS)
-    with TorchStep(server, RANKS, server.config) as step:
+    server.progress = Progress(RANKS.size)
+    precision = ExactScaling(job["scale"]) if "scale" in job else None
+    rates = server.make_learning_rates()
+    with TorchStep(server, RANKS, server.config, precision=precision) as step:
+        reductions = count_reductions(server)
         for index, (turn, data) in enumerate(turns(job["steps"])):
-            step.run(turn, data, index)
+            outcome = step.run(turn, data, index)
+            server.progress.count_turn(turn)
+            if outcome.updated:
+                server.progress.count_update(outcome)
+            rates.on_step_end(server)
         own = state(server.model.buffers())
         step.finish()
         shared = state(server.model.buffers())
         weights = state(server.model.parameters())
-    everyone = RANKS.gather({"weights": weights, "own": own, "shared": shared})
+        saved = step.state_dict()
+        step.load_state_dict(saved)
+        is_same = to_bytes(step.state_dict()) == to_bytes(saved)
+    found = {
+        "weights": weights,
+        "norms": server.norms,
+        "num_reductions": len(reductions),
+        "own": own,
+        "shared": shared,
+        "names": list(server.model.state_dict()),
+        "num_optimizers": len(saved["optimizers"]),
+        "comes_back": is_same,
+        "num_graphs": counters["stats"]["unique_graphs"],
+    }
+    everyone = RANKS.gather(found)
     if everyone is not None:
         print(json.dumps(everyone))
 

@@ -14,9 +14,14 @@ def run(
     *,
     implementation: str = "mpich",
     deadline_s: float = 50.0,
+    ignored: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run `tests/mpi/PROGRAM.py` on ranks, or without MPI when there is one."""
-    argv = ["-W", "error", "-m", f"tests.mpi.{program}", *arguments]
+    """Run `tests/mpi/PROGRAM.py` on ranks, or without MPI when there is one.
+
+    Warnings are errors, but for those that begin like one of `ignored`.
+    """
+    allowed = [option for beginning in ignored for option in ("-W", f"ignore:{beginning}")]
+    argv = ["-W", "error", *allowed, "-m", f"tests.mpi.{program}", *arguments]
     launch = alone(argv) if num_ranks == 1 else mpirun(implementation, num_ranks, argv)
     # torch leaves an empty cache folder among the temporary files.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="mpi-") as temporary:

@@ -28,5 +28,6 @@ def settings(**training: Any) -> Any:
         training=SimpleNamespace(**{**defaults, **training}),
         study=SimpleNamespace(seed=0),
         network=SimpleNamespace(interface=None),
+        normalization=SimpleNamespace(fields=(), parameters=False, per="field", every_batches=10, freeze_after=None),
         user={},
     )

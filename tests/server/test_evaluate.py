@@ -186,7 +186,7 @@ def test_a_saved_model_comes_back_with_what_belongs_to_it(tmp_path: Path) -> Non
     server, other = Learner(3.0), Learner()
     best = best_model(tmp_path, server, LearnerStep(server, SoloRanks()), {"Remembering": {"mean": 5.0}})
     callbacks, remembering = Callbacks(other), Remembering(0.0)
-    callbacks.append(remembering)
+    callbacks.surround(after=[remembering])
     load_model(find_saved_model(best), other, callbacks, allow_pickle=False)
     assert other.weights.tolist() == server.weights.tolist()
     assert remembering.mean == 5.0

@@ -272,4 +272,3 @@ def test_study_json_says_what_is_kept(per: str, shape: Sequence[int]) -> None:
     it.observe({"signal": np.ones((5, 8))}, np.ones((5, 2)))
     it.on_step_end(at_batch(7))
     assert (it.num_samples, it.frozen) == (5, True)
-

@@ -36,6 +36,7 @@ KEYS = [
     "batches_per_rank",
     "updates",
     "validation",
+    "best_models",
     "best",
     "throughput",
     "phases_s",

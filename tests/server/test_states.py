@@ -11,8 +11,8 @@ from stream_server.server.plain_state import from_bytes, to_bytes
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.training.callbacks import Callbacks
 from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.phases import Phases
 from stream_server.server.training.metrics import Metrics
+from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.step import StepOutcome
 from stream_server.server.training.validation import Validation

@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 
 from stream_server.buffers.buffer import Buffer
 from stream_server.buffers.fifo import Fifo
+from stream_server.buffers.firo import Firo
 from stream_server.buffers.slots import Slots
 from stream_server.errors import Closed, ProducerFailed, UserCodeError
+from stream_server.server.normalization import Normalization
+from stream_server.server.ranks import SoloRanks
 from stream_server.server.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
@@ -266,3 +269,66 @@ class Ragged(PerSample):
 def test_samples_of_different_shapes_are_refused() -> None:
     with pytest.raises(UserCodeError, match=r"same structure .* returned ndarrays of \(1,\) and \(2,\)"):
         stream_of(buffer_of(2), Ragged()).draw(0)
+
+
+class Normalized(Vectorised):
+    """Its batches are at order one."""
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        return {"u": self.normalization.normalize("u", batch.fields["u"])}
+
+
+def observing(server: StreamServer) -> StreamServer:
+    server.normalization = Normalization(SoloRanks(), {"u": (), "v": ()}, num_parameters=2)
+    return server
+
+
+def test_statistics_see_each_sample_when_it_is_first_drawn_and_optional_fields_where_they_are() -> None:
+    buffer, server = buffer_of(4), observing(PerSample())
+    stream = stream_of(buffer, server, batch_size=3)
+    stream.draw(0)
+    server.normalization.sync()
+    arrays = server.normalization.arrays()
+    assert server.normalization.num_samples == 3
+    assert (arrays["fields.u.count"], arrays["fields.u.mean"]) == (12, 2)
+    assert (arrays["fields.v.count"], arrays["fields.v.mean"]) == (2, 1)
+    assert arrays["parameters.mean"].tolist() == [7, 0.5]
+
+
+def test_statistics_see_a_sample_that_is_drawn_again_and_again_once() -> None:
+    buffer, server = buffer_of(6), observing(PerSample())
+    firo = Firo(capacity=8, watermark=1, pseudo_epochs=5, seed=3)
+    firo.put(buffer.policy.slots().tolist())
+    buffer.policy = firo
+    stream = stream_of(buffer, server, batch_size=4)
+    for _ in range(3):
+        stream.draw(0)
+    buffer.close()
+    assert sum(batch.size for batch in stream if batch is not None) == 6 * 5 - 3 * 4
+    server.normalization.sync()
+    assert server.normalization.num_samples == 6
+    assert server.normalization.mean["u"] == 3.5
+
+
+def test_a_restored_batch_was_seen_when_it_was_drawn() -> None:
+    buffer = buffer_of(4)
+    stream_of(buffer, observing(PerSample())).draw(0)
+    server = observing(PerSample())
+    stream = stream_of(restored(buffer), server)
+    stream.draw(0)
+    server.normalization.sync()
+    assert server.normalization.num_samples == 0
+
+
+def test_the_first_batch_is_formed_again_once_there_are_statistics() -> None:
+    server = observing(Normalized())
+    stream = stream_of(buffer_of(2), server)
+    first = stream.draw(0)
+    server.normalization.sync()
+    again = stream.form_again()
+    assert first is not None
+    assert first.data["u"][:, 0, 0].tolist() == [1, 2]
+    assert again.data["u"][:, 0, 0].tolist() == [-1, 1]
+    assert (again.size, again.num_first, again.keys.tolist()) == (first.size, first.num_first, first.keys.tolist())
+    server.normalization.sync()
+    assert server.normalization.num_samples == 2

@@ -82,8 +82,17 @@ def train(step: TorchStep, first: int, stop: int) -> list[StepOutcome]:
         data = batch(index)
         turn = Turn(batch=batch_of(data, len(data)), sizes=(len(data),), num_first=len(data), lonely=False)
         outcomes.append(step.run(turn, step.place(data), index))
-        step.validated({"loss": 1.0})
+        if outcomes[-1].updated:
+            step_schedule(step._server)
     return outcomes
+
+
+def step_schedule(server: TorchServer) -> None:
+    """As LearningRates does, of which tests/server/training/test_torch_learning_rates.py says more."""
+    if isinstance(server.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        server.lr_scheduler.step(1.0)
+    elif server.lr_scheduler is not None:
+        server.lr_scheduler.step()
 
 
 def saved(step: TorchStep) -> tuple[bytes, bytes]:
@@ -175,6 +184,32 @@ def test_weights_of_each_precision_come_back_bit_by_bit(precision: str) -> None:
         step.run(turn, data, 0)
         state = saved(step)
     with fresh(Noisy, precision=precision) as other:
+        take_back(other, state)
+        assert saved(other) == state
+
+
+def test_how_many_updates_were_skipped_in_a_row_is_not_forgotten() -> None:
+    keys = {"max_nonfinite": 2}
+    data = torch.full((2, 3), float("nan"), dtype=torch.float64)
+    turn = Turn(batch=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False)
+    with fresh(Momentum, **keys) as step:
+        step.run(turn, data, 0)
+        step.run(turn, data, 1)
+        state = saved(step)
+    with fresh(Momentum, **keys) as other:
+        take_back(other, state)
+        with pytest.raises(UserCodeError, match=r"training\.max_nonfinite is 2"):
+            other.run(turn, data, 2)
+
+
+# torch warns of its own use of what it has deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
+def test_what_was_saved_does_not_depend_on_compiling(before: bool, after: bool) -> None:
+    """Nothing is compiled before the first forward pass."""
+    with fresh(Noisy, compile=before) as step:
+        state = saved(step)
+    with fresh(Noisy, compile=after) as other:
         take_back(other, state)
         assert saved(other) == state
 

@@ -1,6 +1,5 @@
 """The torch step on one rank; tests/mpi compares several with one."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,47 +13,17 @@ from stream_server.server.torch_collate import TorchCollate
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.step import StepOutcome
-from stream_server.server.training.torch_group import torch_threads
+from stream_server.server.training.torch_devices import torch_threads
 from stream_server.server.training.torch_step import TorchStep
 from tests.server.settings import settings
 from tests.server.streams import batch_of
 from tests.server.thread_ranks import Job, ThreadRanks
+from tests.server.torch_servers import Scale, train, turn_of, weight
 
 
 @pytest.fixture(autouse=True)
 def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-class Scale(TorchServer):
-    """One weight, which is 1 at first; the loss is weight × mean of the batch, so its gradient is that mean."""
-
-    def prepare_training_attributes(self) -> Any:
-        model = nn.Linear(1, 1, bias=False)
-        nn.init.ones_(model.weight)
-        return model, torch.optim.SGD(model.parameters(), lr=1.0)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.model(batch).mean()
-
-
-def turn_of(values: Sequence[float]) -> tuple[Turn, Any]:
-    data = torch.tensor(values, dtype=torch.float64)[:, None]
-    batch = batch_of(data, len(values))
-    return Turn(batch=batch, sizes=(len(values),), num_first=len(values), lonely=False), data
-
-
-def train(server: TorchServer, batches: Sequence[Sequence[float]]) -> list[StepOutcome | None]:
-    with TorchStep(server, SoloRanks(), server.config) as step:
-        outcomes: list[StepOutcome | None] = [
-            step.run(turn, step.place(data), index) for index, (turn, data) in enumerate(map(turn_of, batches))
-        ]
-        return [*outcomes, step.finish()]
-
-
-def weight(server: TorchServer) -> float:
-    value: float = server.model.weight.item()
-    return value
 
 
 def test_a_step_updates_the_model_and_tells_the_loss() -> None:
@@ -94,34 +63,46 @@ def test_an_update_that_is_not_finite_is_skipped_and_said(
 
 
 def test_an_update_that_is_not_finite_ends_the_study_when_told_to() -> None:
-    with pytest.raises(UserCodeError, match=r"is not finite, and training\.nonfinite is stop"):
-        train(Scale(settings(nonfinite="stop")), [[float("inf")]])
+    said = r"is not finite, and training\.nonfinite is stop\. .* \(simulation, time step\): \(7, 0\), \(7, 1\)$"
+    with pytest.raises(UserCodeError, match=said):
+        train(Scale(settings(nonfinite="stop")), [[0.5], [float("inf"), 0.5]])
 
 
-class Scheduled(Scale):
-    def prepare_training_attributes(self) -> Any:
-        model, optimizer = super().prepare_training_attributes()
-        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+def test_too_many_skipped_updates_in_a_row_end_the_study() -> None:
+    bad, good = [float("nan")], [0.5]
+    train(Scale(settings(max_nonfinite=2)), [bad, bad, good, bad, bad])
+    said = r"the gradient of batch 0 .* 2 updates before, and training\.max_nonfinite is 2\. .*: \(7, 0\)$"
+    with pytest.raises(UserCodeError, match=said):
+        train(Scale(settings(max_nonfinite=2)), [bad, bad, bad])
 
 
-def test_the_scheduler_is_stepped_at_every_update() -> None:
-    server = Scheduled(settings(accumulate=2))
-    train(server, [[0.1]] * 4)
-    assert server.lr_scheduler.get_last_lr() == [0.25]
-
-
-class Plateau(Scale):
-    def prepare_training_attributes(self) -> Any:
-        model, optimizer = super().prepare_training_attributes()
-        return model, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-
-
-def test_a_plateau_scheduler_is_stepped_at_every_validation() -> None:
-    server = Plateau(settings())
+def test_an_error_names_all_batches_of_the_accumulation_and_no_others() -> None:
+    server = Scale(settings(nonfinite="stop", accumulate=2))
     with TorchStep(server, SoloRanks(), server.config) as step:
-        for loss in (1.0, 1.0):
-            step.validated({"loss": loss})
-    assert server.lr_scheduler.get_last_lr() == [0.5]
+        for index, values in enumerate([[0.5], [0.5], [0.5], [float("nan")]]):
+            turn, data = turn_of(values, first_step=10 * index)
+            if index < 3:
+                step.run(turn, data, index)
+        with pytest.raises(UserCodeError, match=r"2 samples of it.*: \(7, 20\), \(7, 30\)$"):
+            step.run(turn, data, 3)
+
+
+def test_the_step_tells_its_phases() -> None:
+    server = Scale(settings())
+    train(server, [[0.5]])
+    assert set(server.phases.seconds) == {"forward", "backward", "optimizer"}
+
+
+def test_manual_backward_is_a_phase_of_its_own() -> None:
+    server = Manual(settings())
+    train(server, [[0.5]])
+    assert set(server.phases.seconds) == {"forward", "backward"}
+
+
+def test_sharding_the_model_is_refused_without_gpus() -> None:
+    server = Scale(settings(strategy="fsdp", uneven="stop"))
+    with pytest.raises(ConfigError, match='"fsdp" needs GPUs, and there is none here: write "ddp"'):
+        TorchStep(server, SoloRanks(), server.config)
 
 
 class Manual(Scale):
@@ -147,10 +128,10 @@ def test_manual_optimisation_on_several_ranks_needs_uneven_stop() -> None:
     assert TorchStep(stopping, ThreadRanks(Job(2), 0), stopping.config).needs_every_rank
 
 
-@pytest.mark.parametrize("ignored", [{"accumulate": 2}, {"clip_norm": 1.0}])
+@pytest.mark.parametrize("ignored", [{"accumulate": 2}, {"clip_norm": 1.0}, {"clip_value": 1.0}])
 def test_manual_optimisation_refuses_what_it_would_ignore(ignored: dict[str, Any]) -> None:
     server = Manual(settings(**ignored))
-    with pytest.raises(ConfigError, match=r"accumulate and training\.clip_norm must be left out"):
+    with pytest.raises(ConfigError, match=r"clip_norm and training\.clip_value must be left out"):
         TorchStep(server, SoloRanks(), server.config)
 
 

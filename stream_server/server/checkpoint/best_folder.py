@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.errors import DamagedCheckpoint
+from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.checksum_file import ChecksumFile, record_of
 from stream_server.server.checkpoint.durable import make_folder, remove_tree, rename_folder, sync_folder
 from stream_server.server.checkpoint.manifest import FileRecord
@@ -51,8 +52,10 @@ class BestFolder:
             _written(temporary, Part(path=FACTS_FILE, write=lambda file: file.write(text.encode())))
             for folder in {(temporary / name).parent for name in (*files, FACTS_FILE)}:
                 sync_folder(folder)
+            failpoint("best.before_rename")
             remove_tree(path)
             rename_folder(temporary, path)
+            failpoint("best.renamed")
         except BaseException:
             remove_tree(temporary)
             raise

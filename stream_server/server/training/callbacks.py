@@ -1,7 +1,7 @@
 """What users hang onto the events of a training."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,10 @@ class Callback:
 class Callbacks:
     """Calls an event on the server and on every callback, in their order.
 
-    The order is: built-in behaviours that were `prepend`ed, the server's own method, the user's callbacks as
-    `configure_callbacks` gave them, built-in behaviours that were `append`ed. The methods take the arguments of
-    `Callback` without the server. An exception of a user's event becomes a `UserCodeError` that names whose event it
-    was; an error of ours that passes through stays what it is.
+    The user's callbacks come in the order in which `configure_callbacks` gave them, after the server's own method, and
+    built-in behaviours `surround` them. The methods take the arguments of `Callback` without the server. An exception
+    of a user's event becomes a `UserCodeError` that names whose event it was; an error of ours that passes through
+    stays what it is.
     """
 
     def __init__(self, server: Any, callbacks: Iterable[Callback] = ()) -> None:
@@ -94,21 +94,16 @@ class Callbacks:
             if not isinstance(callback, Callback):
                 text = f"configure_callbacks must return Callback objects, but one is {type(callback).__name__}"
                 raise UserCodeError(text)
-            for event, method in _overridden(callback):
+            for event in EVENTS:
                 name = f"{type(callback).__name__}.{event}"
-                self._listening[event].append(partial(call_user, name, method, server))
+                self._listening[event] += [partial(call_user, name, it, server) for it in _methods([callback], event)]
 
-    def prepend(self, callback: Callback) -> None:
-        """Tell a built-in behaviour of each event before all others."""
-        self._built_in.insert(0, callback)
-        for event, method in _overridden(callback):
-            self._listening[event].insert(0, partial(method, self._server))
-
-    def append(self, callback: Callback) -> None:
-        """Tell a built-in behaviour of each event after all others."""
-        self._built_in.append(callback)
-        for event, method in _overridden(callback):
-            self._listening[event].append(partial(method, self._server))
+    def surround(self, *, before: Sequence[Callback] = (), after: Sequence[Callback] = ()) -> None:
+        """Tell built-in behaviours of each event, `before` and `after` the server and the user's callbacks."""
+        self._built_in += [*before, *after]
+        for event in EVENTS:
+            first, last = ([partial(it, self._server) for it in _methods(group, event)] for group in (before, after))
+            self._listening[event] = [*first, *self._listening[event], *last]
 
     def on_train_start(self) -> None:
         self._tell("on_train_start")
@@ -179,11 +174,9 @@ class Callbacks:
             method(*arguments)
 
 
-def _overridden(callback: Callback) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The events that a callback cares for: nothing is called for the others."""
-    for event in EVENTS:
-        if getattr(type(callback), event) is not getattr(Callback, event):
-            yield event, getattr(callback, event)
+def _methods(callbacks: Iterable[Callback], event: str) -> list[Callable[..., Any]]:
+    """The methods of those callbacks that care for an event: nothing is called for the others."""
+    return [getattr(it, event) for it in callbacks if getattr(type(it), event) is not getattr(Callback, event)]
 
 
 def _named(callbacks: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:

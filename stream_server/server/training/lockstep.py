@@ -23,11 +23,13 @@ NUM_SHARED = 4
 
 
 class Stream(Protocol):
-    """Where batches come from. `settle`: the last one was trained."""
+    """Where batches come from. `settle`: the last one was trained; `form_again`: give it once more."""
 
     def draw(self, timeout_s: float) -> Batch | None: ...
 
     def settle(self) -> None: ...
+
+    def form_again(self) -> Batch: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

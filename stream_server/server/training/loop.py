@@ -1,8 +1,9 @@
 """The training of a study."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stream_server.failpoints import failpoint
+from stream_server.server.normalization import Normalization
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import Callbacks
 from stream_server.server.training.limits import Limits
@@ -33,6 +34,7 @@ class Training:
     metrics: Metrics
     phases: Phases
     saves: Saves
+    normalization: Normalization
     needs_every_batch: bool = False
 
     def run(self) -> None:
@@ -56,7 +58,7 @@ class Training:
             saves=self.saves,
         )
         for turn in turns:
-            self._train(turn)
+            self._train(turn if self.normalization.is_ready else self._normalized(turn))
             self.callbacks.on_step_end()
         last_update = self.step.finish()
         if last_update is not None:
@@ -65,6 +67,11 @@ class Training:
             self.metrics.write(self.progress.batches, self.progress.elapsed_s)
         else:
             self.callbacks.on_train_end()
+
+    def _normalized(self, turn: Turn) -> Turn:
+        """The first batch was formed before there were statistics: it is formed again with those of all ranks."""
+        self.normalization.sync()
+        return turn if turn.batch is None else replace(turn, batch=self.stream.form_again())
 
     def _train(self, turn: Turn) -> None:
         data, batch_idx = None, self.progress.batches

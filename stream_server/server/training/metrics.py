@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from stream_server.failpoints import failpoint
 from stream_server.server.training.histogram import Histogram
 from stream_server.server.training.log_record import AXES, Record, Writer
 from stream_server.server.training.progress import Progress
@@ -113,6 +114,7 @@ class Metrics:
                 gauge(self)
             self._gauged_at = batch
         mine = self._take()
+        failpoint("metrics.before_write")
         self._own = self._give(self._own, self._record(batch, wall_s, _means([mine["values"]])))
         per_rank = self._ranks.gather(mine)
         if per_rank is None:
@@ -126,6 +128,7 @@ class Metrics:
             values.update({f"{name}/{key}": value for key, value in histogram.statistics.items()})
         figures, self._figures = self._figures, {}
         self._write_reduced(self._record(batch, wall_s, values, histograms, figures))
+        failpoint("metrics.written")
 
     def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:
         """Write numbers that are the same on all ranks already, such as those of a validation; not collective."""

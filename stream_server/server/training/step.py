@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from stream_server.server.stream_server import StreamServer
     from stream_server.server.training.lockstep import Turn
 
+_FOR_TORCH = {
+    "strategy": "ddp",
+    "accumulate": 1,
+    "clip_norm": None,
+    "clip_value": None,
+    "compile": False,
+    "matmul_precision": "highest",
+    "deterministic": False,
+}
+
 _log = logging.getLogger(__name__)
 
 
@@ -61,10 +71,6 @@ class Step(Protocol):
         """Within, the model evaluates and does not learn, and is the same on all ranks."""
         ...
 
-    def validated(self, metrics: dict[str, float]) -> None:
-        """A validation gave these means."""
-        ...
-
     def unite(self) -> None:
         """Make the model the same on all ranks."""
         ...
@@ -101,12 +107,7 @@ class LearnerStep:
         self._ranks = ranks
         self._behind: set[int] = set()
         self._newest = 0
-        settings = None if server.config is None else server.config.training
-        if settings is not None and (settings.accumulate != 1 or settings.clip_norm is not None):
-            raise ConfigError(
-                "training.accumulate and training.clip_norm are for a TorchServer and must be left out: "
-                "the training_step of a plain StreamServer updates the model itself"
-            )
+        self._refuse_what_is_for_torch()
 
     def __enter__(self) -> "LearnerStep":
         server = self._server
@@ -140,9 +141,6 @@ class LearnerStep:
         self._catch_up()
         yield
 
-    def validated(self, metrics: dict[str, float]) -> None:
-        pass
-
     def unite(self) -> None:
         self._catch_up()
 
@@ -158,6 +156,17 @@ class LearnerStep:
 
     def load_random_state(self, state: dict[str, Any]) -> None:
         pass
+
+    def _refuse_what_is_for_torch(self) -> None:
+        if self._server.config is None:
+            return
+        settings = self._server.config.training
+        ignored = [f"training.{key}" for key, default in _FOR_TORCH.items() if getattr(settings, key) != default]
+        if ignored:
+            raise ConfigError(
+                f"{' and '.join(ignored)} must be left out: that is for a TorchServer, while the training_step of a "
+                "plain StreamServer updates the model itself"
+            )
 
     def _catch_up(self) -> None:
         if not self._behind:

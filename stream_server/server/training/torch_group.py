@@ -1,22 +1,16 @@
 """The process group of torch, opened by the server's ranks."""
 
-import ctypes
 import ipaddress
 import os
 import socket
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 from stream_server.server.ranks import Ranks
 
 LOOPBACK = "127.0.0.1"
-# Numbers of options in glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT_BYTES = 2**30
-LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 
 class RanksEnvironment(ClusterEnvironment):
@@ -121,28 +115,3 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def torch_threads(ranks: Ranks) -> int:
-    """The cores of this node, shared out to its ranks."""
-    return max(1, ranks.num_cores // ranks.local_size)
-
-
-def keep_freed_memory() -> None:
-    """Make the C library keep what is freed, unless the user tuned it.
-
-    By default glibc gives the memory of large gradients and activations back to the system after every update and
-    faults it in again page by page: the heat study's network of 2.6 million weights took 20 ms a step on a CPU, and
-    15 ms without that (measured).
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt") and not any(name.startswith("MALLOC_") for name in os.environ):
-        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
-
-
-def limit_threads(ranks: Ranks) -> None:
-    """Keep torch's threads within this rank's share of the cores, unless the user said otherwise."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(torch_threads(ranks))
-        torch.set_num_threads(torch_threads(ranks))

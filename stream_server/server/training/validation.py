@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from stream_server.failpoints import failpoint
 from stream_server.server.ranks import Ranks
 from stream_server.server.simulation_data import SimulationBatch
 from stream_server.server.training.callbacks import Callback, Callbacks
@@ -113,6 +114,7 @@ class Validation(Callback):
             values = self._go_through(sets, must_leave) if sets else {}
             if values is None:
                 return {}
+            failpoint("validation.known")
             self._schedule.done(self._progress)
             if values:
                 self._conclude(values)

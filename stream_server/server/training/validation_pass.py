@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stream_server.errors import UserCodeError
+from stream_server.failpoints import failpoint
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.means import Means
@@ -92,6 +93,7 @@ class ValidationPass:
             sizes, leave = self._agree(num)
             if leave or not any(sizes):
                 return index if leave else None
+            failpoint("validation.before_batch")
             placed = self._step.place(data) if num else None
             with self._server.union_mean.step(sizes):
                 returned = call_user(self._where, self._server.validation_step, placed, index) if num else None

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from stream_server.server.normalization import Normalization
+from stream_server.server.ranks import SoloRanks
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import Callback, Callbacks
 from stream_server.server.training.limits import Limits
@@ -96,7 +98,7 @@ def training(
     run = Run(ranks=ranks, stops=StopRequests(), progress=Progress(ranks.size), diary=Diary(), metrics=Metrics(ranks))
     limits = Limits(config.training, run.progress, run.stops, leave_at_s=leave_at_s)
     callbacks = Callbacks(server, [run.diary, EachRound(lambda: each_round(run))])
-    callbacks.prepend(limits)
+    callbacks.surround(before=[limits])
     Training(
         ranks=ranks,
         stream=ScriptedStream([batch_of(loss, 1) for loss in losses]),
@@ -108,6 +110,7 @@ def training(
         metrics=run.metrics,
         phases=Phases(),
         saves=NoSaves(),
+        normalization=Normalization(SoloRanks()),
     ).run()
     return run
 

@@ -1,0 +1,68 @@
+"""How many all-reduces an update of several batches makes, under mpirun on two ranks.
+
+The value is the number of all-reduces per update of 4 accumulated batches, counted by torch's profiler; the reference
+is the number of DDP's buckets, each of which must be reduced once. Now and then a rank has no batch.
+
+    python -m benchmarks.accumulate
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.fabric import NUM_RANKS, Server, config, some_batches, under_mpirun
+from benchmarks.measure import Result, result, show
+from stream_server.server.ranks import ranks_from_environment
+from stream_server.server.training.lockstep import Turn
+from stream_server.server.training.torch_step import TorchStep
+from stream_server.server.training.torch_union import UnionStrategy
+
+ACCUMULATE = 4
+NUM_UPDATES = 9
+
+
+def results() -> Iterator[Result]:
+    """accumulate.allreduce."""
+    counts = json.loads(under_mpirun("benchmarks.accumulate", NUM_RANKS))
+    yield result("accumulate.allreduce", "all-reduces", [(found, num_buckets) for found, num_buckets in counts])
+
+
+def measure() -> None:
+    """On each rank; rank 0 prints the all-reduces of each update, and the number of buckets."""
+    ranks = ranks_from_environment()
+    server = Server(config(accumulate=ACCUMULATE))
+    batches = some_batches(ranks.rank)
+    counts = []
+    with TorchStep(server, ranks, server.config) as step:
+        strategy = server.fabric.strategy
+        assert isinstance(strategy, UnionStrategy)
+        for update in range(NUM_UPDATES):
+            with profile(activities=[ProfilerActivity.CPU]) as profiler:
+                for index in range(ACCUMULATE):
+                    # In every third update rank 1 has no batch for the last step, in which all is reduced.
+                    is_missing = update % 3 == 2 and index == ACCUMULATE - 1
+                    batch = None if is_missing and ranks.rank == 1 else batches[index]
+                    sizes = (batches[index].size, 0 if is_missing else batches[index].size)
+                    turn = Turn(batch=batch, sizes=sizes, num_first=0, lonely=False)
+                    step.run(turn, None if batch is None else batch.data, index)
+            num_reduced = sum(event.count for event in profiler.key_averages() if "all_reduce" in event.key.lower())
+            counts.append((num_reduced, num_buckets(strategy)))
+    if ranks.rank == 0:
+        print(json.dumps(counts))
+
+
+def num_buckets(strategy: UnionStrategy) -> int:
+    """Into how many parts DDP puts the gradients."""
+    sizes = strategy.wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    return len(str(sizes).split(","))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1:] == ["rank"]:
+        measure()
+    else:
+        show(results())

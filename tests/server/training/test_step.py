@@ -1,0 +1,35 @@
+"""What a plain StreamServer's step refuses."""
+
+from typing import Any
+
+import pytest
+
+from stream_server.errors import ConfigError
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.stream_server import StreamServer
+from tests.server.settings import settings
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        {"strategy": "fsdp"},
+        {"accumulate": 2},
+        {"clip_norm": 1.0},
+        {"clip_value": 1.0},
+        {"compile": True},
+        {"matmul_precision": "high"},
+        {"deterministic": True},
+    ],
+)
+def test_settings_for_torch_are_refused(ignored: dict[str, Any]) -> None:
+    server = StreamServer(settings(**ignored))
+    with pytest.raises(
+        ConfigError, match=rf"^training\.{next(iter(ignored))} must be left out: that is for a TorchServer"
+    ):
+        server.make_step(SoloRanks())
+
+
+def test_all_that_is_refused_is_told_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"^training\.accumulate and training\.compile must be left out"):
+        StreamServer(settings(accumulate=2, compile=True)).make_step(SoloRanks())

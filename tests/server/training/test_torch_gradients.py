@@ -1,0 +1,90 @@
+"""The norm that is logged and the limits that are kept."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.server.settings import settings
+from tests.server.torch_servers import ExactScaling, Scale, train
+
+
+@pytest.fixture(autouse=True)
+def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+class Plane(Scale):
+    """Two weights, 1 at first, and the gradient (3, 4) × mean of the batch."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(model.weight)
+        return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(batch * batch.new_tensor([3.0, 4.0])).mean()
+
+
+def learned(server: Plane) -> list[float]:
+    values: list[float] = (1 - server.model.weight).flatten().tolist()
+    return values
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, [3.0, 4.0]),
+        ({"clip_norm": 10.0}, [3.0, 4.0]),
+        ({"clip_norm": 2.5}, [1.5, 2.0]),
+        ({"clip_value": 3.5}, [3.0, 3.5]),
+        ({"clip_value": 0.5}, [0.5, 0.5]),
+    ],
+)
+@pytest.mark.parametrize("scale", [None, 1024.0])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_are_clipped_and_their_norm_before_is_logged(
+    limits: dict[str, float], expected: list[float], scale: float | None, accumulate: int
+) -> None:
+    server = Plane(settings(accumulate=accumulate, **limits))
+    precision = None if scale is None else ExactScaling(scale)
+    train(server, [[1.0, 1.0]] * accumulate, precision=precision)
+    assert learned(server) == pytest.approx(expected, rel=1e-6)
+    assert server.logged["grad/norm"] == pytest.approx([5.0])
+
+
+def test_the_norm_of_16_bit_gradients_is_taken_in_32_bits() -> None:
+    class Long(Scale):
+        def prepare_training_attributes(self) -> Any:
+            model = nn.Linear(1, 70_000, bias=False)
+            return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.model(batch).sum()
+
+    server = Long(settings(precision="bf16-true"))
+    train(server, [[1.0]])
+    assert server.logged["grad/norm"] == pytest.approx([70_000**0.5], rel=1e-6)
+
+
+def test_the_norm_of_an_update_that_is_skipped_is_not_logged() -> None:
+    server = Scale(settings())
+    train(server, [[0.5], [float("nan")]])
+    assert server.logged["grad/norm"] == [0.5]
+
+
+class FewLearn(Scale):
+    """Only a part of the model learns."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Sequential(nn.Linear(1, 1, bias=False).requires_grad_(False), nn.Linear(1, 1, bias=False))
+        for layer in model:
+            nn.init.ones_(layer.weight)
+        return model, torch.optim.SGD(model[1].parameters(), lr=1.0)
+
+
+def test_weights_that_do_not_learn_have_no_part_in_the_norm() -> None:
+    server = FewLearn(settings())
+    train(server, [[0.5]])
+    assert server.logged["grad/norm"] == [0.5]

@@ -1,0 +1,188 @@
+"""When schedulers are stepped, on streams of known and of unknown length."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedulers
+
+from stream_server.errors import UserCodeError
+from stream_server.server.training.length import Length
+from stream_server.server.training.lockstep import Turn
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.step import StepOutcome
+from stream_server.server.training.torch_learning_rates import LearningRates
+from tests.server.torch_servers import Scale
+
+BATCH_SIZE = 4
+NUM_STEPS = 8
+
+KNOWN = Length(batches=NUM_STEPS, samples=NUM_STEPS * BATCH_SIZE, samples_per_update=BATCH_SIZE)
+UNKNOWN = Length(samples=NUM_STEPS * BATCH_SIZE, samples_per_update=BATCH_SIZE)
+
+
+class WarmUpAndCosine(Scale):
+    """Two steps from 0.1 up to 1, then down to 0 at the end."""
+
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer = super().prepare_training_attributes()
+        rise = schedulers.LinearLR(optimizer, start_factor=0.1, total_iters=2)
+        fall = schedulers.CosineAnnealingLR(optimizer, T_max=self.expected_lr_steps - 2)
+        return model, optimizer, schedulers.SequentialLR(optimizer, [rise, fall], milestones=[2])
+
+
+class MultiStep(Scale):
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer = super().prepare_training_attributes()
+        return model, optimizer, schedulers.MultiStepLR(optimizer, [2, 4], gamma=0.1)
+
+
+class Plateau(Scale):
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer = super().prepare_training_attributes()
+        return model, optimizer, schedulers.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+
+
+class TwoGroups(Scale):
+    def prepare_training_attributes(self) -> Any:
+        model, _ = super().prepare_training_attributes()
+        optimizers = [torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.5, 0.25)]
+        return model, optimizers, [schedulers.ExponentialLR(optimizer, 0.5) for optimizer in optimizers]
+
+
+def prepared(server: Scale, length: Length, clock: str) -> Scale:
+    server.progress = Progress(length=length, lr_clock=clock)
+    server.model, server.optimizer, server.lr_scheduler = server.prepare_training_attributes()
+    return server
+
+
+def step(server: Scale, rates: LearningRates, *, num_first: int, skipped: bool = False) -> None:
+    """As the loop does."""
+    if not skipped and not isinstance(server.optimizer, list):
+        server.optimizer.step()
+    turn = Turn(batch=None, sizes=(BATCH_SIZE,), num_first=num_first, lonely=False)
+    server.progress.count_turn(turn)
+    server.progress.count_update(StepOutcome(skipped=skipped))
+    rates.on_step_end(server)
+
+
+def rate(server: Scale) -> float:
+    value: float = server.optimizer.param_groups[0]["lr"]
+    return value
+
+
+def test_warm_up_and_cosine_reach_their_end_with_the_last_update_of_a_known_stream() -> None:
+    server = prepared(WarmUpAndCosine(), KNOWN, "updates")
+    rates, found = server.make_learning_rates()[0], []
+    for _ in range(NUM_STEPS):
+        step(server, rates, num_first=0)
+        found.append(rate(server))
+    assert found[:2] == pytest.approx([0.55, 1.0])
+    assert found[4] == pytest.approx(0.5)
+    assert found[-1] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_and_with_the_last_sample_of_a_stream_whose_batches_nobody_knows() -> None:
+    """Each sample is drawn four times: a quarter of every batch is new."""
+    server = prepared(WarmUpAndCosine(), UNKNOWN, "samples")
+    rates, found = server.make_learning_rates()[0], []
+    for _ in range(NUM_STEPS * 4):
+        step(server, rates, num_first=BATCH_SIZE // 4)
+        found.append(rate(server))
+    assert found[3::4][:2] == pytest.approx([0.55, 1.0])
+    assert found[0:3] == pytest.approx([0.1] * 3)
+    assert found[-2] > 0
+    assert found[-1] == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("clock", "num_first"), [("updates", 0), ("samples", BATCH_SIZE)])
+def test_milestones_are_counted_by_either_clock(clock: str, num_first: int) -> None:
+    server = prepared(MultiStep(), UNKNOWN, clock)
+    rates, found = server.make_learning_rates()[0], []
+    for _ in range(5):
+        step(server, rates, num_first=num_first)
+        found.append(rate(server))
+    assert found == pytest.approx([1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_many_new_samples_at_once_are_as_many_steps() -> None:
+    server = prepared(MultiStep(), UNKNOWN, "samples")
+    step(server, server.make_learning_rates()[0], num_first=2 * BATCH_SIZE)
+    assert rate(server) == pytest.approx(0.1)
+
+
+def test_no_scheduler_is_stepped_before_the_first_update() -> None:
+    server = prepared(MultiStep(), UNKNOWN, "samples")
+    rates = server.make_learning_rates()[0]
+    for _ in range(2):
+        step(server, rates, num_first=BATCH_SIZE, skipped=True)
+    assert server.lr_scheduler.last_epoch == 0
+    step(server, rates, num_first=BATCH_SIZE)
+    assert server.lr_scheduler.last_epoch == 3
+
+
+@pytest.mark.parametrize("clock", ["updates", "samples"])
+def test_a_plateau_is_stepped_by_validations_alone(clock: str) -> None:
+    server = prepared(Plateau(), UNKNOWN, clock)
+    rates = server.make_learning_rates()[0]
+    for _ in range(3):
+        step(server, rates, num_first=BATCH_SIZE)
+    assert rate(server) == 1.0
+    for loss, expected in [(1.0, 1.0), (0.5, 1.0), (0.5, 0.5)]:
+        rates.on_validation_end(server, {"loss": loss, "other": 0.0})
+        assert rate(server) == expected
+
+
+def test_steps_that_were_taken_are_not_taken_again_after_a_restart() -> None:
+    server = prepared(MultiStep(), UNKNOWN, "updates")
+    before = server.make_learning_rates()[0]
+    for _ in range(3):
+        step(server, before, num_first=0)
+    after = server.make_learning_rates()[0]
+    after.load_state_dict(before.state_dict())
+    step(server, after, num_first=0)
+    assert server.lr_scheduler.last_epoch == 4
+
+
+class Noted:
+    """What is logged, by name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def log(self, name: str, value: float) -> None:
+        self.values[name] = value
+
+
+def logged(server: Scale) -> dict[str, float]:
+    noted: Any = Noted()
+    server.make_learning_rates()[0](noted)
+    values: dict[str, float] = noted.values
+    return values
+
+
+def test_one_rate_is_logged_by_its_plain_name() -> None:
+    assert logged(prepared(MultiStep(), UNKNOWN, "updates")) == {"lr": 1.0}
+
+
+def test_each_of_several_rates_is_logged_and_scheduled() -> None:
+    server = prepared(TwoGroups(), UNKNOWN, "updates")
+    assert logged(server) == {"lr/0": 0.5, "lr/1": 0.25}
+    for optimizer in server.optimizer:
+        optimizer.step()
+    step(server, server.make_learning_rates()[0], num_first=0)
+    assert logged(server) == {"lr/0": 0.25, "lr/1": 0.125}
+
+
+def test_a_scheduler_that_raises_is_the_users_to_mend() -> None:
+    server = prepared(MultiStep(), UNKNOWN, "updates")
+    server.lr_scheduler.gamma = None
+    rates = server.make_learning_rates()[0]
+    step(server, rates, num_first=0)
+    with pytest.raises(UserCodeError, match="the lr_scheduler of MultiStep raised TypeError"):
+        step(server, rates, num_first=0)
+
+
+def test_a_length_that_nobody_knows_is_told_with_what_to_write() -> None:
+    with pytest.raises(UserCodeError, match=r"write study\.time_steps and, if training\.lr_clock is to be \"updates\""):
+        prepared(WarmUpAndCosine(), UNKNOWN, "updates")

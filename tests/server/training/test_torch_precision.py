@@ -1,0 +1,139 @@
+"""Number formats, loss scaling and what torch may trade for speed."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.plain_state import from_bytes, to_bytes
+from stream_server.server.ranks import SoloRanks
+from stream_server.server.training.torch_precision import LossScaling, make_precision, numerics
+from stream_server.server.training.torch_step import TorchStep
+from tests.server.settings import settings
+from tests.server.torch_servers import ExactScaling, Scale, train, turn_of, weight
+
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize(("name", "instead"), [("16-mixed", "bf16-mixed"), ("16-true", "bf16-true")])
+def test_what_a_cpu_cannot_do_is_refused_with_what_to_write_instead(name: str, instead: str) -> None:
+    said = f'training.precision "{name}" needs a GPU, and there is none here: write "{instead}" or "32-true"'
+    with pytest.raises(ConfigError, match=said):
+        make_precision(name, torch.device("cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_it_is_refused_before_anything_is_opened() -> None:
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        TorchStep(Scale(settings()), SoloRanks(), settings(precision="16-mixed"))
+
+
+def in_half(init_scale: float) -> LossScaling:
+    """16-mixed, as on a GPU."""
+    return LossScaling(torch.device("cpu"), torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=10**6))
+
+
+def test_a_scaled_loss_gives_the_same_update() -> None:
+    server = Scale(settings(precision="32-true"))
+    train(server, [[0.25, 0.75], [0.125]], precision=in_half(1024.0))
+    assert weight(server) == 1 - 0.5 - 0.125
+
+
+class Steep(Scale):
+    """The gradient with regard to the model's output is 1, in 16 bits."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(batch).sum()
+
+
+def test_an_overflow_lowers_the_scale_until_the_gradient_fits() -> None:
+    """65504 is the largest number in 16 bits."""
+    server, scaling = Steep(settings(precision="32-true", nonfinite="stop")), in_half(2.0**18)
+    outcomes = train(server, [[0.5]] * 4, precision=scaling)
+    assert [outcome.skipped for outcome in outcomes if outcome] == [True, True, True, False]
+    assert (scaling.scale, weight(server)) == (2.0**15, 0.5)
+
+
+@pytest.mark.parametrize("limits", [{}, {"clip_norm": 1.0}, {"clip_value": 1.0}])
+def test_a_gradient_that_no_scale_mends_ends_the_study(limits: dict[str, float]) -> None:
+    server = Scale(settings(max_nonfinite=1, **limits))
+    scaling = ExactScaling(4.0)
+    train(server, [[NAN]] * 3, precision=scaling)
+    assert (scaling.scale, weight(server)) == (0.5, 1.0)
+    with pytest.raises(UserCodeError, match=r"training\.max_nonfinite is 1"):
+        train(server, [[NAN]] * 4, precision=ExactScaling(4.0))
+
+
+def test_the_scale_survives_a_restart() -> None:
+    server = Scale(settings())
+    with TorchStep(server, SoloRanks(), server.config, precision=ExactScaling(4096.0)) as step:
+        turn, data = turn_of([NAN])
+        step.run(turn, data, 0)
+        state = to_bytes(step.state_dict())
+    other, scaling = Scale(settings()), ExactScaling(1.0)
+    with TorchStep(other, SoloRanks(), other.config, precision=scaling) as step:
+        step.load_state_dict(from_bytes(state))
+        assert scaling.scale == 2048.0
+        turn, data = turn_of([0.25])
+        step.run(turn, data, 1)
+    assert weight(other) == 0.75
+
+
+class TwoManually(Scale):
+    """Two weights with an optimizer each; each value of the batch of two is the gradient of one."""
+
+    automatic_optimization = False
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
+        for layer in model:
+            nn.init.ones_(layer.weight)
+        model.forward = lambda batch: model[0](batch[:1]) + model[1](batch[1:])
+        return model, [torch.optim.SGD(layer.parameters(), lr=1.0) for layer in model]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.model(batch).mean())
+        for optimizer in self.optimizer:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_an_overflow_of_one_optimizer_leaves_the_gradient_of_another_as_it_is() -> None:
+    server, scaling = TwoManually(settings()), ExactScaling(1024.0)
+    train(server, [[NAN, 0.25], [0.5, 0.25]], precision=scaling)
+    assert [layer.weight.item() for layer in server.model.module] == [0.5, 0.5]
+    assert scaling.scale == 512.0
+
+
+def test_the_state_of_every_optimizer_is_saved() -> None:
+    server = TwoManually(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        assert len(step.state_dict()["optimizers"]) == 2
+
+
+def test_numerics_hold_within_and_end_there() -> None:
+    before = (torch.get_default_dtype(), torch.get_float32_matmul_precision())
+    with numerics(settings(precision="64-true", matmul_precision="medium", deterministic=True).training):
+        assert torch.get_default_dtype() == torch.float64
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.are_deterministic_algorithms_enabled()
+    assert (torch.get_default_dtype(), torch.get_float32_matmul_precision()) == before
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+class Scattering(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(torch.zeros(1, 1, dtype=batch.dtype).put_(torch.tensor([0]), batch[0])).mean()
+
+
+def test_deterministic_refuses_what_torch_cannot_repeat() -> None:
+    train(Scattering(settings()), [[0.5]])
+    with pytest.raises(UserCodeError, match="does not have a deterministic implementation"):
+        train(Scattering(settings(deterministic=True)), [[0.5]])

@@ -1,0 +1,76 @@
+"""What a study leaves of its model, and what another one begins with."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import numpy as numpy_files
+
+from tests.study.conftest import NUMPY_STUDY
+from tests.study.killing import killed_at
+from tests.study.numpy_study.ripple import NUM_STEPS, PLACES
+from tests.study.runs import Run, run_study
+from tests.study.test_every_way import assert_complete
+
+NORMALIZED: dict[str, Any] = {
+    "server.class": "normalizing_server.py:NormalizingServer",
+    "normalization": {"fields": ["signal", "energy"], "parameters": True, "per": "value", "every_batches": 3},
+    "checkpoint.every_batches": 2,
+}
+NETWORK: dict[str, Any] = {"server.class": "torch_server.py:TinyServer", "training.batch_size": 10}
+
+
+def assert_has_the_statistics_of_all_samples(done: Run, num_held_out: int = 1) -> None:
+    statistics = numpy_files.load_file(done.output_dir / "model" / "normalization.safetensors")
+    table = np.genfromtxt(done.output_dir / "parameters.csv", delimiter=",", names=True)[num_held_out:]
+    times = np.arange(NUM_STEPS) / NUM_STEPS
+    parameters = np.repeat(np.column_stack((table["offset"], table["slope"])), NUM_STEPS, 0)
+    signals = parameters[:, :1] + parameters[:, 1:] * PLACES + np.tile(times, len(table))[:, None]
+    energies = np.sum(signals[::2] ** 2, 1, keepdims=True)
+    for name, values in (("fields.signal", signals), ("fields.energy", energies), ("parameters", parameters)):
+        assert np.all(statistics[f"{name}.count"] == len(values))
+        np.testing.assert_allclose(statistics[f"{name}.mean"], values.mean(0), rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(statistics[f"{name}.std"], values.std(0), rtol=1e-11)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "reservoir"])
+def test_statistics_are_those_of_all_samples_whatever_rank_they_went_to(run: Callable[..., Run], policy: str) -> None:
+    done = run(num_ranks=2, settings=NORMALIZED | {"buffer.policy": policy})
+    assert_complete(done, num_simulations=6)
+    assert_has_the_statistics_of_all_samples(done)
+    assert set(numpy_files.load_file(done.output_dir / "model" / "model.safetensors")) == {"weights"}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 1, 3])
+def test_statistics_count_each_sample_once_over_a_restart(tmp_path: Path, num_ranks: int) -> None:
+    killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=NORMALIZED)
+    done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=num_ranks, settings=NORMALIZED)
+    assert_complete(done, num_simulations=6)
+    assert done.report["restarts"] == 1
+    assert_has_the_statistics_of_all_samples(done)
+
+
+@pytest.mark.timeout(120)
+def test_a_study_starts_from_the_model_of_another(tmp_path: Path) -> None:
+    first = run_study(NUMPY_STUDY, tmp_path / "first", num_ranks=2, settings=NETWORK)
+    assert_complete(first, num_simulations=6)
+    started_from: dict[str, Any] = {"load": {"checkpoint": str(first.output_dir)}, "training.max_batches": 1}
+    second = run_study(NUMPY_STUDY, tmp_path / "second", settings=NETWORK | started_from)
+    assert second.exit_code == 0, second.output
+    models = [numpy_files.load_file(done.output_dir / "model" / "model.safetensors") for done in (first, second)]
+    assert set(models[0]) == set(models[1]) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    for name, values in models[0].items():
+        # One update of Adam moves a weight by its learning rate at most.
+        np.testing.assert_allclose(models[1][name], values, atol=0.011)
+    log = (second.output_dir / "logs" / "server-0.log").read_text()
+    assert "the study starts from" in log
+
+
+@pytest.mark.timeout(120)
+def test_a_study_that_goes_on_does_not_start_from_another(tmp_path: Path) -> None:
+    settings = NORMALIZED | {"load": {"checkpoint": str(tmp_path / "gone")}}
+    refused = run_study(NUMPY_STUDY, tmp_path / "run", settings=settings)
+    assert refused.exit_code == 2
+    assert "load.checkpoint must be the output folder" in refused.output
