@@ -1,6 +1,6 @@
 """Run the benchmarks, or those named on the command line, and write benchmarks/results.json.
 
-python -m benchmarks [draw] [intake] [round] [step] [memory] [checkpoint] [restart] [ack] [log] [validation] [fabric] [accumulate]
+python -m benchmarks [NAME …]
 """
 
 import argparse
@@ -42,7 +42,13 @@ AT_LEAST = {
     "validation.overhead": 0.9,
     "fabric.overhead": 0.95,
 }
-AT_MOST = {"memory": 1.15, "checkpoint.stall": 0.2, "checkpoint.memory": 0.15, "log.overhead": 0.01, "accumulate.allreduce": 1.0}
+AT_MOST = {
+    "memory": 1.15,
+    "checkpoint.stall": 0.2,
+    "checkpoint.memory": 0.15,
+    "log.overhead": 0.01,
+    "accumulate.allreduce": 1.0,
+}
 
 
 def main() -> int:

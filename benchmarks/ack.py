@@ -1,7 +1,7 @@
 """What it costs that nothing is lost: intake and client with all that a restart needs, against both without it.
 
-With it a checkpoint is taken in each round, which is about a second long, the client is told what is in one, and keeps up
-to 64 MiB of what is in none. Without it there is no checkpoint, and the client keeps nothing that was received. Both
+With it a checkpoint is taken in each round, which is about a second long, the client is told what is in one, and keeps
+up to 64 MiB of what is in none. Without it there is no checkpoint, and the client keeps nothing that was received. Both
 are as in `benchmarks.intake`: a real client in another process, a FIFO that stays about half full, packing left to the
 client. `cost` is samples per second of CPU time of the receiver thread, `client` steps per second of CPU time of the
 client's own thread.

@@ -48,3 +48,14 @@ def test_a_study_may_end_with_the_first_rank_that_has_no_more_data(run: Callable
     assert done.account["accepted"] == 35
     assert done.account["trained"] + done.account["untrained"] == 35
     assert set(done.account["untrained_reasons"]) <= {"uneven"}
+
+
+def test_a_training_that_has_converged_ends_the_study_and_tells_the_simulations(run: Callable[..., Run]) -> None:
+    early_stop = {"monitor": "train/loss", "patience": 3, "min_delta": 1e9}
+    done = run(num_ranks=2, settings=ENDLESS | {"training.early_stop": early_stop, "training.log_every_batches": 2})
+    assert done.exit_code == 0, done.output
+    assert (done.report["exit_reason"], done.report["balanced"]) == ("early_stop", True)
+    reason = "training converged: train/loss has not improved by 1e+09 for 3 log points"
+    assert reason in done.report["message"]
+    assert reason in done.launcher_log
+    assert reason in done.log(1)

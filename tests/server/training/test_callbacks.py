@@ -2,6 +2,7 @@
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,3 +86,74 @@ def test_each_callback_gets_its_own_metrics() -> None:
     metrics = {"loss": 1.0}
     Callbacks(Server(), [Spoiler()]).on_validation_end(metrics)
     assert metrics == {"loss": 1.0}
+
+
+class Counter(Callback):
+    """Counts the steps, and keeps the number."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def on_step_end(self, server: Any) -> None:
+        self.num += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num": self.num} if self.num else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num = state["num"]
+
+
+def test_built_in_behaviours_surround_the_server_and_the_users_callbacks() -> None:
+    server = Server()
+    callbacks = Callbacks(server, [Listener("user")])
+    callbacks.surround(before=[Listener("first"), Listener("second")], after=[Listener("last")])
+    callbacks.on_batch_end("batch", 7, 0.5)
+    assert [heard[0] for heard in server.heard] == ["first", "second", "server", "user", "last"]  # type: ignore[index]
+
+
+def test_what_a_built_in_behaviour_raises_is_not_blamed_on_the_user() -> None:
+    callbacks = Callbacks(Server())
+    callbacks.surround(before=[Clumsy()])
+    with pytest.raises(ZeroDivisionError):
+        callbacks.on_train_start()
+
+
+def test_states_come_back_by_name_also_of_two_of_a_kind() -> None:
+    def make() -> tuple[Callbacks, list[Counter]]:
+        users, built_in = [Counter(), Counter()], [Counter(), Counter()]
+        callbacks = Callbacks(Server(), users)
+        callbacks.surround(before=built_in[:1], after=built_in[1:])
+        return callbacks, [*users, *built_in]
+
+    callbacks, counters = make()
+    for number, counter in enumerate(counters):
+        counter.num = number + 1
+    users, built_in = callbacks.user_states(), callbacks.state_dict()
+    assert users == {"Counter": {"num": 1}, "Counter-2": {"num": 2}}
+    assert built_in == {"Counter": {"num": 3}, "Counter-2": {"num": 4}}
+    others, restored = make()
+    others.load_state_dict(built_in)
+    others.load_user_states(users)
+    assert [counter.num for counter in restored] == [1, 2, 3, 4]
+
+
+def test_the_state_of_a_callback_that_is_gone_is_not_dropped_silently() -> None:
+    with pytest.raises(UserCodeError, match=r"a callback Counter, which configure_callbacks does not return any more"):
+        Callbacks(Server()).load_user_states({"Counter": {"num": 1}})
+
+
+def test_a_behaviour_that_was_not_in_use_begins_anew() -> None:
+    callbacks, counter = Callbacks(Server()), Counter()
+    callbacks.surround(after=[counter])
+    callbacks.load_state_dict({"Gone": {"num": 1}})
+    assert counter.num == 0
+
+
+def test_a_state_that_raises_names_the_callback() -> None:
+    class Forgetful(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            raise KeyError("num")
+
+    with pytest.raises(UserCodeError, match=r"Forgetful\.state_dict raised KeyError"):
+        Callbacks(Server(), [Forgetful()]).user_states()
