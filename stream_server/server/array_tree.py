@@ -52,5 +52,6 @@ def _with_lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     items = {key: _with_lists(item) for key, item in value.items()}
-    is_list = bool(items) and list(items) == [str(index) for index in range(len(items))]
-    return list(items.values()) if is_list else items
+    indices = [str(index) for index in range(len(items))]
+    # A file gives its arrays in any order.
+    return [items[index] for index in indices] if items and items.keys() == set(indices) else items

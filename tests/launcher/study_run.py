@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,16 @@ SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(120)"
 PROJECT = Path(__file__).parent.parent.parent
 
 Act = list[Any]
+
+
+@contextmanager
+def hangups_heard() -> Iterator[None]:
+    """Processes that are started within hear SIGHUP, also when the tests were started by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 class StudyRun:
@@ -83,11 +94,16 @@ class StudyRun:
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """Give the command once more."""
         command = ["-m", "stream_server.launcher.supervise", "--config", str(self.folder / "study.json")]
+        options = ["-X", "faulthandler", "-W", "error"]
         path = os.pathsep.join([str(PROJECT), *sys.path])
         # Not into pipes: the server would hold them open when the launcher is gone.
-        with (self.folder / "output").open("ab") as output, (self.folder / "errors").open("ab") as errors:
+        with (
+            (self.folder / "output").open("ab") as output,
+            (self.folder / "errors").open("ab") as errors,
+            hangups_heard(),
+        ):
             return subprocess.Popen(
-                [str(self.folder / "bin" / "python"), "-W", "error", *command, *self.arguments, *arguments],
+                [str(self.folder / "bin" / "python"), *options, *command, *self.arguments, *arguments],
                 stdout=output,
                 stderr=errors,
                 env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self.temporary), **self.environment},
@@ -103,6 +119,11 @@ class StudyRun:
         """What they have said went wrong."""
         return (self.folder / "errors").read_text()
 
+    @property
+    def log(self) -> str:
+        """What the launcher wrote into its log."""
+        return (self.output_dir / "logs" / "launcher.log").read_text()
+
     def kill_and_restart(self) -> None:
         """The launcher is killed; the same command is given again."""
         self.launcher.kill()
@@ -111,7 +132,13 @@ class StudyRun:
 
     def end(self) -> int:
         """Wait for the end of the launcher, which leaves nothing behind; its exit code."""
-        self.launcher.wait(DEADLINE_S)
+        try:
+            self.launcher.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired as error:
+            # Python's fault handler shows the stacks of all threads.
+            self.launcher.send_signal(signal.SIGABRT)
+            self.launcher.wait(DEADLINE_S)
+            raise AssertionError(f"the launcher did not end in time; it said:\n{self.errors}\n{self.log}") from error
         assert self.processes("STREAM_CONNECTION") == []
         assert self.processes("STREAM_SERVER_JOB") == []
         assert [path.name for path in self.temporary.iterdir()] == []

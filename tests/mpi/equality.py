@@ -116,7 +116,7 @@ def train(job: dict[str, Any]) -> None:
     server.union_mean = UnionMean(RANKS)
     server.progress = Progress(RANKS.size)
     precision = ExactScaling(job["scale"]) if "scale" in job else None
-    rates = server.make_learning_rates()
+    (rates,) = server.make_learning_rates()
     with TorchStep(server, RANKS, server.config, precision=precision) as step:
         reductions = count_reductions(server)
         for index, (turn, data) in enumerate(turns(job["steps"])):

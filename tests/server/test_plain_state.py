@@ -161,7 +161,7 @@ Point = namedtuple("Point", "x y")
         (np.zeros(2, [("a", "i4")]), "ndarray of "),
         (np.ma.masked_array([1, 2], [True, False]), "MaskedArray of int64"),
     ],
-    ids=str,
+    ids=lambda it: it if isinstance(it, str) else "",
 )
 def test_what_would_not_come_back_as_it_was_is_refused_and_named(value: Any, what: str) -> None:
     with pytest.raises(TypeError) as caught:
