@@ -13,12 +13,13 @@ from collections.abc import Iterator
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.fabric import NUM_RANKS, Server, config, some_batches, under_mpirun
+from benchmarks.fabric import NUM_RANKS, Server, some_batches, under_mpirun
 from benchmarks.measure import Result, result, show
 from stream_server.server.ranks import ranks_from_environment
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.torch_step import TorchStep
 from stream_server.server.training.torch_union import UnionStrategy
+from tests.server.settings import settings
 
 ACCUMULATE = 4
 NUM_UPDATES = 9
@@ -33,7 +34,7 @@ def results() -> Iterator[Result]:
 def measure() -> None:
     """On each rank; rank 0 prints the all-reduces of each update, and the number of buckets."""
     ranks = ranks_from_environment()
-    server = Server(config(accumulate=ACCUMULATE))
+    server = Server(settings(precision="32-true", accumulate=ACCUMULATE))
     batches = some_batches(ranks.rank)
     counts = []
     with TorchStep(server, ranks, server.config) as step:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from stream_server.server.stream import Batch
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.torch_step import TorchStep
+from tests.server.settings import settings
 
 NUM_RANKS = 2
 NUM_PAIRS = 21
@@ -68,29 +68,6 @@ class Server(TorchServer):
         return functional.mse_loss(self.model(inputs), fields)
 
 
-def config(**training: Any) -> Any:
-    """The settings that a step reads, with their defaults."""
-    defaults = {
-        "precision": "32-true",
-        "strategy": "ddp",
-        "accumulate": 1,
-        "clip_norm": None,
-        "clip_value": None,
-        "max_nonfinite": 10,
-        "compile": False,
-        "matmul_precision": "highest",
-        "deterministic": False,
-        "uneven": "drain",
-        "nonfinite": "reject",
-    }
-    return SimpleNamespace(
-        training=SimpleNamespace(**{**defaults, **training}),
-        study=SimpleNamespace(seed=0),
-        network=SimpleNamespace(interface=None),
-        user={},
-    )
-
-
 def some_batches(rank: int) -> list[Batch]:
     """Random ones; a rank has its own."""
     generator = torch.Generator().manual_seed(rank)
@@ -110,7 +87,7 @@ class Ours:
     """The step of a TorchServer, and what the loop does with its outcome."""
 
     def __init__(self, stack: ExitStack, ranks: Ranks, batches: Sequence[Batch]) -> None:
-        self._server = Server(config())
+        self._server = Server(settings(precision="32-true"))
         self._ranks = ranks
         self._batches = batches
         self._step = stack.enter_context(TorchStep(self._server, ranks, self._server.config))
