@@ -1,0 +1,154 @@
+/* Messages as bytes and back: protocol version 1, byte by byte in docs/protocol.md. No sockets, no clock. */
+#ifndef SC_WIRE_H
+#define SC_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "error.h"
+
+#define SC_MAX_PART_BYTES (4 * 1024 * 1024)
+#define SC_MAX_FIELDS 64
+#define SC_MAX_UNKNOWN_STEPS 1000000
+#define SC_ATTACHING UINT32_MAX
+#define SC_ALL_FIELDS 0xffff
+#define SC_DATA_BYTES 68
+
+enum { SC_HELLO = 1, SC_WELCOME, SC_OPEN, SC_OPENED, SC_DATA, SC_END, SC_PING, SC_ACK, SC_INVALIDATE, SC_INVALIDATED,
+       SC_STOPPED, SC_REFUSAL };
+enum { SC_BY_STEPS = 0, SC_BY_SIMULATIONS = 1 };
+enum { SC_AWAY_WAIT = 0, SC_AWAY_CONTINUE = 1, SC_AWAY_STOP = 2 };
+enum { SC_STALE_EPOCH = 6, SC_NOT_OPEN = 11, SC_BUSY = 12, SC_NO_SIMULATION_LEFT = 13 };
+
+typedef struct {
+    int num;
+    char **names;
+    double *values;
+} sc_parameters;
+
+typedef struct {
+    char *name;
+    int ndim;
+    int64_t shape[STREAM_MAX_DIMENSIONS];
+    stream_dtype dtype; /* 0: kept as sent */
+    bool optional;
+} sc_field;
+
+/* The part of one field that this client rank sends. `field` belongs to the field table. */
+typedef struct {
+    const char *field;
+    stream_dtype dtype;
+    int ndim;
+    int64_t shape[STREAM_MAX_DIMENSIONS];
+    int64_t offset[STREAM_MAX_DIMENSIONS];
+    int64_t count[STREAM_MAX_DIMENSIONS];
+} sc_block;
+
+typedef struct {
+    int num;
+    char **addresses;
+} sc_addresses;
+
+typedef struct {
+    char *study;
+    int64_t simulation;
+    uint32_t attempt;
+    uint32_t epoch;
+    int num_server_ranks;
+    sc_addresses *endpoints;
+    sc_parameters parameters;
+    int64_t num_steps; /* -1: not known ahead */
+    int64_t first;
+    int64_t every;
+    int num_fields;
+    sc_field *fields;
+    int routing;
+    int64_t window_bytes;
+    int if_server_away;
+    double wait_s;
+} sc_welcome;
+
+typedef struct {
+    uint32_t epoch;
+    uint32_t credit;
+    uint8_t *known;
+    size_t num_known_bytes;
+} sc_opened;
+
+typedef struct {
+    int64_t received;
+    int64_t durable;
+    bool ended;
+    bool stop;
+} sc_ack;
+
+typedef struct {
+    int reason;
+    char *text;
+    int64_t sequence; /* -1: it concerns no Data */
+} sc_refusal;
+
+/* A message of the server. `kind` says which of the others is there; it owns what it points to. */
+typedef struct {
+    int kind;
+    union {
+        sc_welcome welcome;
+        sc_opened opened;
+        sc_ack ack;
+        int64_t invalidated;
+        char *stop_text;
+        sc_refusal refusal;
+    };
+} sc_reply;
+
+/* Total: any bytes give a reply, or STREAM_ERROR_REFUSED with what is wrong with them, in time and memory linear in their
+ * number. Messages that only clients send are errors. On an error there is nothing to free. */
+int sc_decode_reply(const void *bytes, size_t num_bytes, sc_reply *reply, sc_error *error);
+void sc_reply_free(sc_reply *reply);
+void sc_welcome_free(sc_welcome *welcome);
+void sc_parameters_free(sc_parameters *parameters);
+
+/* A message to the server. `bytes` is NULL after a lack of memory. Free with sc_message_free. */
+typedef struct {
+    uint8_t *bytes;
+    size_t num_bytes;
+} sc_message;
+
+typedef struct {
+    const char *study;
+    int64_t simulation; /* -1: the server chooses */
+    uint32_t attempt;
+    uint32_t rank;
+    uint32_t num_ranks;
+    const sc_parameters *parameters; /* NULL: none */
+} sc_hello;
+
+sc_message sc_encode_hello(const sc_hello *hello);
+sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks, int num_blocks);
+sc_message sc_encode_end(const sc_welcome *welcome, uint32_t epoch, int64_t share, int64_t total);
+sc_message sc_encode_ping(void);
+sc_message sc_encode_invalidate(const sc_welcome *welcome, const char *reason);
+void sc_message_free(sc_message *message);
+
+typedef struct {
+    int64_t simulation;
+    uint32_t attempt;
+    uint32_t epoch;
+    int64_t sequence;
+    int64_t index;
+    uint64_t present;
+    int64_t offset;
+    uint32_t num_steps;
+    int field; /* SC_ALL_FIELDS, or the block that this is a part of */
+    bool last;
+    bool has_checksum;
+    uint32_t checksum;
+} sc_data;
+
+void sc_encode_data(const sc_data *data, uint8_t header[SC_DATA_BYTES]);
+
+/* Bytes of one step's block. */
+size_t sc_block_bytes(const sc_block *block);
+
+#endif
