@@ -27,6 +27,9 @@ int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype,
  * dropped. */
 int sc_fields_take(sc_fields *fields, uint64_t *present, const void *arrays[SC_MAX_FIELDS], sc_error *error);
 
+/* Nothing is put any more. */
+void sc_fields_drop(sc_fields *fields);
+
 /* The blocks, once they are settled; `num` -1 before. */
 const sc_block *sc_fields_blocks(const sc_fields *fields, int *num);
 

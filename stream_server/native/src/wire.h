@@ -8,6 +8,8 @@
 
 #include "error.h"
 
+#define SC_PROTOCOL_VERSION 1
+#define SC_MAX_TEXT_BYTES 65535
 #define SC_MAX_PART_BYTES (4 * 1024 * 1024)
 #define SC_MAX_FIELDS 64
 #define SC_MAX_UNKNOWN_STEPS 1000000
@@ -108,6 +110,7 @@ int sc_decode_reply(const void *bytes, size_t num_bytes, sc_reply *reply, sc_err
 void sc_reply_free(sc_reply *reply);
 void sc_welcome_free(sc_welcome *welcome);
 void sc_parameters_free(sc_parameters *parameters);
+void sc_addresses_free(sc_addresses *addresses);
 
 /* A message to the server. `bytes` is NULL after a lack of memory. Free with sc_message_free. */
 typedef struct {
@@ -123,6 +126,9 @@ typedef struct {
     uint32_t num_ranks;
     const sc_parameters *parameters; /* NULL: none */
 } sc_hello;
+
+/* Whether these can be sent: at most 65535 finite values, under different names of UTF-8. Else STREAM_ERROR_ARGUMENT. */
+int sc_check_parameters(const sc_parameters *parameters, sc_error *error);
 
 sc_message sc_encode_hello(const sc_hello *hello);
 sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks, int num_blocks);

@@ -1,0 +1,131 @@
+#define _POSIX_C_SOURCE 200809L
+#include "buffer.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+/* Four sizes for each power of two, from 64 bytes on; the last ones are out of reach. */
+#define SMALLEST_SHIFT 6
+#define SIZES_PER_OCTAVE 4
+#define NUM_CLASSES ((63 - SMALLEST_SHIFT) * SIZES_PER_OCTAVE)
+#define LINE_BYTES 64
+
+struct sc_pool {
+    pthread_mutex_t mutex;
+    bool is_closed;
+    size_t num_in_use;
+    size_t num_free_bytes;
+    sc_buffer *free[NUM_CLASSES];
+};
+
+static size_t class_bytes(int size_class) {
+    size_t octave = (size_t)1 << (SMALLEST_SHIFT + size_class / SIZES_PER_OCTAVE);
+    return octave + octave / SIZES_PER_OCTAVE * (size_t)(size_class % SIZES_PER_OCTAVE);
+}
+
+/* The first class that is large enough; NUM_CLASSES if none is. */
+static int class_of(size_t num_bytes) {
+    if (num_bytes <= (size_t)1 << SMALLEST_SHIFT)
+        return 0;
+    int octave = 63 - __builtin_clzll((unsigned long long)num_bytes);
+    int size_class = (octave - SMALLEST_SHIFT) * SIZES_PER_OCTAVE;
+    while (size_class < NUM_CLASSES && class_bytes(size_class) < num_bytes)
+        ++size_class;
+    return size_class;
+}
+
+sc_pool *sc_pool_new(void) {
+    sc_pool *pool = calloc(1, sizeof *pool);
+    if (pool != NULL && pthread_mutex_init(&pool->mutex, NULL) != 0) {
+        free(pool);
+        return NULL;
+    }
+    return pool;
+}
+
+/* Take a free buffer of this class off its list, or NULL. With the mutex. */
+static sc_buffer *taken(sc_pool *pool, int size_class) {
+    sc_buffer *buffer = pool->free[size_class];
+    if (buffer != NULL) {
+        pool->free[size_class] = buffer->next;
+        pool->num_free_bytes -= class_bytes(size_class);
+    }
+    return buffer;
+}
+
+/* Give so many free bytes back to the system, as far as there are some. With the mutex. */
+static void trim(sc_pool *pool, size_t num_bytes) {
+    size_t num_left = pool->num_free_bytes > num_bytes ? pool->num_free_bytes - num_bytes : 0;
+    for (int size_class = NUM_CLASSES - 1; size_class >= 0 && pool->num_free_bytes > num_left; --size_class)
+        while (pool->num_free_bytes > num_left && pool->free[size_class] != NULL)
+            free(taken(pool, size_class));
+}
+
+static void end(sc_pool *pool) {
+    trim(pool, pool->num_free_bytes);
+    pthread_mutex_destroy(&pool->mutex);
+    free(pool);
+}
+
+void sc_pool_close(sc_pool *pool) {
+    if (pool == NULL)
+        return;
+    pthread_mutex_lock(&pool->mutex);
+    pool->is_closed = true;
+    bool is_last = pool->num_in_use == 0;
+    pthread_mutex_unlock(&pool->mutex);
+    if (is_last)
+        end(pool);
+}
+
+static sc_buffer *allocated(sc_pool *pool, int size_class) {
+    void *memory;
+    if (posix_memalign(&memory, LINE_BYTES, LINE_BYTES + class_bytes(size_class)) != 0)
+        return NULL;
+    sc_buffer *buffer = memory;
+    buffer->pool = pool;
+    buffer->size_class = size_class;
+    buffer->bytes = (uint8_t *)memory + LINE_BYTES;
+    return buffer;
+}
+
+sc_buffer *sc_buffer_new(sc_pool *pool, size_t num_bytes) {
+    _Static_assert(sizeof(sc_buffer) <= LINE_BYTES, "the bytes follow in the next cache line");
+    int size_class = class_of(num_bytes);
+    if (size_class >= NUM_CLASSES)
+        return NULL;
+    pthread_mutex_lock(&pool->mutex);
+    sc_buffer *buffer = taken(pool, size_class);
+    if (buffer == NULL)
+        trim(pool, class_bytes(size_class));
+    ++pool->num_in_use;
+    pthread_mutex_unlock(&pool->mutex);
+    if (buffer == NULL && (buffer = allocated(pool, size_class)) == NULL) {
+        pthread_mutex_lock(&pool->mutex);
+        --pool->num_in_use;
+        pthread_mutex_unlock(&pool->mutex);
+        return NULL;
+    }
+    atomic_init(&buffer->num_owners, 1);
+    return buffer;
+}
+
+void sc_buffer_hold(sc_buffer *buffer) {
+    atomic_fetch_add_explicit(&buffer->num_owners, 1, memory_order_relaxed);
+}
+
+void sc_buffer_release(sc_buffer *buffer) {
+    /* Whoever uses the memory next must see that the others are done with it. */
+    if (atomic_fetch_sub_explicit(&buffer->num_owners, 1, memory_order_acq_rel) != 1)
+        return;
+    sc_pool *pool = buffer->pool;
+    pthread_mutex_lock(&pool->mutex);
+    buffer->next = pool->free[buffer->size_class];
+    pool->free[buffer->size_class] = buffer;
+    pool->num_free_bytes += class_bytes(buffer->size_class);
+    bool is_last = --pool->num_in_use == 0 && pool->is_closed;
+    pthread_mutex_unlock(&pool->mutex);
+    if (is_last)
+        end(pool);
+}

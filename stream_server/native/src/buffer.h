@@ -1,0 +1,36 @@
+/* Memory for messages: ZeroMQ sends from it while the retention keeps it, and what both have let go of is used again.
+ *
+ * Pages that the system has just handed out cost ten times as much to write to as those that were used before. */
+#ifndef SC_BUFFER_H
+#define SC_BUFFER_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Hands out buffers, and keeps those that come back for the next one of their size. Never holds more memory than was
+ * in use at once. */
+typedef struct sc_pool sc_pool;
+
+typedef struct sc_buffer {
+    atomic_uint num_owners;
+    sc_pool *pool;
+    struct sc_buffer *next;
+    int size_class;
+    uint8_t *bytes;
+} sc_buffer;
+
+/* NULL: no memory. */
+sc_pool *sc_pool_new(void);
+
+/* The pool ends with the last of its buffers. NULL does nothing. */
+void sc_pool_close(sc_pool *pool);
+
+/* A buffer with one owner; NULL: no memory. Its content is not defined. */
+sc_buffer *sc_buffer_new(sc_pool *pool, size_t num_bytes);
+
+/* One more owner, one less. From any thread. */
+void sc_buffer_hold(sc_buffer *buffer);
+void sc_buffer_release(sc_buffer *buffer);
+
+#endif

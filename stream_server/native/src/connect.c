@@ -1,0 +1,158 @@
+/* How a simulation gets into a study. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "simulation.h"
+#include "transport.h"
+
+#define ENVIRONMENT_VARIABLE "STREAM_CONNECTION"
+#define ALONE "none"
+
+/* The connection file that the caller names, or else the environment; "" if neither does. */
+static const char *find(const stream_options *options) {
+    const char *connection = options->connection;
+    if (connection == NULL)
+        connection = getenv(ENVIRONMENT_VARIABLE);
+    return connection == NULL ? "" : connection;
+}
+
+static int64_t number_in_environment(const char *name) {
+    const char *text = getenv(name);
+    return text == NULL ? 0 : strtoll(text, NULL, 10);
+}
+
+static int run_alone(stream_simulation *simulation, const stream_options *options, sc_error *error) {
+    simulation->is_alone = true;
+    simulation->id = options->simulation_id;
+    if (simulation->id < 0)
+        simulation->id = number_in_environment("STREAM_SIMULATION_ID");
+    simulation->attempt = (uint32_t)number_in_environment("STREAM_ATTEMPT");
+    return sc_parameters_copy(&simulation->parameters, options->num_parameters, options->parameter_names,
+                              options->parameter_values, error);
+}
+
+/* The study has ended before this simulation began: it is what it was told, and what the connection file says. */
+static int be_late(stream_simulation *simulation, const stream_options *options, sc_error *error) {
+    const sc_connection_file *file = &simulation->watch.file;
+    const sc_parameters *own = &simulation->greeting.parameters;
+    const sc_parameters *known = options->num_parameters == 0 && file->has_parameters ? &file->parameters : own;
+    simulation->has_ended = true;
+    simulation->id = simulation->greeting.hello.simulation;
+    simulation->attempt = file->attempt;
+    int code = sc_parameters_copy(&simulation->parameters, known->num, (const char *const *)known->names,
+                                  known->values, error);
+    return code == STREAM_OK ? STREAM_STOP : code;
+}
+
+static int enter(stream_simulation *simulation, const char *path, int rank, int num_ranks,
+                 const stream_options *options, sc_error *error) {
+    int code = sc_watch_open(&simulation->watch, path, error);
+    if (code != STREAM_OK)
+        return code;
+    simulation->has_watch = true;
+    simulation->timeout_s = options->timeout_s;
+    code = sc_greeting_begin(&simulation->greeting, &simulation->watch.file, rank, num_ranks, options, error);
+    if (code != STREAM_OK)
+        return code;
+    simulation->pool = sc_pool_new();
+    simulation->context = sc_context_new(error);
+    if (simulation->context == NULL)
+        return error->code;
+    if (simulation->pool == NULL)
+        return sc_no_memory(error);
+    code = sc_simulation_take_part(simulation, error);
+    return code == STREAM_STOP ? be_late(simulation, options, error) : code;
+}
+
+static int begin(stream_simulation *simulation, int rank, int num_ranks, const stream_options *options,
+                 sc_error *error) {
+    const char *path = find(options);
+    int code = sc_check_options(rank, num_ranks, options, error);
+    if (code != STREAM_OK)
+        return code;
+    if (strcmp(path, ALONE) == 0)
+        return run_alone(simulation, options, error);
+    if (path[0] == '\0')
+        return sc_fail(error, STREAM_ERROR_CONNECTION_FILE,
+                       "no study to connect to: " ENVIRONMENT_VARIABLE
+                       " is not set, as it is for simulations that a study starts. Pass the path of the study's "
+                       "connection.json, or set " ENVIRONMENT_VARIABLE "=" ALONE " to run alone");
+    return enter(simulation, path, rank, num_ranks, options, error);
+}
+
+int stream_connect_with(stream_simulation **simulation, int rank, int num_ranks, const stream_options *options) {
+    static const stream_options defaults = STREAM_OPTIONS_DEFAULT;
+    sc_error *error = sc_thread_error();
+    *error = (sc_error){.code = STREAM_OK};
+    if (simulation == NULL)
+        return sc_simulation_null(NULL, "the place for the simulation");
+    *simulation = NULL;
+    stream_simulation *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return sc_no_memory(error);
+    int code = begin(made, rank, num_ranks, options == NULL ? &defaults : options, error);
+    if (code < 0)
+        sc_simulation_free(made);
+    else
+        *simulation = made;
+    return code;
+}
+
+int stream_connect(stream_simulation **simulation, int rank, int num_ranks) {
+    return stream_connect_with(simulation, rank, num_ranks, NULL);
+}
+
+/* The next simulation is the server's to choose and to describe. */
+static int become_the_next(stream_simulation *simulation) {
+    sc_error error;
+    simulation->greeting.hello.parameters = NULL;
+    int code = sc_simulation_take_part(simulation, &error);
+    if (code < 0)
+        return sc_simulation_fail(simulation, &error);
+    simulation->none_is_left = code == STREAM_STOP;
+    return code;
+}
+
+int stream_next(stream_simulation *simulation) {
+    int code = sc_simulation_state(simulation);
+    if (code < 0)
+        return code;
+    code = sc_simulation_complete(simulation);
+    if (code < 0)
+        return code;
+    /* Whoever was started for one simulation, or chose it, is done with it. */
+    bool is_the_only_one = simulation->is_alone || simulation->greeting.hello.simulation >= 0;
+    if (is_the_only_one || code == STREAM_STOP)
+        simulation->none_is_left = true;
+    return simulation->none_is_left ? STREAM_STOP : become_the_next(simulation);
+}
+
+static void leave(stream_simulation **simulation, int code) {
+    sc_error *error = sc_thread_error();
+    *error = (sc_error){.code = STREAM_OK};
+    if (code < 0)
+        *error = (*simulation)->error;
+    sc_simulation_free(*simulation);
+    *simulation = NULL;
+}
+
+int stream_finish(stream_simulation **simulation) {
+    if (simulation == NULL)
+        return sc_simulation_null(NULL, "the place of the simulation");
+    if (*simulation == NULL)
+        return STREAM_OK;
+    int code = sc_simulation_complete(*simulation);
+    leave(simulation, code);
+    return code;
+}
+
+int stream_abandon(stream_simulation **simulation) {
+    if (simulation == NULL)
+        return sc_simulation_null(NULL, "the place of the simulation");
+    if (*simulation == NULL)
+        return STREAM_OK;
+    if ((*simulation)->delivery != NULL)
+        sc_delivery_abandon((*simulation)->delivery);
+    leave(simulation, STREAM_OK);
+    return STREAM_OK;
+}

@@ -1,0 +1,94 @@
+#include "control.h"
+
+#include "address.h"
+#include "patience.h"
+#include "transport.h"
+
+#ifndef SC_REPEAT_S
+#define SC_REPEAT_S 1.0
+#endif
+
+static bool is_busy(const sc_reply *answer) {
+    return answer->kind == SC_REFUSAL && answer->refusal.reason == SC_BUSY;
+}
+
+/* Read what has come; *is_answered says whether an answer was among it. */
+static int hear(sc_dealer *dealer, sc_patience *patience, bool *is_answered, sc_reply *answer, sc_error *error) {
+    for (;;) {
+        bool is_there;
+        int code = sc_dealer_receive(dealer, &is_there, answer, error);
+        if (code != STREAM_OK || !is_there)
+            return code;
+        sc_patience_heard(patience);
+        if (!is_busy(answer)) {
+            *is_answered = true;
+            return STREAM_OK;
+        }
+        sc_reply_free(answer);
+    }
+}
+
+/* Ask until there is an answer, or none came in time, or there is a newer connection file. */
+static int ask_here(const sc_asker *asker, sc_transport *transport, const sc_message *question, sc_patience *patience,
+                    bool *is_answered, sc_reply *answer, sc_error *error) {
+    sc_watch *watch = asker->watch;
+    uint32_t epoch = watch->file.epoch;
+    int code = sc_transport_connect(transport, &watch->file.control, error);
+    if (code != STREAM_OK)
+        return code;
+    sc_dealer *dealer = &transport->dealers[0];
+    code = sc_dealer_send(dealer, question, error);
+    while (code == STREAM_OK && !sc_patience_is_over(patience)) {
+        if (sc_watch_is_newer_than(watch, epoch, false)) {
+            sc_patience_heard(patience);
+            return STREAM_OK;
+        }
+        double slice_s = sc_patience_slice_s(patience), look_s = sc_watch_slice_s(watch);
+        code = sc_transport_wait(transport, slice_s < look_s ? slice_s : look_s, error);
+        if (code == STREAM_OK)
+            code = hear(dealer, patience, is_answered, answer, error);
+        if (code != STREAM_OK || *is_answered)
+            return code;
+        if (sc_patience_may_repeat(patience))
+            code = sc_dealer_send(dealer, question, error);
+    }
+    return code;
+}
+
+static int unreachable(const sc_asker *asker, sc_error *error) {
+    const sc_connection_file *file = &asker->watch->file;
+    char places[SC_ERROR_BYTES / 2];
+    sc_join_addresses(places, sizeof places, &file->control, " and ");
+    return sc_fail(error, STREAM_ERROR_UNREACHABLE,
+                   "%s waits for study %.200s at %s: no word for %g s. Is the study still running, and is the "
+                   "connection file its newest?",
+                   asker->who, file->study, places, asker->timeout_s);
+}
+
+int sc_ask(const sc_asker *asker, const sc_message *question, sc_reply *answer, sc_error *error) {
+    sc_patience patience = sc_patience_begin(asker->timeout_s, SC_REPEAT_S);
+    for (;;) {
+        sc_transport transport;
+        bool is_answered = false;
+        int code = sc_transport_open(&transport, asker->context, &asker->watch->file, 1, error);
+        if (code != STREAM_OK)
+            return code;
+        code = ask_here(asker, &transport, question, &patience, &is_answered, answer, error);
+        sc_transport_close(&transport, false);
+        if (code != STREAM_OK || is_answered)
+            return code;
+        if (sc_patience_is_over(&patience))
+            return unreachable(asker, error);
+    }
+}
+
+const char *sc_answer_text(const sc_reply *answer) {
+    switch (answer->kind) {
+    case SC_STOPPED:
+        return answer->stop_text;
+    case SC_REFUSAL:
+        return answer->refusal.text;
+    default:
+        return "the server answered something else";
+    }
+}

@@ -1,0 +1,137 @@
+#define _POSIX_C_SOURCE 200809L
+#include "conversation.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "renewal.h"
+
+void sc_conversation_begin(sc_conversation *conversation, const sc_client *client, const sc_hello *hello,
+                           const sc_welcome *welcome) {
+    *conversation = (sc_conversation){.client = *client, .hello = hello, .welcome = welcome};
+    conversation->epoch = sc_epoch_of(&client->watch->file, welcome);
+    conversation->client.layout = sc_layout_of(client->blocks, client->num_blocks);
+    sc_retention_begin(&conversation->client.retention, &conversation->client.layout, welcome->window_bytes);
+}
+
+void sc_conversation_free(sc_conversation *conversation) {
+    sc_conversation_close(conversation);
+    sc_retention_free(&conversation->client.retention);
+    sc_entered_free(&conversation->entered);
+    sc_welcome_free(&conversation->own_welcome);
+    free(conversation->stop_reason);
+}
+
+void sc_conversation_close(sc_conversation *conversation) {
+    if (conversation->has_session)
+        sc_session_close(&conversation->session, false);
+    conversation->has_session = false;
+}
+
+void sc_conversation_abandon(sc_conversation *conversation) {
+    sc_error ignored;
+    if (!conversation->has_session)
+        return;
+    sc_session_flush(&conversation->session, &ignored);
+    sc_session_close(&conversation->session, true);
+    conversation->has_session = false;
+}
+
+static int current_session(sc_conversation *conversation, sc_error *error) {
+    if (conversation->has_session &&
+        !sc_watch_is_newer_than(conversation->client.watch, conversation->epoch, false))
+        return STREAM_OK;
+    return sc_renewal_session(conversation, error);
+}
+
+/* Take notice of the end of the study, if a server rank has told of it. */
+static void notice_end(sc_conversation *conversation) {
+    const char *reason;
+    if (!conversation->has_session || !sc_session_has_stopped(&conversation->session, &reason))
+        return;
+    conversation->has_stopped = true;
+    free(conversation->stop_reason);
+    conversation->stop_reason = reason == NULL ? NULL : strdup(reason);
+}
+
+static int send_now(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+                    sc_error *error) {
+    int code = STREAM_OK;
+    if (!conversation->has_session || conversation->has_sent)
+        code = current_session(conversation, error);
+    if (code != STREAM_OK)
+        return code;
+    sc_data_connection *connection = sc_session_connection(&conversation->session, index);
+    bool is_wanted = present != 0 && !sc_bits_has(&connection->known, index), ignored = false;
+    if (is_wanted && (code = sc_session_wait_for_room(&conversation->session, connection, error)) != STREAM_OK)
+        return code;
+    /* From here on the step belongs to what a new server has to have. */
+    int is_new = sc_entered_add(&conversation->entered, index);
+    if (is_new < 0)
+        return sc_no_memory(error);
+    connection->num_steps += is_new;
+    if (is_wanted)
+        code = sc_data_connection_send(connection, index, present, arrays, &conversation->has_sent, error);
+    else
+        code = sc_data_connection_take_answers(connection, &ignored, error);
+    if (code == STREAM_OK && connection->has_stopped)
+        notice_end(conversation);
+    return code;
+}
+
+int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+                         sc_error *error) {
+    while (!conversation->has_stopped) {
+        int code = send_now(conversation, index, present, arrays, error);
+        if (code == SC_MOVED)
+            sc_conversation_close(conversation);
+        else if (code == SC_ENDED)
+            notice_end(conversation);
+        else
+            return code;
+    }
+    return STREAM_OK;
+}
+
+int sc_conversation_finish(sc_conversation *conversation, sc_error *error) {
+    while (!conversation->has_stopped) {
+        int code = current_session(conversation, error);
+        if (code == STREAM_OK)
+            code = sc_session_end(&conversation->session, error);
+        if (code == SC_MOVED)
+            sc_conversation_close(conversation);
+        else if (code == SC_ENDED)
+            notice_end(conversation);
+        else
+            return code;
+    }
+    return STREAM_OK;
+}
+
+int sc_conversation_interrupt(sc_conversation *conversation, sc_error *error) {
+    int code = sc_renewal_set_aside(conversation, error);
+    conversation->client.retention.unsent_may_go = true;
+    return code;
+}
+
+int sc_conversation_keep(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+                         sc_error *error) {
+    sc_client *client = &conversation->client;
+    int is_new = sc_entered_add(&conversation->entered, index);
+    if (is_new < 0)
+        return sc_no_memory(error);
+    if (is_new == 0 || present == 0)
+        return STREAM_OK;
+    sc_steps steps;
+    int code = sc_steps_begin(&steps, client->pool, &client->layout, present, 1, error);
+    if (code != STREAM_OK)
+        return code;
+    steps.index = index;
+    steps.stride = 1;
+    sc_steps_add(&steps, &client->layout, arrays);
+    return sc_retention_keep(&client->retention, &steps, error);
+}
+
+bool sc_conversation_may_resume(sc_conversation *conversation, bool look_now) {
+    return sc_watch_is_newer_than(conversation->client.watch, conversation->epoch, look_now);
+}

@@ -1,0 +1,106 @@
+#include <fenv.h>
+#include <string.h>
+
+#include "convert.h"
+#include "dtype.h"
+
+enum { CHUNK_BYTES = 8192 };
+
+/* A block as rows: `num` elements that are `stride` apart, in each step of the `num_outer` first dimensions. */
+typedef struct {
+    stream_dtype to_dtype, from_dtype;
+    size_t to_bytes, from_bytes;
+    const int64_t *count, *strides;
+    int num_outer;
+    int64_t num, stride;
+} rows;
+
+/* Strided elements, one after the other. Each size has a loop of its own: a copy whose size the compiler knows is one
+ * instruction. */
+static void gather(void *to, const char *from, ptrdiff_t stride_bytes, size_t num, size_t element_bytes) {
+#define GATHER(bytes)                                                                   \
+    case bytes:                                                                         \
+        for (size_t i = 0; i < num; ++i)                                                \
+            memcpy((char *)to + i * (bytes), from + (ptrdiff_t)i * stride_bytes, bytes); \
+        break
+    switch (element_bytes) {
+        GATHER(1);
+        GATHER(2);
+        GATHER(4);
+        GATHER(8);
+        GATHER(16);
+    }
+}
+
+static void copy_strided(const rows *it, char *to, const char *from) {
+    ptrdiff_t stride_bytes = (ptrdiff_t)(it->stride * (int64_t)it->from_bytes);
+    if (it->to_dtype == it->from_dtype) {
+        gather(to, from, stride_bytes, (size_t)it->num, it->from_bytes);
+        return;
+    }
+    char chunk[CHUNK_BYTES];
+    int64_t num_fit = CHUNK_BYTES / (int64_t)it->from_bytes;
+    for (int64_t i = 0; i < it->num; i += num_fit) {
+        size_t num = (size_t)(it->num - i < num_fit ? it->num - i : num_fit);
+        gather(chunk, from + (ptrdiff_t)i * stride_bytes, stride_bytes, num, it->from_bytes);
+        sc_convert(to + (size_t)i * it->to_bytes, it->to_dtype, chunk, it->from_dtype, num);
+    }
+}
+
+static void copy_row(const rows *it, char *to, const char *from) {
+    if (it->stride != 1)
+        copy_strided(it, to, from);
+    else if (it->to_dtype == it->from_dtype)
+        memcpy(to, from, (size_t)it->num * it->from_bytes);
+    else
+        sc_convert(to, it->to_dtype, from, it->from_dtype, (size_t)it->num);
+}
+
+/* The rows from dimension d on; returns the end of what was written. */
+static char *copy_rows(const rows *it, int d, char *to, const char *from) {
+    if (d == it->num_outer) {
+        copy_row(it, to, from);
+        return to + (size_t)it->num * it->to_bytes;
+    }
+    ptrdiff_t stride_bytes = (ptrdiff_t)(it->strides[d] * (int64_t)it->from_bytes);
+    for (int64_t i = 0; i < it->count[d]; ++i)
+        to = copy_rows(it, d + 1, to, from + (ptrdiff_t)i * stride_bytes);
+    return to;
+}
+
+/* As few and as long rows as there are: dimensions that lie without a gap behind each other are one. */
+static void find_rows(rows *it, int ndim) {
+    it->num = it->stride = 1;
+    it->num_outer = ndim;
+    while (it->num_outer > 0) {
+        int d = it->num_outer - 1;
+        bool continues = it->count[d] == 1 || it->strides == NULL || it->strides[d] == it->num;
+        if (!continues)
+            break;
+        it->num *= it->count[d];
+        it->num_outer = d;
+    }
+    if (it->num == 1 && it->num_outer > 0) {
+        it->num_outer -= 1;
+        it->num = it->count[it->num_outer];
+        it->stride = it->strides[it->num_outer];
+    }
+}
+
+void sc_copy_block(void *to, stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim,
+                   const int64_t count[], const int64_t strides[]) {
+    for (int d = 0; d < ndim; ++d)
+        if (count[d] == 0)
+            return;
+    rows it = {to_dtype, from_dtype, sc_dtype_bytes(to_dtype), sc_dtype_bytes(from_dtype), count, strides, 0, 0, 0};
+    find_rows(&it, ndim);
+    if (to_dtype == from_dtype) {
+        copy_rows(&it, 0, to, from);
+        return;
+    }
+    /* A program may have asked for a signal at an overflow; one of ours is none of its own. */
+    fenv_t environment;
+    feholdexcept(&environment);
+    copy_rows(&it, 0, to, from);
+    fesetenv(&environment);
+}

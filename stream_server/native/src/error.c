@@ -1,0 +1,23 @@
+#include "error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+int sc_fail(sc_error *error, int code, const char *format, ...) {
+    /* The arguments may lie in error->text, as when a sentence is put around another one. */
+    char text[SC_ERROR_BYTES] = "";
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (error != NULL) {
+        error->code = code;
+        memcpy(error->text, text, sizeof text);
+    }
+    return code;
+}
+
+int sc_no_memory(sc_error *error) {
+    return sc_fail(error, STREAM_ERROR_MEMORY, "no memory");
+}

@@ -1,0 +1,125 @@
+#include "fields.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "nearest.h"
+#include "own_field.h"
+
+struct sc_fields {
+    const sc_field *specs;
+    int num;
+    int num_ranks;
+    int num_blocks; /* -1: the first sample is still to come */
+    sc_block blocks[SC_MAX_FIELDS];
+    sc_own_field *of_block[SC_MAX_FIELDS];
+    sc_own_field own[SC_MAX_FIELDS];
+};
+
+sc_fields *sc_fields_new(const sc_field *specs, int num_specs, int rank, int num_ranks) {
+    sc_fields *fields = calloc(1, sizeof *fields);
+    if (fields == NULL)
+        return NULL;
+    fields->specs = specs;
+    fields->num = num_specs;
+    fields->num_ranks = num_ranks;
+    fields->num_blocks = -1;
+    for (int i = 0; i < num_specs; ++i) {
+        fields->own[i].field = &specs[i];
+        fields->own[i].rank = rank;
+        fields->own[i].num_ranks = num_ranks;
+    }
+    return fields;
+}
+
+void sc_fields_free(sc_fields *fields) {
+    if (fields == NULL)
+        return;
+    for (int i = 0; i < fields->num; ++i)
+        free(fields->own[i].memory);
+    free(fields);
+}
+
+const sc_block *sc_fields_blocks(const sc_fields *fields, int *num) {
+    *num = fields->num_blocks;
+    return fields->blocks;
+}
+
+/* NULL: there is no such field. */
+static sc_own_field *find(sc_fields *fields, const char *name, sc_error *error) {
+    if (name == NULL) {
+        sc_fail(error, STREAM_ERROR_ARGUMENT, "the name of a field is NULL");
+        return NULL;
+    }
+    for (int i = 0; i < fields->num; ++i)
+        if (strcmp(fields->specs[i].name, name) == 0)
+            return &fields->own[i];
+    sc_unknown_field(name, fields->specs, fields->num, error);
+    return NULL;
+}
+
+int sc_fields_declare(sc_fields *fields, const char *name, stream_dtype dtype, int ndim, const int64_t shape[],
+                      const int64_t offset[], const int64_t count[], sc_error *error) {
+    sc_own_field *own = find(fields, name, error);
+    return own == NULL ? STREAM_ERROR_ARGUMENT : sc_own_declare(own, dtype, ndim, shape, offset, count, error);
+}
+
+int sc_fields_put(sc_fields *fields, const char *name, const void *data, const int64_t strides[], sc_error *error) {
+    sc_own_field *own = find(fields, name, error);
+    return own == NULL ? STREAM_ERROR_ARGUMENT : sc_own_put(own, data, strides, error);
+}
+
+int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype, int ndim, const int64_t count[],
+                        const int64_t strides[], const void *data, sc_error *error) {
+    sc_own_field *own = find(fields, name, error);
+    return own == NULL ? STREAM_ERROR_ARGUMENT : sc_own_put_array(own, dtype, ndim, count, strides, data, error);
+}
+
+static int settle(sc_fields *fields, sc_error *error) {
+    int num_blocks = 0;
+    for (int i = 0; i < fields->num; ++i) {
+        sc_own_field *own = &fields->own[i];
+        int status = own->is_put ? STREAM_OK : sc_own_settle_unseen(own, error);
+        if (status != STREAM_OK)
+            return status;
+        if (!own->has_block)
+            continue;
+        fields->blocks[num_blocks] = own->block;
+        fields->of_block[num_blocks++] = own;
+    }
+    if (num_blocks == 0 && fields->num_ranks == 1)
+        return sc_fail(error, STREAM_ERROR_ARGUMENT, "a sample needs at least one field");
+    fields->num_blocks = num_blocks;
+    for (int i = 0; i < fields->num; ++i)
+        fields->own[i].is_settled = true;
+    return STREAM_OK;
+}
+
+static int collect(const sc_fields *fields, uint64_t *present, const void *arrays[SC_MAX_FIELDS], sc_error *error) {
+    *present = 0;
+    for (int i = 0; i < fields->num_blocks; ++i) {
+        const sc_own_field *own = fields->of_block[i];
+        if (!own->is_put && !own->field->optional)
+            return sc_fail(error, STREAM_ERROR_ARGUMENT,
+                           "field '%s' is missing; only a field that study.json calls optional may be left out",
+                           own->field->name);
+        arrays[i] = own->is_put ? own->memory : NULL;
+        *present |= (uint64_t)own->is_put << i;
+    }
+    if (*present == 0 && fields->num_blocks > 0)
+        return sc_fail(error, STREAM_ERROR_ARGUMENT, "a sample needs at least one field");
+    return STREAM_OK;
+}
+
+int sc_fields_take(sc_fields *fields, uint64_t *present, const void *arrays[SC_MAX_FIELDS], sc_error *error) {
+    int status = fields->num_blocks >= 0 ? STREAM_OK : settle(fields, error);
+    if (status == STREAM_OK)
+        status = collect(fields, present, arrays, error);
+    sc_fields_drop(fields);
+    return status;
+}
+
+void sc_fields_drop(sc_fields *fields) {
+    for (int i = 0; i < fields->num; ++i)
+        fields->own[i].is_put = false;
+}

@@ -1,0 +1,117 @@
+#include "own_field.h"
+
+#include <stdlib.h>
+
+#include "dtype.h"
+#include "placement.h"
+#include "shares.h"
+
+static int check_count(const sc_own_field *own, const int64_t expected[], int ndim, const int64_t count[],
+                       sc_error *error) {
+    char expected_text[SC_EXTENTS_BYTES], count_text[SC_EXTENTS_BYTES];
+    const sc_field *field = own->field;
+    if (sc_equal_extents(field->ndim, expected, ndim, count))
+        return STREAM_OK;
+    return sc_fail(error, STREAM_ERROR_ARGUMENT, "field '%s' must have the shape %s, but has %s", field->name,
+                   sc_extents_text(expected_text, field->ndim, expected), sc_extents_text(count_text, ndim, count));
+}
+
+static int check_convertible(const sc_field *field, stream_dtype dtype, stream_dtype sent, sc_error *error) {
+    if (field->dtype != STREAM_AS_PUT ? sc_same_kind(dtype, sent) : sc_safe(dtype, sent))
+        return STREAM_OK;
+    return sc_fail(error, STREAM_ERROR_ARGUMENT,
+                   "field '%s' is sent as %s, which %s cannot become without loss: send one dtype throughout, or give "
+                   "the field a dtype in study.json",
+                   field->name, sc_dtype_name(sent), sc_dtype_name(dtype));
+}
+
+/* The block of what is put before the first sample has settled it. */
+static int plan(const sc_own_field *own, stream_dtype dtype, int ndim, const int64_t count[], sc_block *block,
+                sc_error *error) {
+    bool is_typed = own->dtype != STREAM_AS_PUT;
+    int status = sc_place_own(own, ndim, count, block, error);
+    if (status == STREAM_OK)
+        status = sc_sent_dtype(own->field, is_typed ? own->dtype : dtype, &block->dtype, error);
+    if (status == STREAM_OK && is_typed)
+        status = check_convertible(own->field, dtype, block->dtype, error);
+    return status;
+}
+
+/* Whether what is put fits to the block that is settled. */
+static int match(const sc_own_field *own, stream_dtype dtype, int ndim, const int64_t count[], sc_error *error) {
+    if (!own->has_block)
+        return sc_fail(error, STREAM_ERROR_ARGUMENT,
+                       "rank %d left field '%s' out of its first sample without declaring it", own->rank,
+                       own->field->name);
+    int status = check_count(own, own->block.count, ndim, count, error);
+    return status != STREAM_OK ? status : check_convertible(own->field, dtype, own->block.dtype, error);
+}
+
+static int put_nothing(sc_own_field *own, int ndim, const int64_t count[], sc_error *error) {
+    if (own->is_settled && own->has_block)
+        return check_count(own, own->block.count, ndim, count, error);
+    own->has_block = false;
+    own->is_put = true;
+    return STREAM_OK;
+}
+
+static bool reserve(sc_own_field *own, size_t num_bytes) {
+    if (num_bytes <= own->capacity)
+        return true;
+    void *memory = malloc(num_bytes);
+    if (memory == NULL)
+        return false;
+    free(own->memory);
+    own->memory = memory;
+    own->capacity = num_bytes;
+    return true;
+}
+
+static int keep(sc_own_field *own, stream_dtype dtype, const int64_t strides[], const void *data, sc_error *error) {
+    own->is_put = reserve(own, sc_block_bytes(&own->block));
+    if (!own->is_put)
+        return sc_no_memory(error);
+    sc_copy_block(own->memory, own->block.dtype, data, dtype, own->block.ndim, own->block.count, strides);
+    return STREAM_OK;
+}
+
+static int put(sc_own_field *own, stream_dtype dtype, int ndim, const int64_t count[], const int64_t strides[],
+               const void *data, sc_error *error) {
+    int status = own->has_count ? check_count(own, own->count, ndim, count, error) : STREAM_OK;
+    if (status != STREAM_OK)
+        return status;
+    if (sc_is_empty(own, ndim, count))
+        return put_nothing(own, ndim, count, error);
+    sc_block block = own->block;
+    status = own->is_settled ? match(own, dtype, ndim, count, error) : plan(own, dtype, ndim, count, &block, error);
+    if (status == STREAM_OK && data == NULL)
+        status = sc_fail(error, STREAM_ERROR_ARGUMENT, "the data of field '%s' are NULL", own->field->name);
+    if (status != STREAM_OK)
+        return status;
+    own->block = block;
+    own->has_block = true;
+    return keep(own, dtype, strides, data, error);
+}
+
+int sc_own_put(sc_own_field *own, const void *data, const int64_t strides[], sc_error *error) {
+    if (own->dtype == STREAM_AS_PUT)
+        return sc_fail(error, STREAM_ERROR_ARGUMENT, "field '%s' must be declared with its type before it is put",
+                       own->field->name);
+    const int64_t *count = own->count;
+    int64_t offset[STREAM_MAX_DIMENSIONS], even_count[STREAM_MAX_DIMENSIONS];
+    if (own->is_settled && own->has_block) {
+        count = own->block.count;
+    } else if (!own->has_count) {
+        sc_even_share(own->field, own->rank, own->num_ranks, offset, even_count);
+        count = even_count;
+    }
+    return put(own, own->dtype, own->field->ndim, count, strides, data, error);
+}
+
+int sc_own_put_array(sc_own_field *own, stream_dtype dtype, int ndim, const int64_t count[], const int64_t strides[],
+                     const void *data, sc_error *error) {
+    int status = sc_check_extents(own->field->name, ndim, count, error);
+    if (status == STREAM_OK)
+        status = sc_check_type(own->field->name, dtype, error);
+    return status != STREAM_OK ? status : put(own, dtype, ndim, count, strides, data, error);
+}

@@ -1,0 +1,37 @@
+#define _POSIX_C_SOURCE 200809L
+#include "patience.h"
+
+#include <time.h>
+
+double sc_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+sc_patience sc_patience_begin(double timeout_s, double repeat_s) {
+    double now = sc_now();
+    return (sc_patience){.timeout_s = timeout_s, .repeat_s = repeat_s, .heard = now, .asked = now};
+}
+
+bool sc_patience_is_over(const sc_patience *patience) {
+    return sc_now() - patience->heard >= patience->timeout_s;
+}
+
+double sc_patience_slice_s(const sc_patience *patience) {
+    double until_repeat = patience->asked + patience->repeat_s;
+    double until_over = patience->heard + patience->timeout_s;
+    return (until_repeat < until_over ? until_repeat : until_over) - sc_now();
+}
+
+void sc_patience_heard(sc_patience *patience) {
+    patience->heard = sc_now();
+}
+
+bool sc_patience_may_repeat(sc_patience *patience) {
+    double now = sc_now();
+    if (now - patience->asked < patience->repeat_s)
+        return false;
+    patience->asked = now;
+    return true;
+}

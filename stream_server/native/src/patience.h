@@ -1,0 +1,32 @@
+/* How long a client waits: as long as the server says something now and then. */
+#ifndef SC_PATIENCE_H
+#define SC_PATIENCE_H
+
+#include <stdbool.h>
+
+/* Seconds of a clock that never goes back. */
+double sc_now(void);
+
+/* The server's silence during one wait, and when the question is to be asked again. */
+typedef struct {
+    double timeout_s;
+    double repeat_s;
+    double heard;
+    double asked;
+} sc_patience;
+
+sc_patience sc_patience_begin(double timeout_s, double repeat_s);
+
+/* The silence has lasted timeout_s. */
+bool sc_patience_is_over(const sc_patience *patience);
+
+/* How long to wait before looking again whether it is over or the question may be repeated. */
+double sc_patience_slice_s(const sc_patience *patience);
+
+/* The server said something. */
+void sc_patience_heard(sc_patience *patience);
+
+/* Whether it is time to ask again; if so, the next time is repeat_s later. */
+bool sc_patience_may_repeat(sc_patience *patience);
+
+#endif

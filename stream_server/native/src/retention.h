@@ -1,0 +1,76 @@
+/* What one client rank sent that is not durable yet, kept so that it can be sent again. No sockets, no clock. */
+#ifndef SC_RETENTION_H
+#define SC_RETENTION_H
+
+#include "entered.h"
+#include "steps.h"
+
+/* What a message takes up beside its bytes: that of the Python client, so that all clients keep the same steps. */
+#define SC_ENTRY_BYTES 1500
+
+typedef struct sc_sent sc_sent;
+typedef struct sc_retention sc_retention;
+
+/* What was sent over one connection and is not durable yet, oldest first. `received` is the mark up to which the server
+ * has it. */
+typedef struct sc_backlog {
+    struct sc_backlog *next;
+    sc_retention *retention;
+    int64_t received;
+    sc_sent *first;
+    sc_sent *last;
+} sc_backlog;
+
+/* One step that no connection has: row `row` of `steps`. */
+typedef struct {
+    int64_t index;
+    size_t num_bytes;
+    uint32_t row;
+    sc_steps steps;
+} sc_unsent;
+
+/* Keeps steps until they are durable, if they fit into window_bytes; else the oldest ones go first.
+ *
+ * What the server has not received is kept at any price, for credit bounds it; unless `unsent_may_go`, since nobody may
+ * ever come for it. `unsent` are the steps that no connection has, in the order in which they are to be sent, from
+ * first_unsent to end_unsent. */
+struct sc_retention {
+    const sc_layout *layout;
+    size_t window_bytes;
+    size_t num_bytes;
+    bool unsent_may_go;
+    int64_t next_age;
+    sc_backlog *backlogs;
+    sc_unsent *unsent;
+    size_t first_unsent;
+    size_t end_unsent;
+    size_t unsent_capacity;
+};
+
+void sc_retention_begin(sc_retention *retention, const sc_layout *layout, int64_t window_bytes);
+void sc_retention_free(sc_retention *retention);
+
+/* That of a new connection; it lives until sc_retention_set_aside. NULL: no memory. */
+sc_backlog *sc_retention_backlog(sc_retention *retention);
+
+/* These have been sent, and are complete with the messages below `end`. Takes over the steps, also on an error. */
+int sc_backlog_add(sc_backlog *backlog, int64_t end, sc_steps *steps, sc_error *error);
+/* All messages with a smaller sequence than `mark` are in a checkpoint: they are kept no longer. */
+void sc_backlog_durable(sc_backlog *backlog, int64_t mark);
+
+/* The connections are gone: all that they have is unsent again, in the order of `entered`, which has at least those
+ * steps. */
+int sc_retention_set_aside(sc_retention *retention, const sc_entered *entered, sc_error *error);
+
+/* Here is another unsent step, the last in the order. Takes over the steps, also on an error. */
+int sc_retention_keep(sc_retention *retention, sc_steps *steps, sc_error *error);
+/* The first unsent step, or NULL. */
+sc_unsent *sc_retention_first(sc_retention *retention);
+/* The first unsent step is kept no longer. */
+void sc_retention_forget_first(sc_retention *retention);
+/* An unsent step is kept no longer. To be called in the order of the steps, and followed by sc_retention_close_up. */
+void sc_retention_forget(sc_retention *retention, sc_unsent *unsent);
+void sc_retention_close_up(sc_retention *retention);
+void sc_retention_forget_all(sc_retention *retention);
+
+#endif

@@ -1,0 +1,74 @@
+#include "steps.h"
+
+#include <string.h>
+
+sc_layout sc_layout_of(const sc_block *blocks, int num_blocks) {
+    sc_layout layout = {.num_blocks = num_blocks};
+    for (int i = 0; i < num_blocks; ++i)
+        layout.block_bytes[i] = sc_block_bytes(&blocks[i]);
+    return layout;
+}
+
+size_t sc_layout_bytes(const sc_layout *layout, uint64_t present) {
+    size_t num_bytes = 0;
+    for (int i = 0; i < layout->num_blocks; ++i)
+        if (present >> i & 1 && __builtin_add_overflow(num_bytes, layout->block_bytes[i], &num_bytes))
+            return SIZE_MAX;
+    return num_bytes;
+}
+
+int sc_steps_begin(sc_steps *steps, sc_pool *pool, const sc_layout *layout, uint64_t present, uint32_t num_rows,
+                   sc_error *error) {
+    size_t num_bytes;
+    *steps = (sc_steps){.present = present, .num_rows = num_rows};
+    if (!__builtin_mul_overflow(sc_layout_bytes(layout, present), num_rows, &num_bytes))
+        steps->buffer = sc_buffer_new(pool, num_bytes);
+    return steps->buffer == NULL ? sc_no_memory(error) : STREAM_OK;
+}
+
+void sc_steps_release(sc_steps *steps) {
+    if (steps->buffer != NULL)
+        sc_buffer_release(steps->buffer);
+    steps->buffer = NULL;
+}
+
+void sc_steps_add(sc_steps *steps, const sc_layout *layout, const void *const arrays[]) {
+    uint8_t *rows = steps->buffer->bytes;
+    for (int i = 0; i < layout->num_blocks; ++i) {
+        if (!(steps->present >> i & 1))
+            continue;
+        memcpy(rows + steps->num * layout->block_bytes[i], arrays[i], layout->block_bytes[i]);
+        rows += steps->num_rows * layout->block_bytes[i];
+    }
+    ++steps->num;
+}
+
+void sc_steps_arrays(const sc_steps *steps, const sc_layout *layout, uint32_t row, const void *arrays[]) {
+    const uint8_t *rows = steps->buffer->bytes;
+    for (int i = 0; i < layout->num_blocks; ++i) {
+        arrays[i] = NULL;
+        if (!(steps->present >> i & 1))
+            continue;
+        arrays[i] = rows + row * layout->block_bytes[i];
+        rows += steps->num_rows * layout->block_bytes[i];
+    }
+}
+
+int sc_steps_fit(const sc_steps *steps, sc_steps *fitting, sc_pool *pool, const sc_layout *layout, sc_error *error) {
+    int code = sc_steps_begin(fitting, pool, layout, steps->present, steps->num, error);
+    if (code != STREAM_OK)
+        return code;
+    const void *rows[SC_MAX_FIELDS];
+    sc_steps_arrays(steps, layout, 0, rows);
+    uint8_t *to = fitting->buffer->bytes;
+    for (int i = 0; i < layout->num_blocks; ++i) {
+        if (rows[i] == NULL)
+            continue;
+        memcpy(to, rows[i], steps->num * layout->block_bytes[i]);
+        to += steps->num * layout->block_bytes[i];
+    }
+    fitting->num = steps->num;
+    fitting->index = steps->index;
+    fitting->stride = steps->stride;
+    return STREAM_OK;
+}

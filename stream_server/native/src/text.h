@@ -1,0 +1,24 @@
+/* UTF-8, and pieces of it inside of other bytes. */
+#ifndef SC_TEXT_H
+#define SC_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    const uint8_t *bytes;
+    size_t num_bytes;
+} sc_slice;
+
+/* How many bytes the character takes with which the bytes begin; 0: they begin with none. */
+size_t sc_character_bytes(const uint8_t *bytes, size_t num_bytes);
+bool sc_is_utf8(const uint8_t *bytes, size_t num_bytes);
+
+/* A copy that ends with a zero. NULL: no memory. */
+char *sc_copy_slice(sc_slice slice);
+
+/* Whether two of them are equal. Sorts them. */
+bool sc_any_twice(sc_slice *slices, size_t num);
+
+#endif
