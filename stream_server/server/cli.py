@@ -11,6 +11,7 @@ from stream_server import config as study_config
 from stream_server.errors import ConfigError, StreamServerError
 
 FIRST_WORD_S = 2.0
+NATIVE_PATH = Path(__file__).parent.parent / "native"
 
 DESCRIPTION = """\
 Train a neural network on a simulation ensemble while the simulations run.
@@ -27,6 +28,7 @@ examples:
   mpirun -n 4 stream-server --config study.json        the study on four ranks
   stream-server --config study.json --evaluate runs/heat/checkpoints/best/batch-000400
   stream-server --config study.json --set training.batch_size=32 --set buffer.policy=fifo
+  cmake -S "$(stream-server --native-path)" -B build   build the client for C, C++ and Fortran (docs/clients.md)
 
 exit status:
   0 finished and balanced   2 command line or study.json   3 the user's class raised   4 too many simulations failed
@@ -84,6 +86,11 @@ def parser() -> argparse.ArgumentParser:
         help="validate a saved model: an output folder, a checkpoint, or one of the best models",
     )
     only.add_argument("--schema", action="store_true", help="print the JSON schema of study.json")
+    only.add_argument(
+        "--native-path",
+        action="store_true",
+        help="print where the sources of the client for C, C++ and Fortran are; CMake builds them",
+    )
     only.add_argument("--version", action="version", version=f"stream-server {version('stream-server')}")
     return parser
 
@@ -100,6 +107,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     if arguments.schema:
         print(json.dumps(study_config.json_schema(), indent=2))
+        return 0
+    if arguments.native_path:
+        print(NATIVE_PATH.resolve())
         return 0
     try:
         return _run(arguments)
@@ -149,7 +159,12 @@ def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
     try:
         if arguments.config is None:
             raise ConfigError("--config study.json is missing; `stream-server --help` shows examples")
-        return study_config.load(arguments.config, arguments.set)
+        config = study_config.load(arguments.config, arguments.set)
+        if not (arguments.fast_dev_run or arguments.evaluate or arguments.replay):
+            from stream_server.launcher.mpirun import require
+
+            require(config)
+        return config
     except ConfigError:
         from stream_server.server.ranks import environment_rank
 

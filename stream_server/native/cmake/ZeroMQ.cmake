@@ -1,0 +1,23 @@
+# The target StreamClient::zeromq, however libzmq makes itself known: a CMake package, pkg-config or its files alone.
+if(NOT TARGET StreamClient::zeromq)
+    add_library(StreamClient::zeromq INTERFACE IMPORTED)
+    find_package(ZeroMQ CONFIG QUIET)
+    if(TARGET libzmq)
+        set_property(TARGET StreamClient::zeromq PROPERTY INTERFACE_LINK_LIBRARIES libzmq)
+        set(STREAM_CLIENT_ZEROMQ_FOUND TRUE)
+    else()
+        find_package(PkgConfig QUIET)
+        if(PKG_CONFIG_FOUND)
+            pkg_check_modules(STREAM_CLIENT_ZEROMQ_PC QUIET libzmq)
+        endif()
+        find_path(STREAM_CLIENT_ZEROMQ_INCLUDE zmq.h HINTS ${STREAM_CLIENT_ZEROMQ_PC_INCLUDE_DIRS})
+        find_library(STREAM_CLIENT_ZEROMQ_LIBRARY zmq HINTS ${STREAM_CLIENT_ZEROMQ_PC_LIBRARY_DIRS})
+        mark_as_advanced(STREAM_CLIENT_ZEROMQ_INCLUDE STREAM_CLIENT_ZEROMQ_LIBRARY)
+        if(STREAM_CLIENT_ZEROMQ_INCLUDE AND STREAM_CLIENT_ZEROMQ_LIBRARY)
+            set_target_properties(StreamClient::zeromq PROPERTIES
+                INTERFACE_LINK_LIBRARIES "${STREAM_CLIENT_ZEROMQ_LIBRARY}"
+                INTERFACE_INCLUDE_DIRECTORIES "${STREAM_CLIENT_ZEROMQ_INCLUDE}")
+            set(STREAM_CLIENT_ZEROMQ_FOUND TRUE)
+        endif()
+    endif()
+endif()

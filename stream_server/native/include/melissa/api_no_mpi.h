@@ -1,0 +1,1 @@
+#include "../melissa_api_no_mpi.h"

@@ -1,0 +1,219 @@
+#include "relay.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "rows.h"
+#include "stream_client.h"
+
+#define MAX_FIELDS 64
+#define MAX_NAME 64
+#define MAX_TEXT 1024
+
+typedef struct {
+    int index;    /* in the study */
+    int64_t size; /* values of this rank */
+    bool is_put;
+} relayed_field;
+
+/* Melissa's functions have no handle: there is one simulation in a process. */
+static struct {
+    sc_group *group;
+    stream_simulation *simulation;
+    bool has_failed;
+    int num_fields;
+    relayed_field fields[MAX_FIELDS];
+    int64_t num_steps;
+} relay;
+
+sc_group *sc_relay_group(void) {
+    return relay.group;
+}
+
+void sc_relay_fail(const char *format, ...) {
+    char text[MAX_TEXT];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (!relay.has_failed) {
+        fprintf(stderr, "melissa, rank %d of %d: %s\nThe simulation goes on, but the study gets nothing more of it.\n",
+                relay.group ? relay.group->rank : 0, relay.group ? relay.group->num_ranks : 1, text);
+    }
+    relay.has_failed = true;
+    stream_abandon(&relay.simulation);
+}
+
+/* Negative results of the library end the relay; STREAM_STOP is fine. */
+static bool succeeds(int result) {
+    if (result >= 0) return true;
+    sc_relay_fail("%s", stream_error(relay.simulation));
+    return false;
+}
+
+/* A program that runs alone, or after the end of the study, sees no fields. */
+static bool has_study(void) {
+    return relay.simulation != NULL && stream_num_fields(relay.simulation) > 0;
+}
+
+/* Fortran passes names without a terminator: a name is what it has in common with a field of the study. */
+static bool begins_with(const char *name, const char *field) {
+    return strncmp(name, field, strlen(field)) == 0;
+}
+
+static const char *field_name_of(int index) {
+    return stream_field_name(relay.simulation, index);
+}
+
+/* The longest of the study's fields that `name` begins with, or -1. */
+static int studied(const char *name) {
+    int longest = -1;
+    for (int i = 0; field_name_of(i) != NULL; ++i) {
+        const size_t length = strlen(field_name_of(i));
+        const bool fits = begins_with(name, field_name_of(i));
+        if (fits && (longest < 0 || length > strlen(field_name_of(longest)))) longest = i;
+    }
+    return longest;
+}
+
+/* That field, or NULL if melissa_init was not called for it. */
+static relayed_field *relayed(const char *name) {
+    const int index = studied(name);
+    for (relayed_field *it = relay.fields; it < relay.fields + relay.num_fields; ++it) {
+        if (it->index == index) return it;
+    }
+    return NULL;
+}
+
+/* How much of a name that may have no end can be printed. */
+static int printable(const char *name) {
+    int length = 0;
+    while (length < MAX_NAME && isgraph((unsigned char)name[length])) ++length;
+    return length;
+}
+
+static void fail_unknown(const char *name) {
+    char names[MAX_TEXT / 2] = "";
+    for (int i = 0; field_name_of(i) != NULL; ++i) {
+        const size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s'%s'", i ? ", " : "", field_name_of(i));
+    }
+    sc_relay_fail("the name '%.*s' does not begin with that of a field in study.json: %s. Use the same names in both.",
+                  printable(name), name, names);
+}
+
+static bool connects(void) {
+    if (relay.has_failed) return false;
+    return succeeds(stream_connect(&relay.simulation, relay.group->rank, relay.group->num_ranks));
+}
+
+/* Whether this rank could declare the field, whatever the others have of it. */
+static bool can_relay(const char *name, int size) {
+    if (relay.has_failed) return false;
+    if (name == NULL || size < 0) {
+        sc_relay_fail("melissa_init needs the name of a field and a size of 0 or more");
+    } else if (!has_study()) {
+        return true;
+    } else if (studied(name) < 0) {
+        fail_unknown(name);
+    } else if (relayed(name) != NULL) {
+        sc_relay_fail("melissa_init was called twice for the field '%s' of study.json", field_name_of(studied(name)));
+    }
+    return !relay.has_failed;
+}
+
+static void fail_total(const char *field, int64_t total, int64_t expected) {
+    sc_relay_fail("the field '%s' has %lld values in study.json, but the sizes that the %d ranks pass to melissa_init "
+                  "sum up to %lld. Correct study.fields.%s.",
+                  field, (long long)expected, relay.group->num_ranks, (long long)total, field);
+}
+
+static void fail_rows(const char *field, int64_t before, int64_t size, int64_t num_values, int64_t row) {
+    sc_relay_fail("this rank has the values %lld to %lld of the field '%s', which are no whole rows of %lld values. "
+                  "Give the field one dimension in study.json, [%lld], and reshape it in the server class.",
+                  (long long)before, (long long)(before + size - 1), field, (long long)row, (long long)num_values);
+}
+
+/* Declare the block behind those of lower ranks. */
+static bool declares(const char *field, int64_t size, int64_t before, int64_t total) {
+    int64_t shape[STREAM_MAX_DIMENSIONS], offset[STREAM_MAX_DIMENSIONS], count[STREAM_MAX_DIMENSIONS];
+    const int ndim = stream_field_shape(relay.simulation, field, shape);
+    if (!succeeds(ndim)) return false;
+    const int64_t num_values = sc_num_values(ndim, shape);
+    if (total != num_values) {
+        fail_total(field, total, num_values);
+    } else if (!sc_rows(ndim, shape, before, size, offset, count)) {
+        fail_rows(field, before, size, num_values, num_values / shape[0]);
+    } else if (ndim > 0 || size > 0) { /* a scalar has no empty block: a rank without it does not declare it */
+        succeeds(stream_declare_field(relay.simulation, field, STREAM_FLOAT64, ndim, shape, offset, count));
+    }
+    return !relay.has_failed;
+}
+
+void sc_relay_init(const char *field_name, int size, sc_group *group) {
+    const bool is_first = relay.group == NULL;
+    relay.group = group;
+    const bool is_connected = is_first ? connects() : !relay.has_failed;
+    bool fine = is_connected && can_relay(field_name, size);
+    int64_t before = 0, total = 0;
+    /* A rank that failed takes part in what is collective, or the others would wait for it. */
+    fine = group->agree(group, fine, size, &before, &total);
+    const int field = fine && has_study() ? studied(field_name) : -1;
+    if (field >= 0) fine = declares(field_name_of(field), size, before, total);
+    if (!group->agree(group, fine, 0, &before, &total)) {
+        relay.has_failed = true; /* the rank that knows why says it */
+        stream_abandon(&relay.simulation);
+    } else if (field >= 0) {
+        relay.fields[relay.num_fields++] = (relayed_field){.index = field, .size = size};
+    }
+}
+
+static void close_step(void) {
+    int64_t num, first = 0, every = 1;
+    if (!succeeds(stream_time_steps(relay.simulation, &num, &first, &every))) return;
+    for (int i = 0; i < relay.num_fields; ++i) relay.fields[i].is_put = false;
+    succeeds(stream_send(relay.simulation, first + relay.num_steps++ * every));
+}
+
+static bool all_are_put(void) {
+    for (int i = 0; i < relay.num_fields; ++i) {
+        if (!relay.fields[i].is_put) return false;
+    }
+    return true;
+}
+
+static bool some_are_put(void) {
+    for (int i = 0; i < relay.num_fields; ++i) {
+        if (relay.fields[i].is_put) return true;
+    }
+    return false;
+}
+
+void sc_relay_send(const char *field_name, const double *values) {
+    if (relay.group == NULL) sc_relay_fail("melissa_send was called before melissa_init, or after melissa_finalize");
+    if (relay.has_failed || !has_study()) return;
+    relayed_field *field = field_name ? relayed(field_name) : NULL;
+    if (field == NULL) {
+        sc_relay_fail("melissa_send was called for '%.*s', for which melissa_init was not",
+                      field_name ? printable(field_name) : 0, field_name ? field_name : "");
+        return;
+    }
+    /* A field that comes again begins the next step; what the last one lacks is optional, or the library says so. */
+    if (field->is_put) close_step();
+    if (relay.has_failed) return;
+    if (field->size > 0 && !succeeds(stream_put(relay.simulation, field_name_of(field->index), values))) return;
+    field->is_put = true;
+    if (all_are_put()) close_step();
+}
+
+void sc_relay_finalize(void) {
+    if (!relay.has_failed && has_study() && some_are_put()) close_step();
+    if (!relay.has_failed && relay.simulation != NULL) {
+        const int result = stream_finish(&relay.simulation);
+        if (result < 0) sc_relay_fail("%s", stream_error(NULL));
+    }
+    if (relay.group != NULL) relay.group->leave(relay.group);
+    memset(&relay, 0, sizeof relay);
+}

@@ -1,0 +1,18 @@
+/* What stands behind Melissa's functions: fields by name, time steps counted here, errors printed once. */
+#ifndef SC_RELAY_H
+#define SC_RELAY_H
+
+#include "group.h"
+
+/* The first field connects; all do what melissa_init does. `group` is kept until sc_relay_finalize. */
+void sc_relay_init(const char *field_name, int size, sc_group *group);
+void sc_relay_send(const char *field_name, const double *values);
+void sc_relay_finalize(void);
+
+/* The group of the fields so far, or NULL. */
+sc_group *sc_relay_group(void);
+
+/* Print what is wrong and take part no more. */
+void sc_relay_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif

@@ -1,0 +1,5 @@
+"""What the tests of the native clients share."""
+
+from tests.native.building import installation
+
+__all__ = ["installation"]

@@ -1,0 +1,214 @@
+"""Finding, building and installing the native library: the wheel, and the ways that docs/clients.md shows."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from stream_server.server.cli import main
+from tests.native.building import NATIVE, REPOSITORY, STRICT, Installation, run, tool_environment
+
+PAGE = (REPOSITORY / "docs" / "clients.md").read_text()
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A block of code whose first line is the name of its file.
+NAMED = re.compile(r"^(?:/\*|//|!|#) (\S+\.\w+|Makefile)(?: \*/)?\n")
+PROGRAMS = ("solver_c", "solver_cpp", "solver_fortran")
+
+
+def section(heading: str) -> str:
+    """What stands below a heading of the page, down to the next one."""
+    _, _, rest = PAGE.partition(f"\n{heading}\n")
+    assert rest, f"docs/clients.md has no {heading}"
+    return re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def shell(heading: str) -> str:
+    """The commands of a section."""
+    return "\n".join(code for language, code in FENCE.findall(section(heading)) if language == "sh")
+
+
+def run_shell(heading: str, cwd: Path, prefix: Path) -> None:
+    environment = tool_environment() | {"PREFIX": str(prefix)}
+    run(["sh", "-eu", "-c", shell(heading)], cwd=cwd, environment=environment)
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """The library, installed by the commands on the page."""
+    folder = tmp_path_factory.mktemp("page")
+    run_shell("## Building", folder, folder / "prefix")
+    return Installation(folder / "prefix")
+
+
+@pytest.fixture
+def solver(tmp_path: Path) -> Path:
+    """A folder with the files on the page."""
+    for _, code in FENCE.findall(PAGE):
+        if name := NAMED.match(code):
+            (tmp_path / name[1]).write_text(code)
+    return tmp_path
+
+
+def files_of_the_library() -> Iterator[Path]:
+    for folder, _, names in os.walk(NATIVE):
+        yield from (Path(folder, name).relative_to(REPOSITORY) for name in names)
+
+
+def assert_runs_alone(words: list[str]) -> None:
+    run(words, cwd=Path("/"), environment=tool_environment() | {"STREAM_CONNECTION": "none"})
+
+
+def consume(folder: Path, lists: str, *options: str, environment: dict[str, str] | None = None) -> Path:
+    """Build the CMake project of `lists`; gives the folder it is built in."""
+    (folder / "CMakeLists.txt").write_text(f"cmake_minimum_required(VERSION 3.16)\n{lists}")
+    run(["cmake", "-S", ".", "-B", "built", *options], cwd=folder, environment=environment)
+    run(["cmake", "--build", "built", "--parallel", "2"], cwd=folder, environment=environment)
+    return folder / "built"
+
+
+def test_the_command_tells_where_the_sources_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--native-path"]) == 0
+    assert Path(capsys.readouterr().out.strip()) == NATIVE
+
+
+def test_telling_where_the_sources_are_loads_neither_torch_nor_mpi() -> None:
+    code = "import sys; from stream_server.server.cli import main; main(['--native-path']); print(*sys.modules)"
+    modules = run([sys.executable, "-c", code], cwd=REPOSITORY).split()
+    assert {"torch", "mpi4py"}.isdisjoint(modules)
+
+
+def test_the_wheel_has_every_file_of_the_library(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(
+        REPOSITORY / "stream_server", source / "stream_server", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-index"]
+    run([*pip, "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)], cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as contents:
+        packed = {Path(name) for name in contents.namelist()}
+    assert {file for file in files_of_the_library() if file not in packed} == set()
+
+
+def test_package_library_and_pkg_config_have_one_version(installation: Installation) -> None:
+    header = (NATIVE / "include" / "stream_client.h").read_text()
+    assert f'#define STREAM_CLIENT_VERSION "{version("stream-server")}"' in header
+    told = run(["pkg-config", "--modversion", "stream_client"], cwd=NATIVE, environment=installation.environment)
+    assert told.strip() == version("stream-server")
+
+
+def test_the_library_exports_its_interface_and_nothing_else(installation: Installation) -> None:
+    for library, prefix in (("stream_client", "stream_"), ("melissa_api", "melissa_")):
+        symbols = run(["nm", "-D", "--defined-only", str(installation.lib / f"lib{library}.so")], cwd=NATIVE)
+        names = {line.split()[-1] for line in symbols.splitlines()}
+        assert names
+        assert {name for name in names if not name.startswith(prefix)} == set()
+
+
+def test_the_programs_on_the_page_are_built_with_cmake(installation: Installation, solver: Path) -> None:
+    run_shell("### CMake", solver, installation.prefix)
+    for program in PROGRAMS:
+        assert_runs_alone([str(solver / "build" / "solver" / program)])
+
+
+@pytest.mark.parametrize("heading", ["### pkg-config", "### A plain Makefile"])
+def test_the_programs_on_the_page_are_built_without_cmake(
+    installation: Installation, solver: Path, heading: str
+) -> None:
+    run_shell(heading, solver, installation.prefix)
+    for program in PROGRAMS:
+        assert_runs_alone([str(solver / program)])
+
+
+def test_the_python_program_on_the_page_runs(solver: Path) -> None:
+    assert_runs_alone([sys.executable, str(solver / "solver.py")])
+
+
+def test_a_melissa_code_is_built_as_the_page_says(installation: Installation, tmp_path: Path) -> None:
+    shutil.copy(REPOSITORY / "tests" / "native" / "melissa" / "heat.c", tmp_path)
+    run_shell("## Codes instrumented for Melissa", tmp_path, installation.prefix)
+    assert_runs_alone(["mpirun", "-n", "2", str(tmp_path / "heatc"), "100"])
+
+
+def test_a_project_of_fortran_alone_finds_the_package(installation: Installation, solver: Path) -> None:
+    built = consume(
+        solver,
+        "project(solver LANGUAGES Fortran)\n"
+        "find_package(StreamClient 0.1 REQUIRED COMPONENTS fortran melissa_api)\n"
+        "add_executable(solver solver.f90)\n"
+        "target_link_libraries(solver StreamClient::fortran)\n",
+        environment=installation.environment,
+    )
+    assert_runs_alone([str(built / "solver")])
+
+
+def test_a_program_may_be_linked_with_the_static_library(installation: Installation, solver: Path) -> None:
+    built = consume(
+        solver,
+        "project(solver LANGUAGES C)\n"
+        "find_package(StreamClient REQUIRED)\n"
+        "add_executable(solver solver.c)\n"
+        "target_link_libraries(solver StreamClient::stream_client_static)\n",
+        environment=installation.environment,
+    )
+    assert "libstream_client" not in run(["ldd", str(built / "solver")], cwd=built)
+    assert_runs_alone([str(built / "solver")])
+
+
+def test_a_missing_component_is_an_error(installation: Installation, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(solver LANGUAGES C)\n"
+        "find_package(StreamClient REQUIRED COMPONENTS fortran)\n"
+    )
+    configured = subprocess.run(
+        ["cmake", "-S", ".", "-B", "built"],
+        cwd=tmp_path,
+        env=installation.environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert configured.returncode != 0
+    assert "no component fortran" in configured.stderr
+
+
+def test_the_library_can_be_part_of_another_build(solver: Path) -> None:
+    """Here with clang, with warnings as errors, and where there is no MPI."""
+    built = consume(
+        solver,
+        "project(solver LANGUAGES C Fortran)\n"
+        f'add_subdirectory("{NATIVE}" stream_client)\n'
+        "add_executable(solver solver.c)\n"
+        "target_link_libraries(solver StreamClient::stream_client_static)\n"
+        "add_executable(solver_fortran solver.f90)\n"
+        "target_link_libraries(solver_fortran StreamClient::fortran)\n"
+        "if(TARGET StreamClient::melissa_api OR NOT TARGET StreamClient::melissa_api_no_mpi)\n"
+        "    message(FATAL_ERROR wrong)\n"
+        "endif()\n",
+        "-DCMAKE_C_COMPILER=clang",
+        f"-DCMAKE_C_FLAGS={' '.join(STRICT)}",
+        "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON",
+    )
+    for program in ("solver", "solver_fortran"):
+        assert_runs_alone([str(built / program)])
+
+
+def test_missing_tools_are_named_to_a_user_who_may_not_install_them(tmp_path: Path) -> None:
+    identity = tmp_path / "id"
+    identity.write_text("#!/bin/sh\necho 1000\n")
+    identity.chmod(0o755)
+    setup = ["/bin/sh", str(REPOSITORY / "tests" / "native" / "setup.sh")]
+    told = subprocess.run(setup, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=20, check=False)
+    assert told.returncode == 1
+    assert told.stderr.startswith("The tests need tools that are not there. Install them: sudo apt-get install build-")
+    assert {"gfortran", "cmake", "valgrind", "libmpich-dev", "libopenmpi-dev"} < set(told.stderr.split())
