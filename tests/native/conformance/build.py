@@ -1,0 +1,53 @@
+"""Builds the drivers from the sources of the clients."""
+
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NATIVE = Path(__file__).parents[3] / "stream_server" / "native"
+SANITIZERS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+LIBRARIES = ("-lzmq", "-lm")
+FORTRAN_FLAGS = ("-std=f2008", "-pedantic", "-Wall", "-Wextra", "-Werror", "-g", "-fcheck=all,no-array-temps")
+
+
+def library(folder: Path, *flags: str) -> Path:
+    """The C client as a static library."""
+    folder.mkdir()
+    sources = sorted((NATIVE / "src").glob("*.c"))
+    include = f"-I{NATIVE / 'include'}"
+    _run("gcc", "-std=c11", "-O1", "-g", include, *flags, "-c", *map(str, sources), folder=folder)
+    archive = folder / "libstream_client.a"
+    _run("ar", "rcs", str(archive), *(f"{source.stem}.o" for source in sources), folder=folder)
+    return archive
+
+
+def c_driver(library: Path, *flags: str) -> Path:
+    """driver.c with this library."""
+    program = library.with_name("driver_c")
+    warnings = ("-Wall", "-Wextra", "-Werror")
+    include = f"-I{NATIVE / 'include'}"
+    source = str(HERE / "driver.c")
+    _run("gcc", "-std=c11", "-g", *warnings, include, *flags, source, str(library), *LIBRARIES, "-o", str(program))
+    return program
+
+
+def fortran(library: Path, program: str, source: Path, *, compiler: str = "gfortran", is_strict: bool = True) -> Path:
+    """A program of the module and this source, with this library; not strict where MPI's own interfaces are not."""
+    folder = library.with_name(program)
+    folder.mkdir()
+    compile_module(folder, compiler=compiler)
+    executable = folder / program
+    flags = FORTRAN_FLAGS if is_strict else ("-g", "-fcheck=all,no-array-temps")
+    files = (str(folder / "stream_client.o"), str(source), str(library))
+    _run(compiler, *flags, *files, *LIBRARIES, "-o", str(executable), folder=folder)
+    return executable
+
+
+def compile_module(folder: Path, *flags: str, compiler: str = "gfortran") -> None:
+    """The Fortran module as an object in this folder."""
+    _run(compiler, *FORTRAN_FLAGS, *flags, "-c", str(NATIVE / "fortran" / "stream_client.f90"), folder=folder)
+
+
+def _run(*command: str, folder: Path = HERE) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
