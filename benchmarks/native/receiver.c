@@ -1,0 +1,157 @@
+/* A server that agrees to everything, for the benchmarks of the C client: it reads, counts and acknowledges at once.
+ *
+ *     receiver ADDRESS WELCOME OPENED
+ *
+ * WELCOME and OPENED are files with its answers to Hello and Open. Each line of its input is a number; it writes a line as
+ * soon as so many steps have come in all. A message without a header of ours is a step. It leaves at the end of its input.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zmq.h>
+
+enum { HELLO = 1, OPEN = 3, DATA = 5, END = 6, PING = 7, ACK = 8 };
+enum { MESSAGES_PER_ACK = 32, DATA_BYTES = 68, ACK_BYTES = 26, MAX_ANSWER_BYTES = 4096, MAX_PEER_BYTES = 256 };
+
+typedef struct {
+    unsigned char bytes[MAX_ANSWER_BYTES];
+    size_t num;
+} answer;
+
+typedef struct {
+    void *router;
+    answer welcome, opened;
+    unsigned char peer[MAX_PEER_BYTES];
+    size_t peer_bytes;
+    uint64_t num_steps, mark;
+    bool owes_ack, has_ended;
+} receiver;
+
+static answer read_answer(const char *path) {
+    answer it = {.num = 0};
+    FILE *file = fopen(path, "rb");
+    if (file != NULL) {
+        it.num = fread(it.bytes, 1, sizeof it.bytes, file);
+        fclose(file);
+    }
+    if (it.num == 0) {
+        fprintf(stderr, "receiver: cannot read %s\n", path);
+        exit(1);
+    }
+    return it;
+}
+
+/* The machine is little-endian, as the protocol is. */
+static uint64_t number(const unsigned char *bytes, size_t num) {
+    uint64_t value = 0;
+    memcpy(&value, bytes, num);
+    return value;
+}
+
+static void say(const receiver *it, const void *bytes, size_t num) {
+    zmq_send(it->router, it->peer, it->peer_bytes, ZMQ_SNDMORE);
+    zmq_send(it->router, bytes, num, 0);
+}
+
+static void acknowledge(receiver *it) {
+    unsigned char ack[ACK_BYTES] = {'S', 'T', 'R', 'M', 1, 0, ACK, 0};
+    memcpy(ack + 8, &it->mark, sizeof it->mark);
+    ack[24] = it->has_ended;
+    say(it, ack, sizeof ack);
+    it->owes_ack = false;
+}
+
+static void take_header(receiver *it, const unsigned char *header, size_t num) {
+    if (num < 8 || memcmp(header, "STRM", 4) != 0) {
+        it->num_steps += 1;
+        return;
+    }
+    const uint64_t kind = number(header + 6, 2);
+    if (kind == HELLO) {
+        say(it, it->welcome.bytes, it->welcome.num);
+    } else if (kind == OPEN) {
+        it->mark = 0;
+        it->has_ended = false;
+        say(it, it->opened.bytes, it->opened.num);
+    } else if (kind == DATA && num == DATA_BYTES) {
+        it->mark = number(header + 24, 8) + 1;
+        it->num_steps += number(header + 56, 4);
+        it->owes_ack = true;
+    } else if (kind == END || kind == PING) {
+        it->has_ended |= kind == END;
+        it->owes_ack = true;
+    }
+}
+
+/* Read one message, if there is one. */
+static bool take(receiver *it) {
+    const int num = zmq_recv(it->router, it->peer, sizeof it->peer, ZMQ_DONTWAIT);
+    if (num < 0)
+        return false;
+    it->peer_bytes = (size_t)num;
+    zmq_msg_t frame;
+    bool is_header = true, has_more = true;
+    while (has_more) {
+        zmq_msg_init(&frame);
+        zmq_msg_recv(&frame, it->router, 0);
+        if (is_header)
+            take_header(it, zmq_msg_data(&frame), zmq_msg_size(&frame));
+        is_header = false;
+        has_more = zmq_msg_more(&frame);
+        zmq_msg_close(&frame);
+    }
+    return true;
+}
+
+/* Read what has come, and acknowledge it. */
+static void take_all(receiver *it) {
+    for (int count = 0; count < MESSAGES_PER_ACK && take(it); ++count)
+        ;
+    if (it->owes_ack)
+        acknowledge(it);
+}
+
+static void run(receiver *it) {
+    char line[64];
+    uint64_t awaited = 0;
+    bool is_awaited = false;
+    zmq_pollitem_t items[] = {{it->router, 0, ZMQ_POLLIN, 0}, {NULL, 0, ZMQ_POLLIN, 0}};
+    while (zmq_poll(items, 2, -1) >= 0) {
+        if (items[0].revents)
+            take_all(it);
+        if (items[1].revents) {
+            if (fgets(line, sizeof line, stdin) == NULL)
+                return;
+            awaited = strtoull(line, NULL, 10);
+            is_awaited = true;
+        }
+        if (is_awaited && it->num_steps >= awaited) {
+            puts("there");
+            fflush(stdout);
+            is_awaited = false;
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4) {
+        fprintf(stderr, "usage: receiver ADDRESS WELCOME OPENED\n");
+        return 2;
+    }
+    void *context = zmq_ctx_new();
+    receiver it = {
+        .router = zmq_socket(context, ZMQ_ROUTER), .welcome = read_answer(argv[2]), .opened = read_answer(argv[3])};
+    const int no_limit = 0, no_linger = 0;
+    zmq_setsockopt(it.router, ZMQ_RCVHWM, &no_limit, sizeof no_limit);
+    zmq_setsockopt(it.router, ZMQ_LINGER, &no_linger, sizeof no_linger);
+    if (zmq_bind(it.router, argv[1]) != 0) {
+        fprintf(stderr, "receiver: cannot bind %s: %s\n", argv[1], zmq_strerror(zmq_errno()));
+        return 1;
+    }
+    run(&it);
+    zmq_close(it.router);
+    zmq_ctx_term(context);
+    return 0;
+}
