@@ -3,11 +3,11 @@
 import json
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stream_server.client_api.connection_rules import check
 from stream_server.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "STREAM_CONNECTION"
@@ -68,12 +68,17 @@ class ConnectionFile:
             raise ConfigError(f"{path} is not a connection file: {error}") from error
         try:
             return cls.from_dict(content)
-        except (TypeError, KeyError, AttributeError) as error:
+        except ValueError as error:
             raise ConfigError(f"{path} is not a connection file of this version: {error}") from error
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "ConnectionFile":
-        """Made from the parsed JSON."""
+    def from_dict(cls, content: Any) -> "ConnectionFile":
+        """Made from the parsed JSON.
+
+        Raises:
+            ValueError: a key is missing, unknown or not of its type.
+        """
+        check(content)
         security = content.get("security")
         return cls(
             **{

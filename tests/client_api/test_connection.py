@@ -50,6 +50,33 @@ def test_another_file_is_named_as_no_connection_file(tmp_path: Path, content: st
         ConnectionFile.read(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("epoch", "three"),
+        ("epoch", 3.5),
+        ("study", 5),
+        ("host", "a" * 2**16),
+        ("control", "ipc:///tmp/x/control"),
+        ("control", []),
+        ("simulation", True),
+        ("attempt", -1),
+        ("parameters", {"viscosity": "thick"}),
+        ("security", "curve"),
+        ("security", {"server_public_key": "a" * 40}),
+        ("security", dict.fromkeys(("server_public_key", "client_public_key", "client_secret_key"), "short")),
+    ],
+)
+def test_a_value_of_another_type_is_named(tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "connection.json"
+    FILE.write(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(
+        ConfigError, match=rf"connection\.json is not a connection file of this version: '({key}|\w+_key)'"
+    ):
+        ConnectionFile.read(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the connection file .*absent"):
         ConnectionFile.read(tmp_path / "absent.json")

@@ -9,7 +9,7 @@ import pytest
 from stream_server.client_api.connection import ConnectionFile, Security
 from stream_server.launcher.attempts import Attempts, KeyPair
 
-CURVE = Security(server_public_key="S", client_public_key="A", client_secret_key="a")
+CURVE = Security(server_public_key="S" * 40, client_public_key="A" * 40, client_secret_key="a" * 40)
 
 
 @pytest.mark.parametrize("security", [CURVE, None])
@@ -20,10 +20,10 @@ def test_the_launcher_writes_what_the_client_would_write(tmp_path: Path, securit
     attempts = Attempts(
         command=("solver",), templates=(), environment={}, seed=0, study_dir=tmp_path, output_dir=tmp_path
     )
-    keys = None if security is None else KeyPair(public="P", secret="p")
+    keys = None if security is None else KeyPair(public="P" * 40, secret="p" * 40)
     written = attempts.prepare(17, 2, {"x": 0.1}, asdict(study), keys).folder / "connection.json"
 
-    own = None if security is None else replace(CURVE, client_public_key="P", client_secret_key="p")
+    own = None if security is None else replace(CURVE, client_public_key="P" * 40, client_secret_key="p" * 40)
     wanted = replace(study, simulation=17, attempt=2, parameters={"x": 0.1}, security=own)
     assert ConnectionFile.read(written) == wanted
     wanted.write(tmp_path / "wanted.json")

@@ -138,7 +138,8 @@ STREAM_API int stream_next(stream_simulation *simulation);
 /* Withdraw what was sent, because the run is not worth learning from; it is not tried again. */
 STREAM_API int stream_invalidate(stream_simulation *simulation, const char *reason);
 
-/* Wait until all that was sent has arrived, and leave. *simulation is NULL afterwards, whatever is returned. */
+/* Wait until all that was sent has arrived, and leave. *simulation is NULL afterwards, whatever is returned, so a message is
+ * in stream_error(NULL). STREAM_STOP: the study had ended. */
 STREAM_API int stream_finish(stream_simulation **simulation);
 
 /* Leave without finishing, as after an error of the solver: the study starts a new attempt. */

@@ -153,26 +153,23 @@ LIVES = (
             finish
         """,
     ),
-)
-
-# The Python client does not look at the types of values in the connection file.
-WRONG_TYPES = Case(
-    name="connection_file_types",
-    about="Connection files with values of wrong types.",
-    own_words=True,
-    files={
-        f"{i}.json": FILE.replace(right, wrong).format("")
-        for i, (right, wrong) in enumerate(
-            [
-                ('"epoch": 3', '"epoch": "three"'),
-                ('"epoch": 3', '"epoch": 3.5'),
-                ('"study": "heat"', '"study": 5'),
-                ('"simulation": 17', '"simulation": true'),
-                ('"attempt": 1', '"attempt": -1'),
-                ('["ipc:///nowhere"]', '"ipc:///nowhere"'),
-                ('["ipc:///nowhere"]', "[]"),
-            ]
-        )
-    },
-    script="\n".join(f"connect 0 1 connection=./{i}.json" for i in range(7)),
+    Case(
+        name="connection_file_types",
+        about="Connection files with values of wrong types.",
+        files={
+            f"{i}.json": FILE.replace(right, wrong).format("")
+            for i, (right, wrong) in enumerate(
+                [
+                    ('"epoch": 3', '"epoch": "three"'),
+                    ('"epoch": 3', '"epoch": 3.5'),
+                    ('"study": "heat"', '"study": 5'),
+                    ('"simulation": 17', '"simulation": true'),
+                    ('"attempt": 1', '"attempt": -1'),
+                    ('["ipc:///nowhere"]', '"ipc:///nowhere"'),
+                    ('["ipc:///nowhere"]', "[]"),
+                ]
+            )
+        },
+        script="\n".join(f"connect 0 1 connection=./{i}.json" for i in range(7)),
+    ),
 )
