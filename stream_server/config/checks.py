@@ -54,6 +54,16 @@ def _somebody_can_send(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
+def _a_job_has_room(config: StudyConfig) -> Iterator[Problem]:
+    max_running, per_job = config.launcher.max_running, config.simulation.per_job
+    if max_running < per_job:
+        yield Problem(
+            path="launcher.max_running",
+            found=f"{max_running}, fewer than the {per_job} of simulation.per_job, which run at the same time",
+            instead=f"Write {per_job} or more; a multiple of {per_job} leaves no room unused",
+        )
+
+
 def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
     if config.study_dir.is_relative_to(config.study.output_dir):
         yield Problem(
@@ -145,6 +155,7 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
 CHECKS: tuple[Check, ...] = (
     _parameters_have_one_source,
     _somebody_can_send,
+    _a_job_has_room,
     _output_is_below_the_study,
     _ports_are_a_range,
     *USAGE_CHECKS,

@@ -108,8 +108,9 @@ def _make_paths_absolute(raw: Raw, folder: Path) -> None:
             os.path.abspath(folder / path) if isinstance(path, str) and path else path
             for path in simulation["templates"]
         ]
-    if isinstance(simulation.get("command"), list):
-        simulation["command"] = [_absolute_element(element, folder) for element in simulation["command"]]
+    for node, key in ((simulation, "command"), (_section(simulation, "job"), "mpirun")):
+        if isinstance(node.get(key), list):
+            node[key] = [_absolute_element(element, folder) for element in node[key]]
 
 
 def _absolute_reference(reference: str, folder: Path) -> str:

@@ -12,6 +12,7 @@ from stream_server.config.study import StudyConfig
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 IN_BRACES = re.compile(r"(?<!\$)\{\s*([A-Za-z_]\w*)[^{}]*\}")
 MANY_DIGITS = re.compile(r"[0-9]{4}")
+RANKS = "{ranks}"
 BUILT_IN: Mapping[str, int | str] = {"simulation": 0, "attempt": 0, "seed": 0, "study_dir": ""}
 EXAMPLE_OF_A_PARAMETER = 0.5
 
@@ -35,6 +36,28 @@ def _command_has_values(config: StudyConfig) -> Iterator[Problem]:
     for position, element in enumerate(config.simulation.command):
         for found, instead in _problems_in(element, examples, is_template=False):
             yield Problem(path=f"simulation.command[{position}]", found=found, instead=instead)
+
+
+def _mpirun_has_values(config: StudyConfig) -> Iterator[Problem]:
+    for position, word in enumerate(config.simulation.job.mpirun or ()):
+        for found in IN_BRACES.finditer(word):
+            if found.group() != RANKS:
+                yield Problem(
+                    path=f"simulation.job.mpirun[{position}]",
+                    found=f"{found.group()} would not be filled in",
+                    instead=f"Write {RANKS}, which stands for simulation.ranks; all else is a matter of the command",
+                )
+
+
+def _command_has_no_lonely_colon(config: StudyConfig) -> Iterator[Problem]:
+    simulation = config.simulation
+    for position, element in enumerate(simulation.command or ()):
+        if simulation.uses_mpirun and element == ":":
+            yield Problem(
+                path=f"simulation.command[{position}]",
+                found='":" separates programs on the command line of mpirun',
+                instead="Start a script that adds it",
+            )
 
 
 def _templates_are_there(config: StudyConfig) -> Iterator[Problem]:
@@ -139,6 +162,8 @@ def _problem_of_form(written: str, name: str, examples: Examples) -> tuple[str, 
 COMMAND_CHECKS = (
     _parameters_do_not_hide_placeholders,
     _command_has_values,
+    _command_has_no_lonely_colon,
+    _mpirun_has_values,
     _templates_are_there,
     _templates_have_values,
 )

@@ -14,6 +14,7 @@ from stream_server.config.values import (
     Count,
     FilePath,
     Moment,
+    MpirunWords,
     Name,
     Paths,
     Positive,
@@ -68,7 +69,9 @@ class Job(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="Further options of the scheduler.")
     setup: Texts = Field(default=(), description="Shell lines that run before the job.")
     environment: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
-    mpirun: Texts | None = Field(default=None, description="How an MPI program is started; null finds it.")
+    mpirun: MpirunWords | None = Field(
+        default=None, description="How an MPI program is started, with {ranks}; null: mpirun, wherever it is."
+    )
 
 
 class Simulation(Section):
@@ -90,6 +93,11 @@ class Simulation(Section):
     per_job: Count = Field(default=1, description="Simulations that share one job.")
     keep_folders: Literal["all", "failed"] = Field(default="all", description="Which attempts' folders stay.")
     job: Job = Field(default_factory=Job, description="What the job of a simulation asks for.")
+
+    @property
+    def uses_mpirun(self) -> bool:
+        """Its jobs are started by mpirun."""
+        return self.command is not None and (self.ranks > 1 or self.per_job > 1)
 
 
 class Server(Section):

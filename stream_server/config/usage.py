@@ -20,9 +20,7 @@ KEYS_OF_STARTED_SIMULATIONS = (
 )
 NOT_AVAILABLE = (
     *(f"server.job.{key}" for key in Job.model_fields if key != "environment"),
-    *(f"simulation.job.{key}" for key in Job.model_fields if key != "environment"),
-    "simulation.ranks",
-    "simulation.per_job",
+    *(f"simulation.job.{key}" for key in Job.model_fields if key not in ("environment", "mpirun")),
     "launcher.scheduler",
 )
 
@@ -83,6 +81,15 @@ def _max_failed_is_used(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
+def _mpirun_is_used(config: StudyConfig) -> Iterator[Problem]:
+    if config.simulation.job.mpirun is not None and not config.simulation.uses_mpirun:
+        yield Problem(
+            path="simulation.job.mpirun",
+            found="it would be ignored, for each simulation is one process of its own",
+            instead="Leave it out, or write simulation.ranks or simulation.per_job",
+        )
+
+
 def _needs_command(path: str, config: StudyConfig) -> Iterator[Problem]:
     if config.simulation.command is None and value_of(config, path) != default_of(path):
         yield Problem(
@@ -112,6 +119,7 @@ USAGE_CHECKS: tuple[Callable[[StudyConfig], Iterator[Problem]], ...] = (
     _draws_per_sample_is_used,
     _waiting_time_is_used,
     _max_failed_is_used,
+    _mpirun_is_used,
     *(partial(_needs_command, path) for path in KEYS_OF_STARTED_SIMULATIONS),
     *(partial(_has_its_default, path) for path in NOT_AVAILABLE),
 )

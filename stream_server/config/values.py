@@ -147,6 +147,12 @@ def _check_command(value: Any) -> Any:
     return value
 
 
+def _check_mpirun(value: Any) -> Any:
+    if isinstance(value, list) and not value:
+        raise wrong("the list is empty", 'Write a list such as ["mpirun", "-n", "{ranks}"], or leave the key out')
+    return _check_command(value)
+
+
 _NUMBER_OR_SIZE = WithJsonSchema(
     {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": SIZE_PATTERN}]}
 )
@@ -168,6 +174,12 @@ Paths = Annotated[tuple[FilePath, ...], Field(strict=False)]
 Command = Annotated[
     tuple[str, ...],
     BeforeValidator(_check_command),
+    Field(strict=False),
+    WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 1}),
+]
+MpirunWords = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_check_mpirun),
     Field(strict=False),
     WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 1}),
 ]

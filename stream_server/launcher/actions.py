@@ -5,15 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submit:
-    """Start the job of an attempt."""
+    """Start the job of an attempt, and with it those of the attempts `beside` it, which share the job."""
 
     simulation: int
     attempt: int
+    beside: tuple["Submit", ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cancel:
-    """End the job of an attempt; `job_ended` is told when it is over."""
+    """End the job of an attempt, and with it all that share it; `job_ended` is told of each when it is over."""
 
     simulation: int
     attempt: int
@@ -30,12 +31,16 @@ class Continue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fail:
-    """An attempt failed; not `counted` when it was not to blame."""
+    """An attempt failed. An `excuse` says why that does not count against the simulation."""
 
     simulation: int
     attempt: int
     reason: str
-    counted: bool = True
+    excuse: str = ""
+
+    @property
+    def counted(self) -> bool:
+        return not self.excuse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

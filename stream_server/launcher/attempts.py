@@ -12,9 +12,11 @@ from typing import Any
 from stream_server.failpoints import failpoint
 from stream_server.launcher import command
 from stream_server.launcher.command import Value
-from stream_server.launcher.jobs import LOG_FILE, JobSpec
+from stream_server.launcher.job_spec import LOG_FILE, JobSpec
 
 CONNECTION_FILE = "connection.json"
+# What tells a simulation which one it is. The last is the name under which codes that were written for Melissa look.
+IDENTITY = ("STREAM_CONNECTION", "STREAM_SIMULATION_ID", "STREAM_ATTEMPT", "MELISSA_SIMU_ID")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,14 +81,10 @@ class Attempts:
             parameters, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir
         )
         rendered = {template: self._render(template, folder, values) for template in self.templates}
-        environment = {
-            **self.environment,
-            "STREAM_CONNECTION": str(file),
-            "STREAM_SIMULATION_ID": str(simulation),
-            "STREAM_ATTEMPT": str(attempt),
-        }
+        identity = (str(file), str(simulation), str(attempt), str(simulation))
+        environment = {**self.environment, **dict(zip(IDENTITY, identity, strict=True))}
         line = command.arguments(self.command, values, study_dir=self.study_dir, rendered=rendered)
-        return JobSpec(command=tuple(line), environment=environment, folder=folder)
+        return JobSpec(command=tuple(line), environment=environment, folder=folder, marks=frozenset({str(file)}))
 
     def reconnect(self, simulation: int, attempt: int, connection: Mapping[str, Any]) -> None:
         """Tell a running attempt where the server is now; its keys and parameters stay what they are.

@@ -6,19 +6,22 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stream_server.failpoints import failpoint
 from stream_server.launcher import link, records
-from stream_server.launcher.actions import Action, Cancel, Continue, Decline, Fail, Give, GiveUp, StopStudy, Submit
-from stream_server.launcher.attempts import CONNECTION_FILE, Attempts, KeyPair
-from stream_server.launcher.entry import Entry, State
-from stream_server.launcher.jobs import LocalJobs
+from stream_server.launcher.actions import Action, Cancel, Continue, Submit
+from stream_server.launcher.attempt_jobs import AttemptJobs
+from stream_server.launcher.attempts import Attempts, KeyPair
+from stream_server.launcher.blame import AttemptEnd
+from stream_server.launcher.entry import State
+from stream_server.launcher.job_spec import JobSpec
 from stream_server.launcher.journal import Journal
-from stream_server.launcher.log_end import log_end
 from stream_server.launcher.past import Past
+from stream_server.launcher.recalled import entries_of
+from stream_server.launcher.reports import Reports
 from stream_server.launcher.schedule import Schedule
 from stream_server.launcher.sockets import Link, key_pair
 
@@ -26,7 +29,6 @@ POLL_S = 1.0
 POLL_BUSY_S = 0.05
 STATUS_S = 0.5
 LEAVE_S = 15.0
-NOT_COUNTED = "not counted against it, for the server or the launcher was restarted meanwhile"
 DISK_IS_TO_BLAME = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ class Ensemble:
         *,
         schedule: Schedule,
         attempts: Attempts,
-        jobs: LocalJobs,
+        jobs: AttemptJobs,
         server: Link,
         journal: Journal,
         keep_finished: bool,
@@ -53,13 +55,12 @@ class Ensemble:
         self.jobs = jobs
         self.server = server
         self.journal = journal
+        self.reports = Reports(attempts, server, journal)
         self.keep_finished = keep_finished
         self._epoch = 0
         self._connection: dict[str, Any] = {}
         self._parameters: dict[int, dict[str, float]] = {}
-        self._running: dict[Path, tuple[int, int]] = {}
         self._public_keys: dict[int, str | None] = {}
-        self._given: dict[int, int] = {}
         self._leave_at = math.inf
         self._said_bye = False
         self._poll_at = 0.0
@@ -87,29 +88,18 @@ class Ensemble:
 
     def recall(self, past: Past) -> None:
         """Take over what a launcher that was killed has left: its jobs that still run, and what it knew."""
-        now = time.monotonic()
-        entries = {
-            simulation: Entry(id=simulation, attempt=past.highest.get(simulation, -1), failures=failures)
-            for simulation, failures in past.failures.items()
-        }
-        for simulation, reason in past.given_up.items():
-            entry = entries.setdefault(simulation, Entry(id=simulation, attempt=past.highest.get(simulation, -1)))
-            entry.state, entry.reason = State.GIVEN_UP, reason
         for it in past.attempts.values():
-            entry = entries.setdefault(it.simulation, Entry(id=it.simulation))
-            entry.state, entry.attempt, entry.has_job = State.RUNNING, it.attempt, it.folder is not None
-            entry.floor = past.highest[it.simulation]
-            entry.started = entry.quiet_since = now
-            if it.folder is None:
-                self._given[it.simulation] = it.attempt
+            if it.job is None:
+                self.reports.given(it.simulation, it.attempt)
                 continue
-            folder = Path(it.folder)
-            self._running[folder] = (it.simulation, it.attempt)
-            self._public_keys[it.simulation] = it.public_key
-            self.jobs.adopt(folder, str(folder / CONNECTION_FILE), it.leader)
             log.info("simulation %d, attempt %d is taken over", it.simulation, it.attempt)
+            self._public_keys[it.simulation] = it.public_key
+            if it is past.in_job(it.job)[0]:
+                shared = past.jobs.get(it.job, ((it.simulation, it.attempt),))
+                self.jobs.adopt(Path(it.job), shared, it.leader)
         self._epoch = past.epoch
-        self.schedule.recall(past.highest, entries.values(), anything_came=past.anything_came)
+        entries = entries_of(past, time.monotonic())
+        self.schedule.recall(past.highest, entries, anything_came=past.anything_came)
 
     def turn(self) -> list[link.ToLauncher]:
         """Do all that is due; returns what rank 0 has said."""
@@ -164,11 +154,11 @@ class Ensemble:
                 )
             case link.Finished():
                 log.info("simulation %d finished", message.simulation)
-                self._let_go(message.simulation, "finished")
+                self.reports.let_go(message.simulation, "finished")
                 return self.schedule.finished(message.simulation, now)
             case link.Invalid():
                 log.info("simulation %d withdrew itself: %s", message.simulation, message.reason)
-                self._let_go(message.simulation, message.reason)
+                self.reports.let_go(message.simulation, message.reason)
                 return self.schedule.invalid(message.simulation, now)
             case link.Committed() | link.Leaving():
                 log.info("server: %s", message)
@@ -190,30 +180,26 @@ class Ensemble:
         failpoint("launcher.after_replan")
         return actions
 
-    def _let_go(self, simulation: int, reason: str) -> None:
-        """A simulation that a client brought to its end by itself has no job whose end could be waited for."""
-        attempt = self._given.pop(simulation, None)
-        if attempt is not None:
-            self._note_end(simulation, attempt, reason)
-
-    def _note_end(self, simulation: int, attempt: int, reason: str, *, counted: bool = False) -> None:
-        self.journal.note(records.AttemptEnded(simulation=simulation, attempt=attempt, counted=counted, reason=reason))
-
     def _poll_jobs(self) -> None:
         now = time.monotonic()
         if now < self._poll_at:
             return
         for ended in self.jobs.poll(now):
-            simulation, attempt = self._running.pop(ended.folder)
-            log.info("simulation %d, attempt %d %s", simulation, attempt, ended.reason)
-            self._carry_out(
-                self.schedule.job_ended(simulation, attempt, ended.exit_code, ended.reason, now, excused=ended.unseen)
-            )
-            if self.schedule.state(simulation).terminal:
-                self._note_end(simulation, attempt, ended.reason)
-            if not self.keep_finished and self.schedule.state(simulation) is State.FINISHED:
-                shutil.rmtree(ended.folder, ignore_errors=True)
+            # A launcher that was killed may have dealt with some of those that shared the job.
+            if self.schedule.runs(ended.simulation, ended.attempt):
+                self._has_ended(ended, now)
         self._poll_at = now + (POLL_BUSY_S if self.jobs.busy else POLL_S)
+
+    def _has_ended(self, ended: AttemptEnd, now: float) -> None:
+        simulation, attempt = ended.simulation, ended.attempt
+        self.reports.job_ended(ended)
+        self._carry_out(
+            self.schedule.job_ended(simulation, attempt, ended.exit_code, ended.reason, now, excuse=ended.excuse)
+        )
+        if self.schedule.state(simulation).terminal:
+            self.reports.attempt_ended(simulation, attempt, ended.reason)
+        if not self.keep_finished and self.schedule.state(simulation) is State.FINISHED:
+            shutil.rmtree(self.attempts.folder(simulation, attempt), ignore_errors=True)
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         cancelled = set()
@@ -227,54 +213,81 @@ class Ensemble:
                     self._go_on(action)
                 case Cancel():
                     log.info("simulation %d, attempt %d is cancelled", action.simulation, action.attempt)
-                    cancelled.add(self.attempts.folder(action.simulation, action.attempt))
+                    cancelled.add((action.simulation, action.attempt))
                 case _:
-                    self._report(action)
+                    self.reports.tell(action)
         if cancelled:
-            self.jobs.cancel_all(cancelled, time.monotonic())
+            self.jobs.cancel(cancelled, time.monotonic())
             self._poll_at = 0.0
 
     def _submit(self, action: Submit) -> list[Action]:
-        simulation = action.simulation
-        attempt = self.attempts.free_number(simulation, action.attempt)
-        self.schedule.renumber(simulation, attempt)
-        keys = self._new_keys()
-        public_key = keys.public if keys else None
-        folder = self.attempts.folder(simulation, attempt)
+        members = [self._number(it.simulation, it.attempt) for it in (action, *action.beside)]
+        keys = {simulation: self._new_keys() for simulation, _ in members}
+        self._public_keys |= {simulation: pair.public if pair else None for simulation, pair in keys.items()}
         try:
-            self.journal.write(
-                records.AttemptStarting(
-                    simulation=simulation, attempt=attempt, folder=str(folder), public_key=public_key
-                )
-            )
+            self.journal.write(*self._starting(members))
         except OSError as error:
-            return self._postpone(simulation, error)
-        # The server must know the key before the client can use it.
-        self.server.send(link.Attempt(simulation=simulation, attempt=attempt, public_key=public_key))
-        try:
-            spec = self.attempts.prepare(simulation, attempt, self._parameters[simulation], self._connection, keys)
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
-                return self._postpone(simulation, error)
-            reason = f"could not be prepared: {error}"
-            log.warning("simulation %d, attempt %d %s", simulation, attempt, reason)
-            return self.schedule.job_ended(simulation, attempt, None, reason, time.monotonic())
-        log.info("simulation %d, attempt %d: %s", simulation, attempt, spec.command)
-        self._running[spec.folder] = (simulation, attempt)
-        self._public_keys[simulation] = public_key
+            return self._postpone(members, error)
+        actions: list[Action] = []
+        specs: dict[tuple[int, int], JobSpec] = {}
+        for simulation, attempt in members:
+            # The server must know the key before the client can use it.
+            public_key = self._public_keys[simulation]
+            self.server.send(link.Attempt(simulation=simulation, attempt=attempt, public_key=public_key))
+            try:
+                specs[simulation, attempt] = self.attempts.prepare(
+                    simulation, attempt, self._parameters[simulation], self._connection, keys[simulation]
+                )
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
+                    return actions + self._postpone(members, error)
+                actions += self._cannot_be_prepared(simulation, attempt, error)
+        if specs:
+            self._start(specs)
+        return actions
+
+    def _number(self, simulation: int, attempt: int) -> tuple[int, int]:
+        attempt = self.attempts.free_number(simulation, attempt)
+        self.schedule.renumber(simulation, attempt)
+        return simulation, attempt
+
+    def _starting(self, members: Sequence[tuple[int, int]]) -> list[records.AttemptStarting]:
+        job = str(self.attempts.folder(*members[0])) if len(members) > 1 else None
+        return [
+            records.AttemptStarting(
+                simulation=simulation,
+                attempt=attempt,
+                folder=str(self.attempts.folder(simulation, attempt)),
+                public_key=self._public_keys[simulation],
+                job=job,
+            )
+            for simulation, attempt in members
+        ]
+
+    def _cannot_be_prepared(self, simulation: int, attempt: int, error: Exception) -> list[Action]:
+        reason = f"could not be prepared: {error}"
+        log.warning("simulation %d, attempt %d %s", simulation, attempt, reason)
+        return self.schedule.job_ended(simulation, attempt, None, reason, time.monotonic())
+
+    def _start(self, specs: Mapping[tuple[int, int], JobSpec]) -> None:
+        for (simulation, attempt), spec in specs.items():
+            log.info("simulation %d, attempt %d: %s", simulation, attempt, spec.command)
         failpoint("launcher.before_submit")
-        leader = self.jobs.submit(spec)
+        leader = self.jobs.submit(specs)
         failpoint("launcher.after_submit")
         if leader is not None:
-            self.journal.note(
-                records.AttemptStarted(simulation=simulation, attempt=attempt, pid=leader.pid, started=leader.started)
-            )
+            for simulation, attempt in specs:
+                self.journal.note(
+                    records.AttemptStarted(
+                        simulation=simulation, attempt=attempt, pid=leader.pid, started=leader.started
+                    )
+                )
         self._poll_at = 0.0
-        return []
 
-    def _postpone(self, simulation: int, error: OSError) -> list[Action]:
+    def _postpone(self, members: Sequence[tuple[int, int]], error: OSError) -> list[Action]:
         log.error("no simulation is started as long as the disk refuses: %s", error)
-        return self.schedule.postpone(simulation, time.monotonic())
+        now = time.monotonic()
+        return [action for simulation, _ in members for action in self.schedule.postpone(simulation, now)]
 
     def _go_on(self, action: Continue) -> None:
         """An attempt outlived a server or a launcher: the server must know it, and it must find the server."""
@@ -291,45 +304,11 @@ class Ensemble:
         except (OSError, ValueError) as error:
             log.warning("simulation %d, attempt %d cannot be told where the server is: %s", simulation, attempt, error)
 
-    def _report(self, action: Fail | GiveUp | Give | Decline | StopStudy) -> None:
-        match action:
-            case Fail(simulation=simulation, attempt=attempt, reason=reason, counted=counted):
-                reason = reason if counted else f"{reason} ({NOT_COUNTED})"
-                log.warning("simulation %d, attempt %d failed: %s", simulation, attempt, reason)
-                self._given.pop(simulation, None)
-                self._note_end(simulation, attempt, reason, counted=counted)
-                path = self._log_path(simulation, attempt)
-                self.server.send(link.Failed(simulation=simulation, attempt=attempt, reason=reason, log=path))
-            case GiveUp(simulation=simulation, attempts=attempts, reason=reason, redraw=redraw):
-                log.warning("simulation %d is given up after %d attempts: %s", simulation, attempts, reason)
-                self.journal.note(records.GivenUp(simulation=simulation, reason=reason))
-                path = self._log_path(simulation, attempts - 1)
-                self.server.send(
-                    link.GaveUp(simulation=simulation, attempts=attempts, reason=reason, log=path, redraw=redraw)
-                )
-            case Give(token=token, simulation=simulation, attempt=attempt):
-                log.info("simulation %d, attempt %d goes to a client that attached", simulation, attempt)
-                self._given[simulation] = attempt
-                self.journal.note(records.AttemptGiven(simulation=simulation, attempt=attempt))
-                self.server.send(link.Attached(token=token, simulation=simulation, attempt=attempt))
-            case Decline(token=token, text=text, busy=busy):
-                log.info("a client that attached is declined: %s", text)
-                self.server.send(link.NoneLeft(token=token, text=text, busy=busy))
-            case StopStudy(text=text, simulation=simulation, attempt=attempt):
-                log.error("the study stops: %s", text)
-                output = self.attempts.log(simulation, attempt)
-                end = log_end(output)
-                self.server.send(link.TooMany(text=f"{text}\nend of {output}:\n{end}" if end else text))
-
     def _new_keys(self) -> KeyPair | None:
         if self._connection.get("security") is None:
             return None
         public, secret = key_pair()
         return KeyPair(public=public, secret=secret)
-
-    def _log_path(self, simulation: int, attempt: int) -> str:
-        path = self.attempts.log(simulation, attempt)
-        return str(path) if path.exists() else ""
 
     def _tell_status(self) -> None:
         now = time.monotonic()

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 SETTLE_S = 10.0
 SETTLE_FAILED_S = 1.0
+RESTARTED = "the server or the launcher was restarted meanwhile"
 
 
 class State(StrEnum):
@@ -26,8 +27,9 @@ class State(StrEnum):
 class Entry:
     """A simulation and its newest attempt.
 
-    `floor` is the highest number that any attempt is known to have had. An `excused` attempt has seen a restart of the
-    server, or nobody saw it end: should it fail, that does not count.
+    `floor` is the highest number that any attempt is known to have had. `excuse` says why a failure of this attempt
+    does not count: it has seen a restart of the server, nobody saw it end, or another one brought its job down.
+    `mates` are the simulations whose attempts were started in one job, this one included.
     `reached_s` is how long an attempt took to its last new step; `settle_s` how long the ledger's word may take.
     `ended_well`: its job ended with exit code 0.
     """
@@ -39,7 +41,8 @@ class Entry:
     failures: int = 0
     has_job: bool = False
     cancelled: bool = False
-    excused: bool = False
+    excuse: str = ""
+    mates: tuple[int, ...] = ()
     reason: str = ""
     received: int = 0
     blocked: bool = False
@@ -48,6 +51,9 @@ class Entry:
     reached_s: float = 0.0
     settle_s: float = 0.0
     ended_well: bool = False
+
+    def __post_init__(self) -> None:
+        self.mates = self.mates or (self.id,)
 
     @property
     def why_failed(self) -> str:
@@ -65,17 +71,22 @@ class Entry:
         """A client that nobody started runs this attempt."""
         return self.state is State.RUNNING and not self.has_job
 
-    def begin(self, now: float, *, has_job: bool) -> None:
+    @property
+    def is_new(self) -> bool:
+        """It has never been tried."""
+        return max(self.attempt, self.floor) < 0
+
+    def begin(self, now: float, *, has_job: bool, mates: tuple[int, ...] = ()) -> None:
         """The next attempt."""
         self.state, self.attempt, self.has_job = State.RUNNING, max(self.attempt, self.floor) + 1, has_job
         self.cancelled, self.reason, self.received, self.blocked = False, "", 0, False
-        self.excused = self.ended_well = False
+        self.excuse, self.ended_well, self.mates = "", False, mates or (self.id,)
         self.started = self.quiet_since = now
 
-    def go_on(self, *, excused: bool) -> None:
+    def go_on(self, *, excuse: str) -> None:
         """This attempt continues under a new plan; what the server has received counts anew."""
         self.state, self.received, self.blocked = State.RUNNING, 0, False
-        self.excused = self.excused or excused
+        self.excuse = self.excuse or excuse
 
     def progress(self, received: int, blocked: bool, now: float) -> None:
         """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from stream_server.config import StudyConfig
+
 RANK_PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -71,6 +73,11 @@ def with_virtual_environment(environment: Mapping[str, str]) -> dict[str, str]:
     if sys.prefix == sys.base_prefix or scripts in path.split(os.pathsep):
         return dict(environment)
     return {**environment, "PATH": scripts + os.pathsep + path}
+
+
+def simulation_environment(config: StudyConfig) -> dict[str, str]:
+    """What every simulation of a study gets; what tells it which one it is comes on top."""
+    return {**with_virtual_environment(scrubbed(os.environ)), **config.simulation.job.environment}
 
 
 def release_cores() -> None:

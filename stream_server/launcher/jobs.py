@@ -5,12 +5,10 @@ own shell writes: PSI/J's final states are hints. Its cancel is not used for loc
 daemonised process, and ends PSI/J's only reaper thread when a process ends while it is being killed.
 """
 
-import contextlib
 import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,13 +18,13 @@ import psij
 from psij.executors.local import LocalJobExecutor
 
 from stream_server.launcher import processes
+from stream_server.launcher.job_spec import LOG_FILE, Ended, JobSpec, describe
 from stream_server.launcher.processes import Leader, Process
 
 GRACE_S = 5.0
 KILL_WAIT_S = 2.0
 MARK = "STREAM_CONNECTION"
 EXIT_FILE = "job.exit"
-LOG_FILE = "output.log"
 NOT_FOUND = 127
 
 # $0 is the job's folder, "$@" its command line. The shell leads the session, survives TERM to tell how its child ended,
@@ -37,35 +35,10 @@ SHELL = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobSpec:
-    """What to run. `folder` is where it runs and its output.log lies.
-
-    `environment` is all it gets; its `STREAM_CONNECTION` is unlike that of every other job and so marks its processes.
-    """
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    folder: Path
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """A job is over, and so is every process of it. `exit_code` is 128 + n after signal n, None if unknown.
-
-    `unseen`: it was adopted, and left no word of how it ended.
-    """
-
-    folder: Path
-    exit_code: int | None
-    reason: str
-    unseen: bool = False
-
-
 @dataclass(kw_only=True, slots=True)
 class _Job:
     folder: Path
-    mark: str
+    marks: frozenset[str]
     adopted: bool = False
     leader: Leader | None = None
     ended: Ended | None = None
@@ -73,7 +46,7 @@ class _Job:
     told: set[int] = field(default_factory=set)
 
     def members(self, running: list[Process]) -> set[int]:
-        return processes.members(running, self.leader, self.mark)
+        return processes.members(running, self.leader, self.marks)
 
     def ask_to_end(self, running: list[Process]) -> None:
         """TERM to those that have not had it: a shell that got it may start its command just after."""
@@ -122,7 +95,7 @@ class LocalJobs:
 
         Returns the first process of the job, None when there is none.
         """
-        job = self._jobs[spec.folder] = _Job(folder=spec.folder, mark=spec.environment[MARK])
+        job = self._jobs[spec.folder] = _Job(folder=spec.folder, marks=spec.marks)
         (spec.folder / EXIT_FILE).unlink(missing_ok=True)
         if not _exists(spec):
             text = f"the command {spec.command[0]!r} was not found or cannot be executed"
@@ -149,13 +122,13 @@ class LocalJobs:
         job.leader = Leader.of(pid) or Leader(pid=pid, started=0)
         return job.leader
 
-    def adopt(self, folder: Path, mark: str, leader: Leader | None) -> None:
+    def adopt(self, folder: Path, marks: frozenset[str], leader: Leader | None) -> None:
         """Watch a job that another launcher started, and that may have ended meanwhile.
 
-        `mark` is the `STREAM_CONNECTION` of its processes, `leader` the first of them if it is known. The job runs as
+        `marks` are as in its `JobSpec`, `leader` is the first of its processes if it is known. The job runs as
         long as any process of it does; PSI/J has no part in it.
         """
-        self._jobs[folder] = _Job(folder=folder, mark=mark, adopted=True, leader=leader)
+        self._jobs[folder] = _Job(folder=folder, marks=marks, adopted=True, leader=leader)
 
     def cancel(self, folder: Path, now: float) -> None:
         """End a job: TERM to all its processes now, KILL to those that are left after the grace."""
@@ -235,14 +208,6 @@ def _exit_code(file: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.strip().isdecimal() and text.endswith("\n") else None
-
-
-def describe(code: int) -> str:
-    """How a process ended, in words, from the exit code a shell gives."""
-    with contextlib.suppress(ValueError):
-        if code > 128:
-            return f"was killed by {signal.Signals(code - 128).name}"
-    return f"ended with exit code {code}"
 
 
 class _Session(psij.Launcher):

@@ -76,14 +76,14 @@ class Journal:
             finally:
                 os.close(descriptor)
 
-    def write(self, record: Record) -> None:
-        """Put a record on disk.
+    def write(self, *written: Record) -> None:
+        """Put records on disk.
 
         Raises:
             OSError: it is not there.
         """
         failpoint("launcher.before_journal")
-        self._append(b"".join(records.encode(each) for each in (*self._owed, record)))
+        self._append(b"".join(records.encode(each) for each in (*self._owed, *written)))
         self._owed.clear()
         failpoint("launcher.after_journal")
 

@@ -24,11 +24,15 @@ from stream_server.launcher.records import (
 
 @dataclass(kw_only=True, slots=True)
 class OpenAttempt:
-    """An attempt of which no end was written: with `folder` that of a job, without that of a client that attached."""
+    """An attempt of which no end was written: with `folder` that of a job, without that of a client that attached.
+
+    `job` is the folder in which its job runs.
+    """
 
     simulation: int
     attempt: int
     folder: str | None = None
+    job: str | None = None
     public_key: str | None = None
     leader: Leader | None = None
 
@@ -46,7 +50,8 @@ class Past:
     """What the launchers before this one knew.
 
     `highest` has the highest attempt of every simulation and `num_starts` counts the server's starts, over all runs.
-    All else is of the last run alone, the one that the `launcher` began which wrote last, or that it resumed.
+    All else is of the last run alone, the one that the `launcher` began which wrote last, or that it resumed. `jobs`
+    has all attempts, open or not, of each job that was shared, by its folder.
     """
 
     launcher: LauncherStarted | None = None
@@ -55,6 +60,7 @@ class Past:
     num_starts: int = 0
     epoch: int = 0
     attempts: dict[int, OpenAttempt] = field(default_factory=dict)
+    jobs: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
     given_up: dict[int, str] = field(default_factory=dict)
     anything_came: bool = False
@@ -73,6 +79,10 @@ class Past:
             else:
                 past._add(record)
         return past
+
+    def in_job(self, job: str) -> list[OpenAttempt]:
+        """The attempts of a job of which no end was written."""
+        return [it for it in self.attempts.values() if it.job == job]
 
     def of_other_runs(self) -> "Past":
         """What a new run needs to know of the ones before it."""
@@ -111,9 +121,12 @@ class Past:
         self.highest[simulation] = max(attempt, self.highest.get(simulation, -1))
         match record:
             case AttemptStarting():
+                job = record.job or record.folder
                 self.attempts[simulation] = OpenAttempt(
-                    simulation=simulation, attempt=attempt, folder=record.folder, public_key=record.public_key
+                    simulation=simulation, attempt=attempt, folder=record.folder, job=job, public_key=record.public_key
                 )
+                if record.job is not None:
+                    self.jobs[job] = (*self.jobs.get(job, ()), (simulation, attempt))
             case AttemptGiven():
                 self.attempts[simulation] = OpenAttempt(simulation=simulation, attempt=attempt)
             case AttemptStarted() if simulation in self.attempts:

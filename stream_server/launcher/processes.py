@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,13 +65,13 @@ def this_boot() -> str:
         return ""
 
 
-def members(processes: Iterable[Process], leader: Leader | None, mark: str) -> set[int]:
-    """The pids of one job: all of the leader's session, and all with its `mark`.
+def members(processes: Iterable[Process], leader: Leader | None, marks: Set[str]) -> set[int]:
+    """The pids of one job: all of the leader's session, and all with one of its `marks`.
 
     A daemonised process has a session of its own and init for a parent; only what it inherited still tells where it
     comes from.
     """
-    return {process.pid for process in processes if process.mark == mark or _of_session(process, leader)}
+    return {process.pid for process in processes if process.mark in marks or _of_session(process, leader)}
 
 
 def send(pids: Collection[int], number: signal.Signals) -> None:

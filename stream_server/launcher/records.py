@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -87,12 +87,13 @@ class ServerProgressed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStarting:
-    """The job of an attempt is about to be submitted."""
+    """The job of an attempt is about to be submitted. `job` is the folder of one that it shares with others."""
 
     simulation: int
     attempt: int
     folder: str
     public_key: str | None
+    job: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +178,7 @@ def decode(journal: bytes) -> Iterator[Record]:
 
 def _record(values: dict[str, Any]) -> Record:
     kind = _KINDS[values.pop("record")]
+    values = {field.name: field.default for field in fields(kind) if field.default is not MISSING} | values
     for name, expected in _TYPES[kind].items():
         if not _is_a(values[name], expected):
             raise TypeError(f"{name} is no {expected}")

@@ -10,17 +10,20 @@ from pathlib import Path
 
 from stream_server.config import StudyConfig
 from stream_server.launcher import private_folder, processes
+from stream_server.launcher.attempt_jobs import AttemptJobs
 from stream_server.launcher.attempts import Attempts
 from stream_server.launcher.companion import Companion
 from stream_server.launcher.ensemble import Ensemble
-from stream_server.launcher.environment import release_cores, scrubbed, with_virtual_environment
+from stream_server.launcher.environment import release_cores, simulation_environment
 from stream_server.launcher.jobs import LocalJobs
 from stream_server.launcher.journal import Journal
 from stream_server.launcher.leftovers import end_leftovers, is_resumed
+from stream_server.launcher.limits import Limits
+from stream_server.launcher.mpirun import Mpirun
 from stream_server.launcher.programs import ServerCommand
 from stream_server.launcher.records import LauncherLeft, LauncherStarted
 from stream_server.launcher.restarts import Restarts
-from stream_server.launcher.schedule import Limits, Schedule
+from stream_server.launcher.schedule import Schedule
 from stream_server.launcher.signals import Signals
 from stream_server.launcher.sockets import Link
 from stream_server.launcher.supervisor import Supervisor
@@ -34,6 +37,7 @@ def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) ->
     Raises:
         ConfigError: another launcher runs this study, its journal is damaged, or a program is missing.
     """
+    mpirun = Mpirun.of(config)
     asking = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     # Under nohup the end of the terminal is no reason to stop.
     asking += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
@@ -46,7 +50,7 @@ def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) ->
         with Link(address) as link, LocalJobs() as jobs:
             exit_code = Supervisor(
                 command=command,
-                ensemble=_make_ensemble(config, journal, link, jobs),
+                ensemble=_make_ensemble(config, journal, link, jobs, mpirun),
                 link=link,
                 signals=signals,
                 journal=journal,
@@ -71,14 +75,15 @@ def run_simulations(config: StudyConfig, address: str) -> int:
     Rank 0 puts our stderr into the launcher's log.
 
     Raises:
-        ConfigError: another launcher runs this study, or its journal is damaged.
+        ConfigError: another launcher runs this study, its journal is damaged, or mpirun is missing.
     """
+    mpirun = Mpirun.of(config)
     release_cores()
     with Journal(config.output_dir) as journal, Signals(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD) as signals:
         _start_log(config)
         _begin(journal, config, link=address)
         with Link(address) as link, LocalJobs() as jobs:
-            ensemble = _make_ensemble(config, journal, link, jobs)
+            ensemble = _make_ensemble(config, journal, link, jobs, mpirun)
             companion = Companion(ensemble, link, signals, lifeline=sys.stdin.fileno())
             companion.run()
         journal.note(LauncherLeft(exit_code=0))
@@ -110,6 +115,7 @@ def limits(config: StudyConfig) -> Limits:
     return Limits(
         starts_jobs=simulation.command is not None,
         max_running=config.launcher.max_running,
+        per_job=simulation.per_job,
         max_attached=config.client.max_attached,
         retries=simulation.retries,
         on_failure=simulation.on_failure,
@@ -125,7 +131,7 @@ def attempts(config: StudyConfig) -> Attempts:
     return Attempts(
         command=tuple(simulation.command or ()),
         templates=tuple(simulation.templates),
-        environment={**with_virtual_environment(scrubbed(os.environ)), **simulation.job.environment},
+        environment=simulation_environment(config),
         seed=config.study.seed,
         study_dir=config.study_dir,
         output_dir=config.output_dir,
@@ -148,11 +154,14 @@ def _begin(journal: Journal, config: StudyConfig, *, link: str | None) -> None:
         private_folder.make(private_folder.of(address), again=resumed)
 
 
-def _make_ensemble(config: StudyConfig, journal: Journal, link: Link, jobs: LocalJobs) -> Ensemble:
+def _make_ensemble(
+    config: StudyConfig, journal: Journal, link: Link, jobs: LocalJobs, mpirun: Mpirun | None
+) -> Ensemble:
+    all_attempts = attempts(config)
     ensemble = Ensemble(
         schedule=Schedule(limits(config)),
-        attempts=attempts(config),
-        jobs=jobs,
+        attempts=all_attempts,
+        jobs=AttemptJobs(jobs, all_attempts, mpirun),
         server=link,
         journal=journal,
         keep_finished=config.simulation.keep_folders == "all",

@@ -1,34 +1,17 @@
 """What to start, start again and give up. Pure: what happened goes in with the time, what to do comes out."""
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from stream_server.launcher.actions import Action, Cancel, Continue, Decline, Fail, Give, GiveUp, StopStudy, Submit
-from stream_server.launcher.entry import Entry, State
+from stream_server.launcher.actions import Action, Cancel, Continue, Fail, GiveUp, StopStudy, Submit
+from stream_server.launcher.entry import RESTARTED, Entry, State
+from stream_server.launcher.failures import Failures
+from stream_server.launcher.limits import Limits
+from stream_server.launcher.requests import Requests
 from stream_server.launcher.waiting import Waiting
 
-ATTACH_WAIT_S = 10.0
 POSTPONE_S = 10.0
-NUM_BARREN = 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """The rules of the study. `starts_jobs` is False when simulations only attach by themselves.
-
-    `num_simulations` is what `max_failed` is a share of; never less than the largest plan.
-    """
-
-    starts_jobs: bool = True
-    max_running: int = 1
-    max_attached: int = 4
-    retries: int = 2
-    on_failure: str = "give_up"
-    max_failed: float = 0.1
-    timeout_s: float = 600.0
-    num_simulations: int = 0
 
 
 class Schedule:
@@ -47,9 +30,8 @@ class Schedule:
         self._floors: dict[int, int] = {}
         self._waiting = Waiting()
         self._live: dict[int, Entry] = {}
-        self._requests: deque[tuple[int, int | None, float]] = deque()
-        self._num_planned = limits.num_simulations
-        self._num_barren = 0
+        self._requests = Requests(limits.max_attached)
+        self._failures = Failures(limits)
         self.anything_came = False
         self._cancel_at = math.inf
         self._postponed_to = -math.inf
@@ -71,12 +53,17 @@ class Schedule:
         """Where a simulation stands."""
         return self._simulations[simulation].state
 
+    def runs(self, simulation: int, attempt: int) -> bool:
+        """The job of this attempt has not ended."""
+        it = self._simulations.get(simulation)
+        return it is not None and it.has_job and it.attempt == attempt
+
     @property
     def wake_at(self) -> float:
         """The time of the next `tick` that does something; infinity when none will."""
         deadlines = [deadline for it in self._live.values() if (deadline := self._deadline(it)) is not None]
         if not self.away:
-            deadlines += [since + ATTACH_WAIT_S for _, _, since in self._requests]
+            deadlines += self._requests.deadlines
             deadlines += [self._postponed_to] if self._postponed_to > -math.inf else []
         return min(deadlines, default=math.inf)
 
@@ -108,7 +95,7 @@ class Schedule:
         """
         self.away = self.stopped = False
         self._cancel_at = math.inf
-        self._num_planned = max(self._num_planned, len(planned))
+        self._failures.planned(len(planned))
         self._waiting.keep(planned)
         actions: list[Action] = []
         for it in list(self._simulations.values()):
@@ -119,7 +106,7 @@ class Schedule:
                 self._settle(it, State.FINISHED)
             # Its clients may not have heard that it is over, and wait for the server. Not so those of a redraw, of
             # which the server may not know yet.
-            if it.has_job and not it.cancelled and it.id < self._num_planned:
+            if it.has_job and not it.cancelled and it.id < self._failures.num_planned:
                 actions.append(Continue(simulation=it.id, attempt=it.attempt, attached=False))
         for simulation, attempt in planned.items():
             actions += self._want(simulation, attempt, new_epoch=new_epoch)
@@ -175,14 +162,18 @@ class Schedule:
         reason: str,
         now: float,
         *,
-        excused: bool = False,
+        excuse: str = "",
     ) -> list[Action]:
-        """No process of the attempt's job is left; `excused` when nobody knows how it ended."""
+        """No process of the attempt's job is left; an `excuse` says why that should not count if it is a failure.
+
+        Of those that shared the job, each is told.
+        """
         it = self._simulations[simulation]
         assert it.has_job
         assert it.attempt == attempt
         it.has_job = False
-        it.excused = it.excused or excused
+        # The excuse of one that was cancelled is known since then.
+        it.excuse = it.excuse or ("" if it.cancelled else excuse)
         if it.cancelled and not (self.away or self.stopped or it.state.terminal):
             return self._fail(it, now)
         if not it.state.terminal:
@@ -193,7 +184,7 @@ class Schedule:
 
     def attach(self, token: int, simulation: int | None, now: float) -> list[Action]:
         """A client that nobody started asks for this simulation, or for any (None)."""
-        self._requests.append((token, simulation, now))
+        self._requests.add(token, simulation, now)
         return self._fill(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -223,7 +214,7 @@ class Schedule:
         it = self._simulations.get(simulation)
         if it is None:
             self._simulations[simulation] = Entry(id=simulation, floor=max(known, self._floors.get(simulation, -1)))
-            self._waiting.add(simulation, again=False)
+            self._waiting.add(simulation, again=False, may_share=self._simulations[simulation].is_new)
             return []
         it.floor = max(it.floor, known)
         if simulation in self._waiting:
@@ -242,13 +233,13 @@ class Schedule:
     def _go_on(self, it: Entry, known: int, *, new_epoch: bool) -> list[Action]:
         if known > it.attempt:
             # It has let that one in, which shuts this one out.
-            it.excused, it.reason = True, "the server has seen a later attempt"
+            it.excuse, it.reason = RESTARTED, "the server has seen a later attempt"
             if it.has_job:
                 return [] if it.cancelled else [self._cancel(it)]
             self._wait_again(it)
             return []
         self._live[it.id] = it
-        it.go_on(excused=new_epoch)
+        it.go_on(excuse=RESTARTED if new_epoch else "")
         return [] if it.cancelled else [Continue(simulation=it.id, attempt=it.attempt, attached=it.attached)]
 
     def _wait_again(self, it: Entry) -> None:
@@ -259,14 +250,28 @@ class Schedule:
     def _deadline(self, it: Entry) -> float | None:
         if self.stopped:
             return None if it.cancelled else self._cancel_at
-        return None if self.away else it.deadline(self.limits.timeout_s)
+        # A job goes on as long as any simulation in it does.
+        waits_for_mates = it.state.terminal and not all(mate.state.terminal for mate in self._mates(it))
+        return None if self.away or waits_for_mates else it.deadline(self.limits.timeout_s)
 
-    def _begin(self, it: Entry, now: float, *, has_job: bool) -> None:
-        it.begin(now, has_job=has_job)
+    def _mates(self, it: Entry) -> Iterator[Entry]:
+        """The others in the job of this one."""
+        for simulation in it.mates:
+            mate = self._simulations.get(simulation)
+            if mate is not None and mate is not it and mate.has_job and it.id in mate.mates:
+                yield mate
+
+    def _begin(self, simulation: int, now: float, *, has_job: bool, mates: tuple[int, ...] = ()) -> Entry:
+        it = self._simulations[simulation]
+        it.begin(now, has_job=has_job, mates=mates)
         self._live[it.id] = it
+        return it
 
     def _cancel(self, it: Entry) -> Cancel:
         it.cancelled = True
+        for mate in self._mates(it):
+            mate.cancelled, mate.reason = True, "was ended with its job"
+            mate.excuse = mate.excuse or f"simulation {it.id}, which shared the job, was cancelled"
         return Cancel(simulation=it.id, attempt=it.attempt)
 
     def _end(self, simulation: int, state: State, now: float) -> list[Action]:
@@ -274,7 +279,8 @@ class Schedule:
         if it is None or it.state.terminal:
             return []
         self._waiting.remove(simulation)
-        it.quiet_since = now
+        for each in (it, *self._mates(it)):
+            each.quiet_since = now if each is it or each.state.terminal else each.quiet_since
         self._settle(it, state)
         return self._fill(now)
 
@@ -285,19 +291,14 @@ class Schedule:
 
     def _fail(self, it: Entry, now: float) -> list[Action]:
         self._wait_again(it)
-        actions: list[Action] = [
-            Fail(simulation=it.id, attempt=it.attempt, reason=it.why_failed, counted=not it.excused)
-        ]
-        if not it.excused:
+        actions: list[Action] = [Fail(simulation=it.id, attempt=it.attempt, reason=it.why_failed, excuse=it.excuse)]
+        if not it.excuse:
             actions += self._count_failure(it)
         return actions + self._fill(now)
 
     def _count_failure(self, it: Entry) -> list[Action]:
         it.failures += 1
-        self._num_barren += not self.anything_came
-        why = ""
-        if not self.anything_came and self._num_barren >= NUM_BARREN:
-            why = f"{NUM_BARREN} attempts in a row failed and no time step ever came"
+        why = "" if self.anything_came else self._failures.count_barren(it)
         return self._give_up(it, why) if it.failures > self.limits.retries else self._stop_study(it, why)
 
     def _give_up(self, it: Entry, why_stop: str = "") -> list[Action]:
@@ -306,7 +307,7 @@ class Schedule:
         redraw = self.limits.on_failure == "redraw"
         # Said before the last simulation of a study is given up, after which nothing would be left to stop.
         return [
-            *self._stop_study(it, why_stop or self._too_many()),
+            *self._stop_study(it, why_stop or self._failures.too_many(self.counts[State.GIVEN_UP])),
             GiveUp(simulation=it.id, attempts=it.attempt + 1, reason=it.why_failed, redraw=redraw),
         ]
 
@@ -316,15 +317,6 @@ class Schedule:
         self.stopped = True
         return [StopStudy(text=f"{why}: simulation {it.id} {it.why_failed}", simulation=it.id, attempt=it.attempt)]
 
-    def _too_many(self) -> str:
-        if self.limits.on_failure == "stop":
-            return "a simulation failed for good, and simulation.on_failure is stop"
-        num_given_up = self.counts[State.GIVEN_UP]
-        if num_given_up > math.floor(self.limits.max_failed * self._num_planned + 1e-9):
-            limit = f"simulation.max_failed = {self.limits.max_failed:g}"
-            return f"{num_given_up} of {self._num_planned} simulations failed for good, more than {limit}"
-        return ""
-
     def _fill(self, now: float) -> list[Action]:
         if now >= self._postponed_to:
             self._postponed_to = -math.inf
@@ -332,46 +324,38 @@ class Schedule:
         num_free = self.limits.max_running - sum(not it.attached for it in self._live.values())
         may_start = self.limits.starts_jobs and not self.stopped and not self.away
         while may_start and self._postponed_to == -math.inf and num_free > 0:
-            simulation = self._waiting.next_to_start(anything_came=self.anything_came, anything_runs=bool(self._live))
-            if simulation is None:
+            job = self._waiting.next_job(
+                per_job=self.limits.per_job,
+                num_free=num_free,
+                anything_came=self.anything_came,
+                anything_runs=bool(self._live),
+            )
+            if not job:
                 break
-            it = self._simulations[simulation]
-            self._begin(it, now, has_job=True)
-            num_free -= 1
-            actions.append(Submit(simulation=it.id, attempt=it.attempt))
+            num_free -= len(job)
+            submits = [self._submit(simulation, now, job) for simulation in job]
+            actions.append(replace(submits[0], beside=tuple(submits[1:])))
         return actions + self._answer_requests(now)
 
-    def _answer_requests(self, now: float) -> list[Action]:
-        if self.away and not self.stopped:
-            return []
-        answers = [(request, self._answer(*request, now)) for request in self._requests]
-        self._requests = deque(request for request, answer in answers if answer is None)
-        return [answer for _, answer in answers if answer is not None]
+    def _submit(self, simulation: int, now: float, job: tuple[int, ...]) -> Submit:
+        it = self._begin(simulation, now, has_job=True, mates=job)
+        return Submit(simulation=it.id, attempt=it.attempt)
 
-    def _answer(self, token: int, simulation: int | None, since: float, now: float) -> Give | Decline | None:
+    def _answer_requests(self, now: float) -> list[Action]:
         if self.stopped:
-            return Decline(token=token, text="the study has ended", busy=False)
-        it = None
-        if simulation is not None:
-            it = self._simulations.get(simulation)
-            if it is None or it.state.terminal:
-                state = "not in the study" if it is None else it.state
-                return Decline(token=token, text=f"simulation {simulation} is {state}", busy=False)
-            if it.attached:
-                return Give(token=token, simulation=it.id, attempt=it.attempt)
-            if it.state is not State.WAITING:
-                return Decline(token=token, text=f"simulation {simulation} is run by the study itself", busy=True)
+            return [*self._requests.decline_all("the study has ended")]
+        if self.away:
+            return []
         num_attached = sum(it.attached for it in self._live.values())
-        # A client that has just finished one simulation may ask for the next before the server says so.
-        may_change = num_attached > 0 and now < since + ATTACH_WAIT_S
-        if num_attached >= self.limits.max_attached:
-            text = f"{num_attached} simulations are attached, as many as client.max_attached allows"
-            return None if may_change else Decline(token=token, text=text, busy=True)
-        if it is None and (taken := self._waiting.next_to_give()) is not None:
-            it = self._simulations[taken]
-        if it is None:
-            text = "every simulation is running or done"
-            return None if may_change else Decline(token=token, text=text, busy=False)
-        self._waiting.remove(it.id)
-        self._begin(it, now, has_job=False)
-        return Give(token=token, simulation=it.id, attempt=it.attempt)
+        answers = self._requests.answer(
+            self._simulations, now, num_attached=num_attached, take=lambda simulation: self._give(simulation, now)
+        )
+        return [*answers]
+
+    def _give(self, simulation: int | None, now: float) -> Entry | None:
+        """The next attempt of this simulation, or of any that waits, for a client that nobody started."""
+        if simulation is None:
+            simulation = self._waiting.next_to_give()
+        else:
+            self._waiting.remove(simulation)
+        return None if simulation is None else self._begin(simulation, now, has_job=False)

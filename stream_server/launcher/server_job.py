@@ -93,7 +93,7 @@ class ServerJob:
     def _members(self, running: Sequence[Process]) -> set[int]:
         registered = {(leader.pid, leader.started) for leader in self._registered()}
         named = {it.pid for it in running if (it.pid, it.started) in registered}
-        return named | processes.members(running, self.leader, self.mark)
+        return named | processes.members(running, self.leader, {self.mark})
 
     def _note_stopped(self, running: Sequence[Process], members: set[int], now: float) -> None:
         stopped = {it.pid for it in running if it.stopped and it.pid in members}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stream_server.config import load
 from stream_server.errors import StreamServerError
+from stream_server.launcher.mpirun import require
 from stream_server.launcher.programs import ServerCommand
 
 DESCRIPTION = """\
@@ -81,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         config = load(arguments.config, arguments.set)
+        require(config)
         command = ServerCommand(
             config=arguments.config,
             overrides=arguments.set,

@@ -1,9 +1,9 @@
 """What `stream-server --check` prints: what a study would do and take, without starting anything."""
 
 import resource
-import shlex
 
 from stream_server.config import StudyConfig
+from stream_server.launcher.mpirun import shown
 from stream_server.server.plan import Plan, make_plan
 
 DESCRIPTORS_OF_A_RANK = 64
@@ -21,7 +21,6 @@ def _lines(config: StudyConfig, plan: Plan) -> list[tuple[str, str]]:
     size = plan.sample_bytes
     samples = "unknown number of" if steps is None else f"{num_simulations * steps.num:,}"
     total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
-    command = config.simulation.command
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = plan.connections + DESCRIPTORS_OF_A_RANK
     verdict = "fits" if descriptors <= soft_limit else "does NOT fit: raise it with `ulimit -n`"
@@ -29,7 +28,7 @@ def _lines(config: StudyConfig, plan: Plan) -> list[tuple[str, str]]:
         ("study", f"{config.study.name} -> {config.output_dir}"),
         ("simulations", f"{config.study.simulations} for training, {config.validation.simulations} for validation"),
         ("samples", f"{samples} samples of {_bytes(size)}{total}"),
-        ("command", shlex.join(command) if command else "none: simulations attach by themselves"),
+        ("command", shown(config)),
         ("at once", f"{plan.max_clients} simulations at most"),
         ("server class", config.server.class_),
         (

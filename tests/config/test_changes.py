@@ -52,6 +52,8 @@ REFUSED: list[Changes] = [
     {"parameters.sampler": "halton"},
     {"simulation.command": ["python", "heat.py"]},
     {"simulation.on_failure": "redraw"},
+    {"simulation.ranks": 2},
+    {"simulation.per_job": 2, "launcher.max_running": 2},
     {"server.class": "server.py:OtherServer"},
     {"buffer.policy": "fifo", "buffer.watermark": 1},
     {"buffer.capacity": 2501},
@@ -134,9 +136,7 @@ def test_every_key_is_tried(folder: StudyFolder) -> None:
     ]
     assert [path for path in untried if not any(fnmatch(path, pattern) for pattern in MAY_CHANGE)] == [
         "parameters.file",
-        "simulation.ranks",
         "simulation.templates",
-        "simulation.per_job",
         "buffer.pseudo_epochs",
     ]
 

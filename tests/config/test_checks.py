@@ -113,8 +113,8 @@ def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[
     "changes",
     [
         {"launcher.scheduler": "slurm"},
-        {"simulation.ranks": 2},
-        {"simulation.per_job": 2},
+        {"simulation.job.cores_per_rank": 2},
+        {"server.job.mpirun": ["mpirun"]},
         {"simulation.job.setup": ["module load heat"]},
         {"server.job.memory": "4GB"},
     ],
@@ -125,6 +125,60 @@ def test_what_this_version_does_not_have_is_refused(folder: StudyFolder, changes
     problem = folder.problem(changes)
     assert problem.startswith(f"{path}: ")
     assert "is not available in this version" in problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"simulation.per_job": 3, "launcher.max_running": 2},
+            "launcher.max_running: 2, fewer than the 3 of simulation.per_job, which run at the same time. "
+            "Write 3 or more; a multiple of 3 leaves no room unused.",
+        ),
+        (
+            {"simulation.job.mpirun": ["mpirun"]},
+            "simulation.job.mpirun: it would be ignored, for each simulation is one process of its own. "
+            "Leave it out, or write simulation.ranks or simulation.per_job.",
+        ),
+        (
+            {"simulation.ranks": 2, "simulation.job.mpirun": ["mpirun", "-n", "{rank}"]},
+            "simulation.job.mpirun[2]: {rank} would not be filled in. "
+            "Write {ranks}, which stands for simulation.ranks; all else is a matter of the command.",
+        ),
+        (
+            {"simulation.ranks": 2, "simulation.job.mpirun": []},
+            'simulation.job.mpirun: the list is empty. Write a list such as ["mpirun", "-n", "{ranks}"], '
+            "or leave the key out.",
+        ),
+        (
+            {"simulation.ranks": 2, "simulation.command": ["a", ":", "b"]},
+            'simulation.command[1]: ":" separates programs on the command line of mpirun. Start a script that adds it.',
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_started_by_mpirun_is_refused(folder: StudyFolder, changes: dict[str, Any], told: str) -> None:
+    assert folder.problem(changes) == told
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"simulation.ranks": 4},
+        {"simulation.per_job": 2, "launcher.max_running": 3},
+        {"simulation.ranks": 4, "simulation.job.mpirun": ["mpiexec", "-np", "{ranks}", "--mca", "btl=tcp"]},
+        {"simulation.command": ["a", ":", "b"]},
+    ],
+    ids=str,
+)
+def test_parallel_simulations_are_accepted(folder: StudyFolder, changes: dict[str, Any]) -> None:
+    folder.load(changes)
+
+
+def test_a_word_of_mpirun_that_names_a_file_of_the_study_becomes_absolute(folder: StudyFolder) -> None:
+    hosts = folder.write("hosts.txt", "localhost slots=4\n")
+    config = folder.load({"simulation.ranks": 4, "simulation.job.mpirun": ["mpirun", "--hostfile", "hosts.txt"]})
+    assert config.simulation.job.mpirun == ("mpirun", "--hostfile", str(hosts))
 
 
 def test_the_default_of_what_this_version_does_not_have_is_accepted(folder: StudyFolder) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from stream_server.launcher import link
 from stream_server.launcher.journal import Journal
-from tests.launcher.rank_0 import Rank0
+from tests.launcher.rank_0 import Rank0, plan
 from tests.launcher.study_run import SLEEPING, StudyRun
+from tests.mpi.launch import MPICH_PREFIX
 
 STAYING = [["live"], ["plan", 1], ["wait_for_file", "go"], ["finish", 0], ["stop_all"], ["report", 0]]
 QUICK = [
@@ -193,3 +194,64 @@ def test_the_journal_of_a_run_by_hand_tells_the_whole_story(tmp_path: Path) -> N
         with Journal(rank_0.output_dir) as journal:
             assert journal.past.ended_in_order
             assert journal.past.highest == {0: 0}
+
+
+# Simulation 0 fails once, and takes simulation 1 with it.
+FAILING = """
+import os, time
+from mpi4py import MPI
+MPI.COMM_WORLD.barrier()
+print(os.getpid(), flush=True)
+if (os.environ["STREAM_SIMULATION_ID"], os.environ["STREAM_ATTEMPT"]) == ("0", "0"):
+    os._exit(3)
+time.sleep(120)
+"""
+TOGETHER = (
+    "simulation.per_job=2",
+    "launcher.max_running=2",
+    f'simulation.job.mpirun=["{MPICH_PREFIX / "bin" / "mpirun"}"]',
+)
+EXCUSE = "not counted against it, for simulation 0, which shared the job, failed"
+
+
+def failed(rank_0: Rank0) -> tuple[int, str]:
+    message = rank_0.wait_for(link.Failed)
+    return message.simulation, message.reason
+
+
+def test_of_a_job_that_fails_one_is_to_blame_and_each_is_tried_again_alone(tmp_path: Path) -> None:
+    with Rank0(tmp_path, FAILING, *TOGETHER) as rank_0:
+        rank_0.plan(2)
+        assert failed(rank_0) == (0, "a rank ended with exit code 3")
+        assert failed(rank_0) == (1, f"was ended with its job ({EXCUSE})")
+        rank_0.wait_for_output(0, 1)
+        rank_0.send(link.Progress(simulation=0, attempt=1, received=1, blocked=False))
+        rank_0.wait_for_output(1, 1)
+        for simulation in (0, 1):
+            assert not (rank_0.folder_of(simulation, 1) / "ranks.exit").exists()
+        rank_0.go()
+        assert rank_0.wait_for_end() == 0
+        assert rank_0.processes() == []
+
+
+# The sixth record is the end of the first one.
+@pytest.mark.parametrize("record", [3, 4, 5, 6, 7])
+def test_a_launcher_that_is_killed_at_any_record_of_a_shared_job_blames_nobody_wrongly(
+    tmp_path: Path, record: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAM_FAILPOINTS", f"launcher.after_journal=kill@{record}")
+    monkeypatch.setenv("STREAM_FAILPOINTS_DIR", str(tmp_path / "failpoints"))
+    with Rank0(tmp_path, FAILING, *TOGETHER) as rank_0:
+        rank_0.send(link.Here(epoch=1))
+        rank_0.wait_for(link.AskPlan)
+        rank_0.send(plan(2, output_dir=rank_0.output_dir))
+        assert rank_0.wait_for_end() == -signal.SIGKILL
+        rank_0.kill_and_restart_launcher()
+        rank_0.plan(2, attempt=0)
+        rank_0.wait_for_output(0, 1)
+        rank_0.send(link.Progress(simulation=0, attempt=1, received=1, blocked=False))
+        rank_0.wait_for_output(1, 1)
+        records = [json.loads(line) for line in (rank_0.output_dir / "journal.jsonl").read_text().splitlines()]
+        ends = {(it["simulation"], it["attempt"]): it["counted"] for it in records if it["record"] == "AttemptEnded"}
+        # Before its job was submitted, nobody has done anything wrong.
+        assert ends == {(0, 0): record > 3, (1, 0): False}

@@ -65,6 +65,7 @@ def test_a_simulation_finds_its_connection_in_its_environment(attempts: Attempts
         "STREAM_CONNECTION": str(spec.folder / "connection.json"),
         "STREAM_SIMULATION_ID": "17",
         "STREAM_ATTEMPT": "2",
+        "MELISSA_SIMU_ID": "17",
     }
 
 

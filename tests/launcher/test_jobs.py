@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from stream_server.launcher import processes
-from stream_server.launcher.jobs import SHELL, Ended, JobSpec, LocalJobs
+from stream_server.launcher.job_spec import Ended, JobSpec
+from stream_server.launcher.jobs import SHELL, LocalJobs
 from stream_server.launcher.processes import Leader
 
 GRACE_S = 0.3
@@ -37,6 +38,7 @@ def spec(folder: Path, *command: str, **environment: str) -> JobSpec:
         command=command,
         environment={"PATH": os.environ["PATH"], "STREAM_CONNECTION": mark, **environment},
         folder=folder,
+        marks=frozenset({mark}),
     )
 
 
@@ -210,14 +212,14 @@ def test_leaving_kills_what_still_runs(folder: Path) -> None:
     assert has_ended(stubborn)
 
 
-def begin(folder: Path, *command: str) -> "tuple[subprocess.Popen[bytes], Leader, str]":
-    """A job as another launcher has left it: process, leader and mark."""
+def begin(folder: Path, *command: str) -> "tuple[subprocess.Popen[bytes], Leader, frozenset[str]]":
+    """A job as another launcher has left it: process, leader and marks."""
     job = spec(folder, *command)
     line = ["setsid", "/bin/sh", "-c", SHELL, str(folder), *command]
     process = subprocess.Popen(line, env=dict(job.environment), cwd=folder)
     leader = Leader.of(process.pid)
     assert leader is not None
-    return process, leader, job.environment["STREAM_CONNECTION"]
+    return process, leader, job.marks
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -227,8 +229,8 @@ def test_an_adopted_job_runs_until_its_processes_end_and_then_ended_as_it_says(
     waiting = (
         "import os, sys, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nsys.exit(4)"
     )
-    process, leader, mark = begin(folder, sys.executable, "-c", waiting)
-    jobs.adopt(folder, mark, leader if is_known else None)
+    process, leader, marks = begin(folder, sys.executable, "-c", waiting)
+    jobs.adopt(folder, marks, leader if is_known else None)
     output(folder, "up")
     assert jobs.poll(time.monotonic()) == []
     (folder / "go").touch()
@@ -237,36 +239,36 @@ def test_an_adopted_job_runs_until_its_processes_end_and_then_ended_as_it_says(
 
 
 def test_an_adopted_job_that_had_ended_says_how(jobs: LocalJobs, folder: Path) -> None:
-    process, leader, mark = begin(folder, "false")
+    process, leader, marks = begin(folder, "false")
     process.wait()
-    jobs.adopt(folder, mark, leader)
+    jobs.adopt(folder, marks, leader)
     assert ended(jobs) == Ended(folder=folder, exit_code=1, reason="ended with exit code 1")
 
 
 def test_an_adopted_job_of_which_nothing_is_left_ended_unseen(jobs: LocalJobs, folder: Path) -> None:
-    jobs.adopt(folder, str(folder / "connection.json"), Leader(pid=os.getpid(), started=0))
+    jobs.adopt(folder, frozenset({str(folder / "connection.json")}), Leader(pid=os.getpid(), started=0))
     assert ended(jobs) == Ended(
         folder=folder, exit_code=None, reason="ended while no launcher watched it, without a word", unseen=True
     )
 
 
 def test_an_adopted_job_whose_leader_is_gone_runs_as_long_as_any_process_of_it(jobs: LocalJobs, folder: Path) -> None:
-    process, leader, mark = begin(
+    process, leader, marks = begin(
         folder, sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     )
     simulation = int(output(folder, "\n"))
     process.kill()
     process.wait()
-    jobs.adopt(folder, mark, leader)
+    jobs.adopt(folder, marks, leader)
     assert jobs.poll(time.monotonic()) == []
     os.kill(simulation, 9)
     assert ended(jobs).unseen
 
 
 def test_an_adopted_job_can_be_cancelled(jobs: LocalJobs, folder: Path) -> None:
-    process, leader, mark = begin(folder, sys.executable, "-c", STUBBORN)
+    process, leader, marks = begin(folder, sys.executable, "-c", STUBBORN)
     output(folder, "up")
-    jobs.adopt(folder, mark, leader)
+    jobs.adopt(folder, marks, leader)
     jobs.cancel(folder, time.monotonic())
     assert not ended(jobs).unseen
     process.wait()
@@ -276,13 +278,13 @@ def test_one_dead_adopted_job_does_not_hide_the_others(jobs: LocalJobs, tmp_path
     folders = [tmp_path / name for name in "ab"]
     for each in folders:
         each.mkdir()
-    process, leader, mark = begin(folders[1], "sleep", "60")
-    jobs.adopt(folders[0], str(folders[0] / "connection.json"), None)
-    jobs.adopt(folders[1], mark, leader)
+    process, leader, marks = begin(folders[1], "sleep", "60")
+    jobs.adopt(folders[0], frozenset({str(folders[0] / "connection.json")}), None)
+    jobs.adopt(folders[1], marks, leader)
     assert ended(jobs).folder == folders[0]
     process.kill()
     process.wait()
     for each in processes.running("STREAM_CONNECTION"):
-        if each.mark == mark:
+        if each.mark in marks:
             os.kill(each.pid, 9)
     assert ended(jobs).folder == folders[1]

@@ -46,6 +46,7 @@ RECORDS: list[Record] = [
     ServerProgressed(generation=4),
     ServerEnded(number=3, exit_code=7, num_in_a_row=2, failed_batch=None),
     AttemptStarting(simulation=0, attempt=1, folder="/runs/é", public_key=None),
+    AttemptStarting(simulation=2, attempt=0, folder="/runs/2", public_key="k", job="/runs/0"),
     AttemptStarted(simulation=0, attempt=1, pid=20, started=21),
     AttemptGiven(simulation=1, attempt=0),
     AttemptEnded(simulation=0, attempt=1, counted=True, reason="crashed"),
@@ -165,10 +166,28 @@ def attempt(simulation: int, number: int) -> AttemptStarting:
 def test_an_attempt_without_an_end_is_open() -> None:
     past = Past.of([BEGIN, attempt(0, 0), AttemptStarted(simulation=0, attempt=0, pid=5, started=6), attempt(1, 3)])
     assert past.attempts == {
-        0: OpenAttempt(simulation=0, attempt=0, folder="/0/0", public_key="k", leader=Leader(pid=5, started=6)),
-        1: OpenAttempt(simulation=1, attempt=3, folder="/1/3", public_key="k"),
+        0: OpenAttempt(
+            simulation=0, attempt=0, folder="/0/0", job="/0/0", public_key="k", leader=Leader(pid=5, started=6)
+        ),
+        1: OpenAttempt(simulation=1, attempt=3, folder="/1/3", job="/1/3", public_key="k"),
     }
     assert past.highest == {0: 0, 1: 3}
+
+
+def test_attempts_of_one_job_are_known_as_such_also_when_some_have_ended() -> None:
+    group = [
+        AttemptStarting(simulation=it, attempt=0, folder=f"/{it}/0", public_key="k", job="/0/0") for it in range(3)
+    ]
+    ended = AttemptEnded(simulation=0, attempt=0, counted=True, reason="")
+    past = Past.of([BEGIN, *group, attempt(3, 0), ended])
+    assert past.jobs == {"/0/0": ((0, 0), (1, 0), (2, 0))}
+    assert [it.simulation for it in past.in_job("/0/0")] == [1, 2]
+    assert [it.simulation for it in past.in_job("/3/0")] == [3]
+
+
+def test_a_journal_of_a_launcher_that_knew_no_shared_jobs_is_read() -> None:
+    line = b'{"record": "AttemptStarting", "simulation": 0, "attempt": 1, "folder": "/0", "public_key": null}\n'
+    assert list(records.decode(line)) == [AttemptStarting(simulation=0, attempt=1, folder="/0", public_key=None)]
 
 
 def test_failures_count_only_when_they_count() -> None:

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from stream_server.launcher.actions import Action, Cancel, Continue, Fail, Give, GiveUp, StopStudy, Submit
-from stream_server.launcher.entry import SETTLE_FAILED_S, SETTLE_S, Entry, State
-from stream_server.launcher.schedule import POSTPONE_S, Limits, Schedule
+from stream_server.launcher.entry import RESTARTED, SETTLE_FAILED_S, SETTLE_S, Entry, State
+from stream_server.launcher.limits import Limits
+from stream_server.launcher.schedule import POSTPONE_S, Schedule
 
 
 def running(simulations: int, **limits: object) -> Schedule:
@@ -145,11 +146,11 @@ def test_the_failure_of_an_attempt_that_saw_a_restart_does_not_count_but_the_nex
     schedule.pause()
     schedule.replan({0: 0}, 1.0)
     assert fail(schedule, 0, 2.0) == [
-        Fail(simulation=0, attempt=0, reason="lost steps", counted=False),
+        Fail(simulation=0, attempt=0, reason="lost steps", excuse=RESTARTED),
         Submit(simulation=0, attempt=1),
     ]
     failed, gave_up = fail(schedule, 1, 5.0)
-    assert failed == Fail(simulation=0, attempt=1, reason="lost steps", counted=True)
+    assert failed == Fail(simulation=0, attempt=1, reason="lost steps")
     assert isinstance(gave_up, GiveUp)
 
 
@@ -172,9 +173,9 @@ def test_under_the_same_server_a_last_word_is_still_awaited() -> None:
 
 def test_an_end_that_nobody_saw_does_not_count() -> None:
     schedule = running(1, retries=0)
-    schedule.job_ended(0, 0, None, "gone", 1.0, excused=True)
+    schedule.job_ended(0, 0, None, "gone", 1.0, excuse=RESTARTED)
     assert schedule.tick(1.0 + SETTLE_FAILED_S) == [
-        Fail(simulation=0, attempt=0, reason="gone", counted=False),
+        Fail(simulation=0, attempt=0, reason="gone", excuse=RESTARTED),
         Submit(simulation=0, attempt=1),
     ]
 
@@ -200,7 +201,7 @@ def test_an_attempt_that_the_server_knows_to_be_an_old_one_is_ended() -> None:
     schedule.pause()
     assert schedule.replan({0: 3}, 1.0) == [Cancel(simulation=0, attempt=0)]
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 2.0) == [
-        Fail(simulation=0, attempt=0, reason="the server has seen a later attempt", counted=False),
+        Fail(simulation=0, attempt=0, reason="the server has seen a later attempt", excuse=RESTARTED),
         Submit(simulation=0, attempt=4),
     ]
 

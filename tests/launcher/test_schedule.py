@@ -4,7 +4,9 @@ import pytest
 
 from stream_server.launcher.actions import Cancel, Decline, Fail, Give, GiveUp, StopStudy, Submit
 from stream_server.launcher.entry import SETTLE_FAILED_S, SETTLE_S, State
-from stream_server.launcher.schedule import ATTACH_WAIT_S, Limits, Schedule
+from stream_server.launcher.limits import Limits
+from stream_server.launcher.requests import ATTACH_WAIT_S
+from stream_server.launcher.schedule import Schedule
 
 
 def running(simulations: int, **limits: object) -> Schedule:
@@ -208,6 +210,21 @@ def test_an_invalid_simulation_is_not_tried_again() -> None:
 def test_a_client_that_attaches_gets_the_next_simulation() -> None:
     schedule = running(3)
     assert schedule.attach(7, None, 1.0) == [Give(token=7, simulation=1, attempt=0)]
+
+
+def test_a_request_that_the_server_repeats_is_answered_once() -> None:
+    schedule = running(4)
+    schedule.attach(7, None, 1.0)
+    assert schedule.attach(7, None, 1.1) == []
+    assert schedule.attach(8, None, 1.2) == [Give(token=8, simulation=2, attempt=0)]
+
+
+def test_a_request_of_the_next_server_is_a_new_one_whatever_its_number() -> None:
+    schedule = running(3)
+    schedule.attach(7, None, 1.0)
+    schedule.pause()
+    schedule.replan(dict.fromkeys(range(3), -1), 2.0)
+    assert schedule.attach(7, None, 2.0) == [Give(token=7, simulation=2, attempt=0)]
 
 
 def test_a_client_that_attaches_may_name_its_simulation() -> None:

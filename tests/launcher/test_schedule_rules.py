@@ -6,7 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stream_server.launcher.actions import Action, Cancel, Continue, Fail, Give, GiveUp, StopStudy, Submit
 from stream_server.launcher.entry import State
-from stream_server.launcher.schedule import Limits, Schedule
+from stream_server.launcher.limits import Limits
+from stream_server.launcher.schedule import Schedule
 
 
 class ScheduleRules(RuleBasedStateMachine):
@@ -14,21 +15,28 @@ class ScheduleRules(RuleBasedStateMachine):
 
     @initialize(
         num=st.integers(1, 6),
-        max_running=st.integers(1, 3),
+        max_running=st.integers(1, 4),
+        per_job=st.integers(1, 3),
         max_attached=st.integers(0, 2),
         retries=st.integers(0, 2),
         on_failure=st.sampled_from(["give_up", "redraw", "stop"]),
         max_failed=st.sampled_from([0.0, 0.3, 1.0]),
         starts_jobs=st.booleans(),
     )
-    def begin(self, num: int, **limits: object) -> None:
-        self.limits = Limits(timeout_s=60.0, **limits)  # type: ignore[arg-type]
+    def begin(self, num: int, max_running: int, per_job: int, **limits: object) -> None:
+        self.limits = Limits(
+            timeout_s=60.0,
+            max_running=max(max_running, per_job),
+            per_job=per_job,
+            **limits,  # type: ignore[arg-type]
+        )
         self.schedule = Schedule(self.limits)
         self.now = 0.0
         self.next_id = num
         self.attempts = dict.fromkeys(range(num), -1)
         self.failures = dict.fromkeys(range(num), 0)
         self.jobs: dict[int, int] = {}
+        self.mates: dict[int, tuple[int, ...]] = {}
         self.cancelled: set[int] = set()
         self.attached: set[int] = set()
         self.terminal: set[int] = set()
@@ -48,11 +56,18 @@ class ScheduleRules(RuleBasedStateMachine):
                     if isinstance(action, Submit):
                         assert simulation not in self.attached
                         self.jobs[simulation] = attempt
+                        self.mates[simulation] = (simulation,)
                     if simulation not in self.attached:
                         assert attempt == self.attempts[simulation] + 1
                     self.attempts[simulation] = attempt
                     if isinstance(action, Give):
                         self.attached.add(simulation)
+                    elif action.beside:
+                        self.carry_out(list(action.beside))
+                        group = (simulation, *(it.simulation for it in action.beside))
+                        assert len(group) <= self.limits.per_job
+                        assert all(self.attempts[it] == 0 for it in group)
+                        self.mates |= dict.fromkeys(group, group)
                 case Continue(simulation=simulation, attempt=attempt, attached=attached):
                     assert attempt == self.attempts[simulation]
                     assert attached or simulation in self.jobs
@@ -62,7 +77,7 @@ class ScheduleRules(RuleBasedStateMachine):
                 case Cancel(simulation=simulation, attempt=attempt):
                     assert self.jobs[simulation] == attempt
                     assert simulation not in self.cancelled
-                    self.cancelled.add(simulation)
+                    self.cancelled |= set(self.mates[simulation])
                 case Fail(simulation=simulation, attempt=attempt, counted=counted):
                     assert simulation not in self.jobs
                     assert simulation not in self.terminal
@@ -95,12 +110,17 @@ class ScheduleRules(RuleBasedStateMachine):
         self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now, new_epoch=new_epoch))
 
     @precondition(lambda self: self.jobs)
-    @rule(data=st.data(), exit_code=st.sampled_from([0, 1, None]))
-    def a_job_ends(self, data: st.DataObject, exit_code: int | None) -> None:
-        simulation = data.draw(st.sampled_from(sorted(self.jobs)))
+    @rule(data=st.data())
+    def a_job_ends(self, data: st.DataObject) -> None:
+        for simulation in data.draw(st.permutations(self.mates[data.draw(st.sampled_from(sorted(self.jobs)))])):
+            exit_code = data.draw(st.sampled_from([0, 1, None]))
+            excuse = data.draw(st.sampled_from(["", "another one failed"]))
+            self.end_of_job(simulation, exit_code, excuse)
+
+    def end_of_job(self, simulation: int, exit_code: int | None, excuse: str = "") -> None:
         attempt = self.jobs.pop(simulation)
         self.cancelled.discard(simulation)
-        self.carry_out(self.schedule.job_ended(simulation, attempt, exit_code, "ended", self.now))
+        self.carry_out(self.schedule.job_ended(simulation, attempt, exit_code, "ended", self.now, excuse=excuse))
 
     @precondition(lambda self: not self.away)
     @rule(data=st.data(), received=st.integers(0, 5), blocked=st.booleans())
@@ -160,19 +180,20 @@ class ScheduleRules(RuleBasedStateMachine):
             self.away = self.stopped = False
             self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now))
         for _ in range(100):
-            for simulation in sorted(set(self.attached) | set(self.jobs)):
-                self.a_simulation_is_settled_well(simulation)
+            self.all_that_runs_is_settled_well()
             self.time_passes(61.0)
         assert not self.jobs
         assert self.stopped or set(self.attempts) == self.terminal
 
-    def a_simulation_is_settled_well(self, simulation: int) -> None:
-        self.attached.discard(simulation)
-        self.terminal.add(simulation)
-        self.carry_out(self.schedule.finished(simulation, self.now))
-        if simulation in self.jobs:
-            self.cancelled.discard(simulation)
-            self.carry_out(self.schedule.job_ended(simulation, self.jobs.pop(simulation), 0, "", self.now))
+    def all_that_runs_is_settled_well(self) -> None:
+        running = sorted(set(self.attached) | set(self.jobs))
+        for simulation in running:
+            self.attached.discard(simulation)
+            self.terminal.add(simulation)
+            self.carry_out(self.schedule.finished(simulation, self.now))
+        for simulation in running:
+            if simulation in self.jobs:
+                self.end_of_job(simulation, 0)
 
 
 ScheduleRules.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,123 @@
+"""Simulations that are MPI programs: the launcher starts their ranks, alone or several simulations in one job."""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mpi.launch import IMPLEMENTATIONS
+from tests.study.runs import LiveRun, Run, run_study, start_study
+from tests.study.test_every_way import assert_complete
+
+MPI_STUDY = Path(__file__).parent / "mpi_study" / "study.json"
+NUM_SIMULATIONS = 3
+VICTIM = 2
+SUPERVISED: dict[str, Any] = {"program": "stream-launcher", "mpi": None}
+# The held-out simulation and the first one share a job, and so do the other two.
+GROUPS: dict[str, Any] = {"simulation.per_job": 2}
+
+Start = Callable[..., AbstractContextManager[LiveRun]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Run]:
+    return lambda **options: run_study(MPI_STUDY, tmp_path / "run", **options)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    return lambda **options: start_study(MPI_STUDY, tmp_path / "run", **options)
+
+
+def troubled(trouble: str, victim: int = VICTIM, *more: str) -> dict[str, Any]:
+    return {"simulation.command": ["python", "-m", "mpi4py", "decomposed.py", trouble, str(victim), *more]}
+
+
+def counted(run: Run) -> dict[tuple[int, int], bool]:
+    """The attempts that failed, and whether that counted against their simulation."""
+    records = [json.loads(line) for line in (run.output_dir / "journal.jsonl").read_text().splitlines()]
+    ends = {(it["simulation"], it["attempt"]): it for it in records if it["record"] == "AttemptEnded"}
+    return {attempt: it["counted"] for attempt, it in ends.items() if "exit code 0" not in it["reason"]}
+
+
+@pytest.mark.parametrize("mpi", IMPLEMENTATIONS)
+def test_blocks_that_do_not_line_up_with_the_storage_order_arrive_in_their_places(
+    run: Callable[..., Run], mpi: str
+) -> None:
+    settings = {"simulation.ranks": 4, "launcher.max_running": 1, "study.simulations": 1}
+    done = run(num_ranks=2, mpi=mpi, settings=settings)
+    assert_complete(done, num_simulations=1)
+    assert done.account["duplicates"] == 0
+    assert set(done.attempts.values()) == {1}
+
+
+@pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.full)])
+def test_a_parallel_simulation_of_which_a_rank_is_killed_is_started_again(run: Callable[..., Run], mpi: str) -> None:
+    done = run(num_ranks=2, mpi=mpi, settings=troubled("kill", 1) | {"study.simulations": 1})
+    assert_complete(done, num_simulations=1)
+    assert counted(done) == {(1, 0): True}
+
+
+def test_parallel_simulations_outlive_their_server(start: Start, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with start(**SUPERVISED, settings=troubled("wait", -1, str(go))) as live:
+        live.wait_until(lambda: all("waiting" in live.log(simulation) for simulation in (0, 1)))
+        live.ranks[0].kill()
+        live.wait_until(lambda: "epoch 2" in live.launcher_log)
+        go.touch()
+        done = live.end()
+    assert_complete(done, num_simulations=NUM_SIMULATIONS)
+    assert done.report["restarts"] == 1
+    assert done.report["simulations"]["survived_restarts"] > 0
+    assert set(done.attempts.values()) == {1}
+
+
+@pytest.mark.parametrize(("trouble", "mpi"), [("crash", "mpich"), ("kill", "openmpi")])
+def test_a_simulation_that_fails_takes_those_that_share_its_job_down_only_once(
+    run: Callable[..., Run], trouble: str, mpi: str
+) -> None:
+    done = run(num_ranks=2, mpi=mpi, settings=GROUPS | troubled(trouble))
+    assert_complete(done, num_simulations=NUM_SIMULATIONS)
+    assert counted(done) == {(VICTIM, 0): True, (3, 0): False}
+    assert "for simulation 2, which shared the job, failed" in done.launcher_log
+    assert done.attempts == {0: 1, 1: 1, 2: 2, 3: 2}
+
+
+def test_a_job_of_several_simulations_is_taken_over_by_the_next_launcher(start: Start, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    settings = GROUPS | troubled("wait", -1, str(go))
+    with start(**SUPERVISED, settings=settings) as first:
+        first.wait_until(lambda: all("waiting" in first.log(simulation) for simulation in (0, 1)))
+        first.process.kill()
+        first.process.wait()
+        with start(**SUPERVISED, settings=settings, mark=first.mark) as live:
+            live.wait_until(lambda: live.launcher_log.count("taken over") == 3)
+            go.touch()
+            done = live.end()
+    assert_complete(done, num_simulations=NUM_SIMULATIONS)
+    assert done.report["restarts"] == 0
+    assert set(done.attempts.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [("stream-server", []), ("stream-launcher", []), ("stream-launcher", ["--check"])],
+    ids=str,
+)
+def test_a_missing_mpirun_is_told_before_anything_begins(
+    run: Callable[..., Run], program: str, arguments: list[str]
+) -> None:
+    done = run(program=program, mpi=None, arguments=arguments, settings={"simulation.job.mpirun": ["no_such_mpirun"]})
+    assert done.exit_code == 2
+    assert "simulation.job.mpirun: 'no_such_mpirun' was not found on the PATH of the simulations" in done.output
+    assert not done.output_dir.exists()
+
+
+def test_check_tells_the_whole_command_line(run: Callable[..., Run]) -> None:
+    done = run(mpi=None, arguments=["--check"], settings=GROUPS)
+    (line,) = (line for line in done.output.splitlines() if line.startswith("command"))
+    script = MPI_STUDY.parent / "decomposed.py"
+    assert line.endswith(f"/bin/mpirun -n 2 python -m mpi4py {script} : … (2 simulations in one job)")
