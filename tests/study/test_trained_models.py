@@ -9,7 +9,7 @@ import pytest
 from safetensors import numpy as numpy_files
 
 from tests.study.conftest import NUMPY_STUDY
-from tests.study.killing import killed_at
+from tests.study.killing import copy_of, killed_at
 from tests.study.numpy_study.ripple import NUM_STEPS, PLACES
 from tests.study.runs import Run, run_study
 from tests.study.test_every_way import assert_complete
@@ -43,9 +43,16 @@ def test_statistics_are_those_of_all_samples_whatever_rank_they_went_to(run: Cal
     assert set(numpy_files.load_file(done.output_dir / "model" / "model.safetensors")) == {"weights"}
 
 
+@pytest.fixture(scope="module")
+def half_way(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A study that was killed when it had seen a part of its samples."""
+    output_dir = tmp_path_factory.mktemp("half_way") / "run"
+    return killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, output_dir, num_ranks=2, settings=NORMALIZED)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 1, 3])
-def test_statistics_count_each_sample_once_over_a_restart(tmp_path: Path, num_ranks: int) -> None:
-    killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=NORMALIZED)
+def test_statistics_count_each_sample_once_over_a_restart(half_way: Run, tmp_path: Path, num_ranks: int) -> None:
+    copy_of(half_way, tmp_path)
     done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=num_ranks, settings=NORMALIZED)
     assert_complete(done, num_simulations=6)
     assert done.report["restarts"] == 1

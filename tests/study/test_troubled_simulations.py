@@ -55,22 +55,26 @@ def test_a_simulation_that_hangs_is_killed_and_started_again(run: Callable[..., 
     assert_recovered(done)
 
 
-@pytest.mark.parametrize(
-    ("trouble", "told"),
-    [
-        ("wrong_shape", "ValueError"),
-        ("wrong_dtype", "TypeError"),
-        ("unknown_field", "energy"),
-        ("missing_field", "signal"),
-        ("unknown_step", "20"),
-    ],
-)
-def test_a_mistake_in_a_simulation_is_told_at_its_own_send(run: Callable[..., Run], trouble: str, told: str) -> None:
-    done = run(settings=troubled(trouble, **{"simulation.retries": 0}))
-    assert_given_up(done)
-    log = done.log(VICTIM)
-    assert "troubled.py" in log
-    assert told in log.splitlines()[-1]
+def test_a_mistake_in_a_simulation_is_told_at_its_own_send(run: Callable[..., Run]) -> None:
+    told = {
+        "wrong_shape": "ValueError",
+        "wrong_dtype": "TypeError",
+        "unknown_field": "energy",
+        "missing_field": "signal",
+        "unknown_step": "20",
+    }
+    victims = {name: victim for victim, name in enumerate(told, start=1)}
+    command = ["python", "troubled.py", *(str(word) for pair in victims.items() for word in pair)]
+    settings = {"simulation.command": command, "simulation.retries": 0, "simulation.max_failed": 0.9}
+    done = run(settings=settings)
+    assert done.exit_code == 0, done.output
+    assert done.report["balanced"] is True
+    assert (done.report["simulations"]["finished"], done.report["simulations"]["given_up"]) == (2, 5)
+    assert sorted(failure["id"] for failure in done.report["failures"]) == sorted(victims.values())
+    for name, victim in victims.items():
+        log = done.log(victim)
+        assert "troubled.py" in log
+        assert told[name] in log.splitlines()[-1]
 
 
 def test_a_step_that_is_not_finite_is_rejected_and_counted(run: Callable[..., Run]) -> None:

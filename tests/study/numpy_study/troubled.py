@@ -1,4 +1,4 @@
-"""The same simulation, but `python troubled.py TROUBLE ID` goes wrong at step 10 if it is simulation ID."""
+"""The same simulation, but `python troubled.py TROUBLE ID …` goes wrong at step 10 if it is one of these."""
 
 import os
 import signal as signals
@@ -89,11 +89,11 @@ def junk(simulation, signal):
 
 
 def main():
-    trouble, victim = globals()[sys.argv[1]], int(sys.argv[2])
+    troubles = {int(victim): globals()[name] for name, victim in zip(sys.argv[1::2], sys.argv[2::2], strict=True)}
     with connect() as simulation:
         for time_step, signal in enumerate(ripple(simulation.parameters)):
-            if simulation.id == victim and time_step == STEP:
-                signal = trouble(simulation, signal)
+            if simulation.id in troubles and time_step == STEP:
+                signal = troubles[simulation.id](simulation, signal)
                 if signal is None:
                     break
             if not simulation.send(time_step, signal=signal):

@@ -1,0 +1,137 @@
+"""One of the pytest processes of `tests/run.py`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+MARK = "STREAM_SERVER_TESTS_PART"
+STACKS_S = 5.0
+GRACE_S = 5.0
+OUTPUT_TAIL = 20_000
+NO_TESTS = 5
+
+
+class Part:
+    """A process, what it has reported, and whatever it started: all of that carries `mark` in its environment.
+
+    At the end of the `with` block nothing of it runs any more.
+    """
+
+    def __init__(self, number: int, claims: Path, arguments: Sequence[str], *, mark: str) -> None:
+        self.number = number
+        self.claims = claims
+        self.arguments = arguments
+        self.mark = mark
+        self.counts: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}
+        self.num_collected: int | None = None
+        self.num_left_behind = 0
+        self.running = ""
+        self.exit_code: int | None = None
+        self.output = claims.parent / f"part-{number}.output"
+        self._rest = b""
+
+    def __enter__(self) -> Self:
+        self.pipe, reports = os.pipe()
+        options = ["-p", "tests.sharing", "-p", "no:cacheprovider", f"--claims={self.claims}", f"--reports={reports}"]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", "-q", "-rs", *options, *self.arguments],
+                env={**os.environ, MARK: self.mark, "PYTHONFAULTHANDLER": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[reports],
+                start_new_session=True,
+            )
+        os.close(reports)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        self.process.wait()
+        os.close(self.pipe)
+
+    @property
+    def verdict(self) -> str:
+        """What became of the process, if it did not come to its end, or left others behind."""
+        if self.exit_code is None:
+            where = f"in {self.running}" if self.running else "between tests"
+            return f"died {where} (status {self.process.returncode})"
+        return f"left {self.num_left_behind} processes behind" if self.num_left_behind else ""
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.verdict) or self.exit_code not in (0, NO_TESTS)
+
+    def hear(self) -> bool:
+        """Take in what it has reported; False once it has ended."""
+        chunk = os.read(self.pipe, 2**16)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+        return bool(chunk)
+
+    def left_behind(self) -> list[psutil.Process]:
+        """What it started and still runs, once it has had a moment to end."""
+        _, alive = psutil.wait_procs(self._marked(), timeout=GRACE_S)
+        return alive
+
+    def stop(self) -> None:
+        """End it if it still runs, and have it write the stacks of all threads first."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(STACKS_S)
+            self.kill()
+            self.process.wait()
+
+    def kill(self) -> None:
+        """End all that carries the mark."""
+        processes = self._marked()
+        for process in processes:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(processes, timeout=GRACE_S)
+
+    def say(self, text: str) -> None:
+        print(f"part {self.number}: {text}", flush=True)
+
+    def told(self) -> str:
+        """Its output from the first failure on, or the end of it."""
+        text = self.output.read_text(errors="replace")
+        starts = [text.find(title) for title in ("= ERRORS =", "= FAILURES =") if title in text]
+        return text[min(starts, default=0) :][-OUTPUT_TAIL:]
+
+    def _take(self, report: dict[str, Any]) -> None:
+        self.num_collected = report.get("collected", self.num_collected)
+        self.exit_code = report.get("exit_code", self.exit_code)
+        self.running = report.get("began", self.running)
+        if "took" in report:
+            self.say(report["took"])
+        if "ended" in report:
+            self.running = ""
+            self.counts[report["outcome"]] += 1
+            self.seconds[report["ended"]] = report["seconds"]
+            if report["outcome"] == "failed":
+                self.say(f"FAILED {report['ended']}")
+
+    def _marked(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found

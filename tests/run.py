@@ -1,0 +1,126 @@
+"""Runs the tests in several pytest processes at once, which share the files among themselves (`tests/sharing.py`).
+
+    python -m tests.run [--parts N] [--deadline-s S] [what pytest understands …]
+
+A process that dies fails the run, and the others go on. Every test that was collected must have one outcome.
+"""
+
+import argparse
+import json
+import os
+import random
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.part import Part
+
+DEADLINE_S = 1800.0
+MAX_PARTS = 8
+NUM_SLOWEST = 12
+
+
+def run(parts: Sequence[Part], deadline_s: float) -> bool:
+    """Wait for all parts; whether they ended in time."""
+    give_up_at = time.monotonic() + deadline_s
+    with selectors.DefaultSelector() as selector:
+        for part in parts:
+            selector.register(part.pipe, selectors.EVENT_READ, part)
+        while selector.get_map():
+            ready = selector.select(max(0.0, give_up_at - time.monotonic()))
+            if not ready:
+                say(f"not at its end after {deadline_s:g} s")
+                return False
+            for key, _ in ready:
+                if not key.data.hear():
+                    selector.unregister(key.fd)
+                    _ended(key.data)
+    return True
+
+
+def _ended(part: Part) -> None:
+    part.process.wait()
+    if part.verdict:
+        part.say(part.verdict)
+    for process in part.left_behind():
+        part.num_left_behind += 1
+        part.say(f"left behind: {process}")
+    part.kill()
+
+
+def summary(parts: Sequence[Part]) -> bool:
+    """Print what came of it; whether all is well."""
+    for part in parts:
+        if part.has_failed:
+            print(f"\n===== part {part.number}: {part.verdict or 'failed'} =====\n{part.told()}")
+    tests = {test: seconds for part in parts for test, seconds in part.seconds.items()}
+    files = Counter[str]()
+    for test, seconds in tests.items():
+        files[test.partition("::")[0]] += seconds
+    slowest = Counter(tests)
+    print("\nslowest tests and files:")
+    for name, seconds in [*slowest.most_common(NUM_SLOWEST), *files.most_common(NUM_SLOWEST)]:
+        print(f"{seconds:7.1f} s  {name}")
+    print()
+    for part in parts:
+        print(f"part {part.number}: {_words(part.counts)}{', ' if part.verdict else ''}{part.verdict}")
+    collected = {part.num_collected for part in parts if part.num_collected is not None}
+    num_missing = max(collected, default=0) - len(tests)
+    if len(collected) > 1:
+        print(f"the parts collected different tests: {sorted(collected)}")
+    if num_missing:
+        print(f"{num_missing} tests have no outcome")
+    return bool(tests) and not num_missing and len(collected) == 1 and not any(part.has_failed for part in parts)
+
+
+def _words(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False)
+    parser.add_argument("--parts", type=int, default=min(MAX_PARTS, (os.cpu_count() or 1) + 1))
+    parser.add_argument("--deadline-s", type=float, default=DEADLINE_S)
+    parser.add_argument("--times", type=Path, help="write the seconds of each test to this file, as JSON")
+    options, arguments = parser.parse_known_args()
+    if not any(word.startswith("--hypothesis-seed") for word in arguments):
+        arguments.append(f"--hypothesis-seed={random.SystemRandom().getrandbits(32)}")
+    signal.signal(signal.SIGTERM, _leave)
+    started, mark = time.monotonic(), uuid.uuid4().hex
+    say(f"{options.parts} processes of: pytest {' '.join(arguments)}")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tests-")))
+        claims = folder / "claims"
+        claims.mkdir()
+        parts = [
+            stack.enter_context(Part(number, claims, arguments, mark=f"{mark}-{number}"))
+            for number in range(options.parts)
+        ]
+        in_time = run(parts, options.deadline_s)
+        for part in parts:
+            part.stop()
+        is_well = summary(parts) and in_time
+    if options.times is not None:
+        options.times.write_text(json.dumps({test: t for part in parts for test, t in part.seconds.items()}, indent=1))
+    total = sum((part.counts for part in parts), Counter[str]())
+    print(f"{'passed' if is_well else 'FAILED'}: {_words(total)} in {time.monotonic() - started:.0f} s")
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

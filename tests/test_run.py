@@ -1,0 +1,102 @@
+"""Several pytest processes share one run: nothing is run twice, and nothing that goes wrong is overlooked."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PASSING = "def test_it_passes(): pass\n"
+FAILING = "def test_it_fails(): assert 1 == 2\n"
+DYING = "import os\ndef test_it_dies(): os._exit(1)\ndef test_it_never_comes(): pass\n"
+HANGING = "import threading\ndef test_it_hangs(): threading.Event().wait()\n"
+NOTING = """\
+def test_it_notes_that_it_ran():
+    with open("ran", "a") as file:
+        file.write(__name__ + " ")
+"""
+MESSY = """\
+import pathlib, subprocess
+def test_it_leaves_something():
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    pathlib.Path("left").write_text(str(process.pid))
+"""
+
+
+def run(folder: Path, *arguments: str, parts: int = 1, **files: str) -> "subprocess.CompletedProcess[str]":
+    """Run test files in so many processes."""
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, "-m", "tests.run", f"--parts={parts}", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_file_is_run_by_one_process(tmp_path: Path) -> None:
+    ran = run(tmp_path, parts=3, **dict.fromkeys("abcde", NOTING))
+    assert ran.returncode == 0, ran.stdout
+    assert "passed: 5 passed, 0 failed, 0 skipped" in ran.stdout
+    assert sorted((tmp_path / "ran").read_text().split()) == [f"test_{name}" for name in "abcde"]
+
+
+def test_arguments_go_to_pytest(tmp_path: Path) -> None:
+    ran = run(tmp_path, "-k", "passes", a=PASSING, b=FAILING)
+    assert ran.returncode == 0, ran.stdout
+    assert "passed: 1 passed, 0 failed, 0 skipped" in ran.stdout
+
+
+def test_a_failure_is_told_with_its_reason(tmp_path: Path) -> None:
+    ran = run(tmp_path, parts=2, a=PASSING, b=FAILING, c=PASSING)
+    assert ran.returncode == 1
+    assert "FAILED test_b.py::test_it_fails" in ran.stdout
+    assert "assert 1 == 2" in ran.stdout
+    assert "FAILED: 2 passed, 1 failed, 0 skipped" in ran.stdout
+
+
+def test_a_process_that_dies_fails_the_run_and_the_others_go_on(tmp_path: Path) -> None:
+    ran = run(tmp_path, parts=2, a=DYING, b=PASSING, c=PASSING, d=PASSING)
+    assert ran.returncode == 1
+    assert "died in test_a.py::test_it_dies (status 1)" in ran.stdout
+    assert "2 tests have no outcome" in ran.stdout
+    assert "FAILED: 3 passed, 0 failed, 0 skipped" in ran.stdout
+
+
+def test_a_process_that_dies_in_the_last_test_of_a_file_is_said_to_have_died_there(tmp_path: Path) -> None:
+    ran = run(tmp_path, a=DYING.partition("def test_it_never")[0], b=PASSING)
+    assert ran.returncode == 1
+    assert "died in test_a.py::test_it_dies (status 1)" in ran.stdout
+
+
+def test_a_run_that_is_not_at_its_end_in_time_is_ended_and_shows_where_it_was(tmp_path: Path) -> None:
+    ran = run(tmp_path, "--deadline-s", "10", a=PASSING, b=HANGING)
+    assert ran.returncode == 1
+    assert "not at its end after 10 s" in ran.stdout
+    assert "died in test_b.py::test_it_hangs (status -6)" in ran.stdout
+    assert "in test_it_hangs" in ran.stdout
+
+
+def test_what_a_process_leaves_behind_is_told_and_ended(tmp_path: Path) -> None:
+    ran = run(tmp_path, a=MESSY)
+    assert ran.returncode == 1
+    assert "left behind: psutil.Process(pid=" in ran.stdout
+    left = int((tmp_path / "left").read_text())
+    # A container without an init keeps the dead.
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("text", ["import nowhere\n", "def test_it_is_no_test(:\n"])
+def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path, text: str) -> None:
+    ran = run(tmp_path, a=PASSING, b=text)
+    assert ran.returncode == 1
+    assert "ERROR collecting test_b.py" in ran.stdout
+
+
+def test_a_run_without_a_test_fails(tmp_path: Path) -> None:
+    assert run(tmp_path, a="").returncode == 1
