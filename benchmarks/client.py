@@ -5,8 +5,8 @@ the copy to ZeroMQ on the same kind of socket. The receivers are processes that 
 of 16 MiB, each of which has arrived before the next one, so that a sender never waits. As in a study without a
 checkpoint nothing becomes durable, so that the client keeps the last 64 MiB. It packs small steps as it likes.
 
-`client.overhead` is the wall time of the heat solver of configs/heat-c, as one process, with the study and without;
-`client.cpu` is the CPU time of all its threads in the same runs.
+`client.overhead` is the wall time of the heat solver of configs/heat-c on N × N nodes, as one process, with the study and
+without; `client.cpu` is the CPU time of all its threads in the same runs.
 
     python -m benchmarks.client
 """
@@ -34,13 +34,12 @@ NUM_BURSTS = 8
 WINDOW_BYTES = 64 * 2**20
 NUM_STEPS = 100_000_000
 
-NODES = 200
-SOLVED_STEPS = 100
+NUM_SOLVED_STEPS = {100: 300, 200: 100, 500: 15}
 TEMPERATURES = (317, 120, 180, 430, 490)
 
 
 def results() -> Iterator[Result]:
-    """client.c.{4kB,40kB,1MB}, client.overhead and client.cpu."""
+    """client.c.{4kB,40kB,1MB}, client.overhead.{100,200,500} and client.cpu.{100,200,500}."""
     with programs() as folder:
         for size, sample_bytes in SIZES.items():
             with ExitStack() as stack:
@@ -51,12 +50,13 @@ def results() -> Iterator[Result]:
                 client = Sender(stack, folder, ours, ["client", sample_bytes], sample_bytes, held_back)
                 reference = Sender(stack, folder, bare, ["bare", sample_bytes, bare.address], sample_bytes, 0)
                 yield alternated(f"client.c.{size}", "steps/s", client.one_round, reference.one_round)
-        with ExitStack() as stack:
-            field = FieldSpec(name="temperature", shape=(NODES, NODES), dtype="<f8")
-            receiver = Receiver(stack, folder, "heat", field, credit=SOLVED_STEPS)
-            streaming, alone = Solver(folder, receiver.connection), Solver(folder, ALONE)
-            yield alternated("client.overhead", "s", streaming.one_round, alone.one_round)
-            yield result("client.cpu", "s", list(zip(streaming.cpu_s[1:], alone.cpu_s[1:], strict=True)))
+        for nodes, num_steps in NUM_SOLVED_STEPS.items():
+            with ExitStack() as stack:
+                field = FieldSpec(name="temperature", shape=(nodes, nodes), dtype="<f8")
+                receiver = Receiver(stack, folder, f"heat-{nodes}", field, credit=num_steps)
+                streaming, alone = (Solver(folder, nodes, where) for where in (receiver.connection, ALONE))
+                yield alternated(f"client.overhead.{nodes}", "s", streaming.one_round, alone.one_round)
+                yield result(f"client.cpu.{nodes}", "s", list(zip(streaming.cpu_s[1:], alone.cpu_s[1:], strict=True)))
 
 
 @contextmanager
@@ -139,9 +139,9 @@ class Sender:
 class Solver:
     """The heat solver with the study of a connection file, or alone; a round is a run of it."""
 
-    def __init__(self, folder: Path, connection: str) -> None:
+    def __init__(self, folder: Path, nodes: int, connection: str) -> None:
         self.cpu_s: list[float] = []
-        self._argv = [str(folder / "heat"), str(NODES), str(SOLVED_STEPS), *map(str, TEMPERATURES)]
+        self._argv = [str(folder / "heat"), *map(str, (nodes, NUM_SOLVED_STEPS[nodes], *TEMPERATURES))]
         self._environment = os.environ | {ENVIRONMENT_VARIABLE: connection}
 
     def one_round(self) -> float:

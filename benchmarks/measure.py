@@ -79,6 +79,17 @@ def dumps(results: Iterable[Result]) -> str:
     return json.dumps(list(results), indent=2) + "\n"
 
 
+def loads(text: str) -> list[Result]:
+    """What `dumps` gave."""
+    results: list[Result] = json.loads(text)
+    return results
+
+
+def with_newer(older: Iterable[Result], newer: Iterable[Result]) -> list[Result]:
+    """The newest of each benchmark, in the order in which they came first."""
+    return list(({it["name"]: it for it in older} | {it["name"]: it for it in newer}).values())
+
+
 def _pair(ours: Callable[[], float], reference: Callable[[], float], turn: int) -> tuple[float, float]:
     """One round of each; who comes first changes from turn to turn."""
     if turn % 2:

@@ -1,21 +1,28 @@
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "buffer.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* Four sizes for each power of two, from 64 bytes on; the last ones are out of reach. */
 #define SMALLEST_SHIFT 6
 #define SIZES_PER_OCTAVE 4
 #define NUM_CLASSES ((63 - SMALLEST_SHIFT) * SIZES_PER_OCTAVE)
 #define LINE_BYTES 64
+/* Less than that is mostly memory that was used before. */
+#define POPULATED_BYTES ((size_t)128 * 1024)
+
+/* What a core's own cache holds, about. */
+#define COLD_BYTES ((uint64_t)4 * 1024 * 1024)
 
 struct sc_pool {
     pthread_mutex_t mutex;
     bool is_closed;
     size_t num_in_use;
     size_t num_free_bytes;
+    uint64_t num_bytes_given;
     sc_buffer *free[NUM_CLASSES];
 };
 
@@ -79,13 +86,29 @@ void sc_pool_close(sc_pool *pool) {
         end(pool);
 }
 
-static sc_buffer *allocated(sc_pool *pool, int size_class) {
+/* Have the system hand out these pages at once: that takes half the time of one after the other. */
+static void populate(void *memory, size_t num_bytes) {
+#ifdef MADV_POPULATE_WRITE
+    uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = (uintptr_t)memory & ~(page_bytes - 1);
+    /* Systems that cannot do so do it when the pages are written to. */
+    (void)madvise((void *)first, (uintptr_t)memory + num_bytes - first, MADV_POPULATE_WRITE);
+#else
+    (void)memory;
+    (void)num_bytes;
+#endif
+}
+
+static sc_buffer *allocated(sc_pool *pool, int size_class, size_t num_bytes) {
     void *memory;
     if (posix_memalign(&memory, LINE_BYTES, LINE_BYTES + class_bytes(size_class)) != 0)
         return NULL;
+    if (num_bytes >= POPULATED_BYTES)
+        populate(memory, LINE_BYTES + num_bytes);
     sc_buffer *buffer = memory;
     buffer->pool = pool;
     buffer->size_class = size_class;
+    buffer->given_at = 0;
     buffer->bytes = (uint8_t *)memory + LINE_BYTES;
     return buffer;
 }
@@ -97,17 +120,21 @@ sc_buffer *sc_buffer_new(sc_pool *pool, size_t num_bytes) {
         return NULL;
     pthread_mutex_lock(&pool->mutex);
     sc_buffer *buffer = taken(pool, size_class);
+    uint64_t num_bytes_given = pool->num_bytes_given += num_bytes;
     if (buffer == NULL)
         trim(pool, class_bytes(size_class));
     ++pool->num_in_use;
     pthread_mutex_unlock(&pool->mutex);
-    if (buffer == NULL && (buffer = allocated(pool, size_class)) == NULL) {
+    if (buffer == NULL && (buffer = allocated(pool, size_class, num_bytes)) == NULL) {
         pthread_mutex_lock(&pool->mutex);
         --pool->num_in_use;
         pthread_mutex_unlock(&pool->mutex);
         return NULL;
     }
     atomic_init(&buffer->num_owners, 1);
+    /* The system has just written zeros to a new one. */
+    buffer->is_cold = buffer->given_at != 0 && num_bytes_given - buffer->given_at > COLD_BYTES;
+    buffer->given_at = num_bytes_given;
     return buffer;
 }
 

@@ -5,6 +5,7 @@
 #define SC_BUFFER_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,8 +17,10 @@ typedef struct sc_buffer {
     atomic_uint num_owners;
     sc_pool *pool;
     struct sc_buffer *next;
-    int size_class;
+    uint64_t given_at; /* what the pool had given out by then, in bytes */
     uint8_t *bytes;
+    int size_class;
+    bool is_cold; /* it was used so long ago that it is in no cache near by */
 } sc_buffer;
 
 /* NULL: no memory. */

@@ -12,8 +12,8 @@ typedef struct {
     double timeout_s;
 } sc_asker;
 
-/* Ask what may safely be asked twice. A server that is BUSY is asked again later; one that is started again meanwhile is
- * asked at its new place. STREAM_ERROR_UNREACHABLE: no word came in time. On an error there is no answer to free. */
+/* Ask what may safely be asked twice. A server that is BUSY is asked again later; one that is started again meanwhile
+ * is asked at its new place. STREAM_ERROR_UNREACHABLE: no word came in time. On an error there is no answer to free. */
 int sc_ask(const sc_asker *asker, const sc_message *question, sc_reply *answer, sc_error *error);
 
 /* The text of an answer that is none; for messages. */

@@ -120,12 +120,19 @@ int sc_data_connection_send(sc_data_connection *connection, int64_t index, uint6
     return STREAM_OK;
 }
 
-void sc_data_connection_leave(sc_data_connection *connection) {
+/* Have what waited for company in the backlog; false: no memory. */
+static bool keep_pending(sc_data_connection *connection) {
     sc_steps steps;
     sc_error ignored;
-    /* Without memory these steps are lost, and whoever misses them is told so. */
-    if (connection->pending.steps.num > 0 && sc_pending_take(&connection->pending, &steps, &ignored) == STREAM_OK)
-        sc_backlog_add(connection->backlog, connection->window.sequence + 1, &steps, &ignored);
+    if (connection->pending.steps.num == 0)
+        return true;
+    return sc_pending_take(&connection->pending, &steps, &ignored) == STREAM_OK &&
+           sc_backlog_add(connection->backlog, connection->window.sequence + 1, &steps, &ignored) == STREAM_OK;
+}
+
+void sc_data_connection_leave(sc_data_connection *connection) {
+    if (!keep_pending(connection))
+        connection->backlog->retention->has_lost = true;
     sc_pending_free(&connection->pending);
     sc_window_free(&connection->window);
     sc_bits_free(&connection->known);

@@ -2,20 +2,11 @@
 
 #include <stdlib.h>
 
-/* Steps that were sent: the server has them when its mark reaches `end`. What has a lower `age` was sent before. */
-struct sc_sent {
-    struct sc_sent *next;
-    int64_t age;
-    int64_t end;
-    size_t num_bytes;
-    sc_steps steps;
-};
-
 void sc_retention_begin(sc_retention *retention, const sc_layout *layout, int64_t window_bytes) {
     *retention = (sc_retention){.layout = layout, .window_bytes = (size_t)window_bytes};
 }
 
-static size_t bytes_per_step(const sc_retention *retention, const sc_steps *steps) {
+size_t sc_retention_step_bytes(const sc_retention *retention, const sc_steps *steps) {
     return (SC_ENTRY_BYTES + steps->num * sc_layout_bytes(retention->layout, steps->present)) / steps->num;
 }
 
@@ -29,7 +20,7 @@ static void drop(sc_backlog *backlog) {
     free(sent);
 }
 
-static void free_backlogs(sc_retention *retention) {
+void sc_retention_free_backlogs(sc_retention *retention) {
     while (retention->backlogs != NULL) {
         sc_backlog *backlog = retention->backlogs;
         retention->backlogs = backlog->next;
@@ -40,7 +31,7 @@ static void free_backlogs(sc_retention *retention) {
 }
 
 void sc_retention_free(sc_retention *retention) {
-    free_backlogs(retention);
+    sc_retention_free_backlogs(retention);
     sc_retention_forget_all(retention);
     free(retention->unsent);
     retention->unsent = NULL;
@@ -86,7 +77,7 @@ int sc_backlog_add(sc_backlog *backlog, int64_t end, sc_steps *steps, sc_error *
         sc_steps_release(steps);
         return sc_no_memory(error);
     }
-    size_t num_bytes = steps->num * bytes_per_step(retention, steps);
+    size_t num_bytes = steps->num * sc_retention_step_bytes(retention, steps);
     *sent = (sc_sent){.age = retention->next_age++, .end = end, .num_bytes = num_bytes, .steps = *steps};
     steps->buffer = NULL;
     if (backlog->last == NULL)
@@ -102,95 +93,6 @@ int sc_backlog_add(sc_backlog *backlog, int64_t end, sc_steps *steps, sc_error *
 void sc_backlog_durable(sc_backlog *backlog, int64_t mark) {
     while (backlog->first != NULL && backlog->first->end <= mark)
         drop(backlog);
-}
-
-static size_t num_kept(const sc_retention *retention) {
-    size_t num = retention->end_unsent - retention->first_unsent;
-    for (const sc_backlog *backlog = retention->backlogs; backlog != NULL; backlog = backlog->next)
-        for (const sc_sent *sent = backlog->first; sent != NULL; sent = sent->next)
-            num += sent->steps.num;
-    return num;
-}
-
-/* A step that is kept, and how many were found before it. */
-typedef struct {
-    sc_unsent unsent;
-    size_t found;
-} sc_kept;
-
-static int by_index(const void *left, const void *right) {
-    const sc_kept *a = left, *b = right;
-    if (a->unsent.index != b->unsent.index)
-        return a->unsent.index < b->unsent.index ? -1 : 1;
-    return a->found < b->found ? -1 : a->found > b->found;
-}
-
-/* All that is kept, by index; of what was sent twice the first one comes first. None of it owns its buffer. */
-static void collect(const sc_retention *retention, sc_kept *kept) {
-    size_t num = 0;
-    for (size_t i = retention->first_unsent; i < retention->end_unsent; ++i, ++num)
-        kept[num] = (sc_kept){retention->unsent[i], num};
-    for (const sc_backlog *backlog = retention->backlogs; backlog != NULL; backlog = backlog->next)
-        for (const sc_sent *sent = backlog->first; sent != NULL; sent = sent->next)
-            for (uint32_t row = 0; row < sent->steps.num; ++row, ++num) {
-                int64_t index = sent->steps.index + row * sent->steps.stride;
-                size_t num_bytes = bytes_per_step(retention, &sent->steps);
-                kept[num] = (sc_kept){{index, num_bytes, row, sent->steps}, num};
-            }
-    qsort(kept, num, sizeof *kept, by_index);
-}
-
-/* The first of those with this index, or NULL. */
-static const sc_kept *find(const sc_kept *kept, size_t num, int64_t index) {
-    size_t low = 0, high = num;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (kept[middle].unsent.index < index)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < num && kept[low].unsent.index == index ? &kept[low] : NULL;
-}
-
-/* Replace the unsent steps by these, which own their buffers. */
-static void replace(sc_retention *retention, sc_unsent *unsent, size_t num) {
-    free_backlogs(retention);
-    sc_retention_forget_all(retention);
-    free(retention->unsent);
-    retention->unsent = unsent;
-    retention->unsent_capacity = retention->end_unsent = num;
-    retention->first_unsent = 0;
-    retention->num_bytes = 0;
-    for (size_t i = 0; i < num; ++i)
-        retention->num_bytes += unsent[i].num_bytes;
-}
-
-int sc_retention_set_aside(sc_retention *retention, const sc_entered *entered, sc_error *error) {
-    size_t num = num_kept(retention);
-    if (num == 0) {
-        free_backlogs(retention);
-        return STREAM_OK;
-    }
-    sc_kept *kept = calloc(num, sizeof *kept);
-    sc_unsent *unsent = calloc(num, sizeof *unsent);
-    if (kept == NULL || unsent == NULL) {
-        free(kept);
-        free(unsent);
-        return sc_no_memory(error);
-    }
-    collect(retention, kept);
-    size_t num_unsent = 0;
-    for (size_t i = 0; i < entered->num && num_unsent < num; ++i) {
-        const sc_kept *found = find(kept, num, entered->order[i]);
-        if (found == NULL)
-            continue;
-        unsent[num_unsent++] = found->unsent;
-        sc_buffer_hold(found->unsent.steps.buffer);
-    }
-    free(kept);
-    replace(retention, unsent, num_unsent);
-    return STREAM_OK;
 }
 
 static int grow_unsent(sc_retention *retention, sc_error *error) {
@@ -210,7 +112,7 @@ int sc_retention_keep(sc_retention *retention, sc_steps *steps, sc_error *error)
         sc_steps_release(steps);
         return error->code;
     }
-    size_t num_bytes = bytes_per_step(retention, steps);
+    size_t num_bytes = sc_retention_step_bytes(retention, steps);
     retention->unsent[retention->end_unsent++] = (sc_unsent){steps->index, num_bytes, 0, *steps};
     steps->buffer = NULL;
     retention->num_bytes += num_bytes;

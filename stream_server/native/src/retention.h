@@ -8,8 +8,16 @@
 /* What a message takes up beside its bytes: that of the Python client, so that all clients keep the same steps. */
 #define SC_ENTRY_BYTES 1500
 
-typedef struct sc_sent sc_sent;
 typedef struct sc_retention sc_retention;
+
+/* Steps that were sent: the server has them when its mark reaches `end`. What has a lower `age` was sent before. */
+typedef struct sc_sent {
+    struct sc_sent *next;
+    int64_t age;
+    int64_t end;
+    size_t num_bytes;
+    sc_steps steps;
+} sc_sent;
 
 /* What was sent over one connection and is not durable yet, oldest first. `received` is the mark up to which the server
  * has it. */
@@ -33,12 +41,13 @@ typedef struct {
  *
  * What the server has not received is kept at any price, for credit bounds it; unless `unsent_may_go`, since nobody may
  * ever come for it. `unsent` are the steps that no connection has, in the order in which they are to be sent, from
- * first_unsent to end_unsent. */
+ * first_unsent to end_unsent. has_lost: for lack of memory it does not keep all that it should. */
 struct sc_retention {
     const sc_layout *layout;
     size_t window_bytes;
     size_t num_bytes;
     bool unsent_may_go;
+    bool has_lost;
     int64_t next_age;
     sc_backlog *backlogs;
     sc_unsent *unsent;
@@ -58,9 +67,14 @@ int sc_backlog_add(sc_backlog *backlog, int64_t end, sc_steps *steps, sc_error *
 /* All messages with a smaller sequence than `mark` are in a checkpoint: they are kept no longer. */
 void sc_backlog_durable(sc_backlog *backlog, int64_t mark);
 
+/* The connections are gone, and what they have is kept no longer. */
+void sc_retention_free_backlogs(sc_retention *retention);
 /* The connections are gone: all that they have is unsent again, in the order of `entered`, which has at least those
  * steps. */
 int sc_retention_set_aside(sc_retention *retention, const sc_entered *entered, sc_error *error);
+
+/* What one of these steps takes up. */
+size_t sc_retention_step_bytes(const sc_retention *retention, const sc_steps *steps);
 
 /* Here is another unsent step, the last in the order. Takes over the steps, also on an error. */
 int sc_retention_keep(sc_retention *retention, sc_steps *steps, sc_error *error);

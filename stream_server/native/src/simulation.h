@@ -25,8 +25,8 @@ struct stream_simulation {
     sc_delivery *delivery; /* NULL: alone, or too late */
 };
 
-/* What the next call gives before it does anything: STREAM_OK, or STREAM_STOP if nothing more is wanted, or the failure;
- * STREAM_ERROR_ARGUMENT without a simulation. */
+/* What the next call gives before it does anything: STREAM_OK, or STREAM_STOP if nothing more is wanted, or the
+ * failure; STREAM_ERROR_ARGUMENT without a simulation. */
 int sc_simulation_state(stream_simulation *simulation);
 
 /* Note an error, from which only a mistake in a call lets the simulation recover; gives its code. */

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "copy.h"
+
 sc_layout sc_layout_of(const sc_block *blocks, int num_blocks) {
     sc_layout layout = {.num_blocks = num_blocks};
     for (int i = 0; i < num_blocks; ++i)
@@ -32,12 +34,19 @@ void sc_steps_release(sc_steps *steps) {
     steps->buffer = NULL;
 }
 
+static void copy(const sc_buffer *buffer, uint8_t *to, const void *from, size_t num_bytes) {
+    if (buffer->is_cold)
+        sc_copy_past_cache(to, from, num_bytes);
+    else
+        memcpy(to, from, num_bytes);
+}
+
 void sc_steps_add(sc_steps *steps, const sc_layout *layout, const void *const arrays[]) {
     uint8_t *rows = steps->buffer->bytes;
     for (int i = 0; i < layout->num_blocks; ++i) {
         if (!(steps->present >> i & 1))
             continue;
-        memcpy(rows + steps->num * layout->block_bytes[i], arrays[i], layout->block_bytes[i]);
+        copy(steps->buffer, rows + steps->num * layout->block_bytes[i], arrays[i], layout->block_bytes[i]);
         rows += steps->num_rows * layout->block_bytes[i];
     }
     ++steps->num;
