@@ -5,8 +5,8 @@ the copy to ZeroMQ on the same kind of socket. The receivers are processes that 
 of 16 MiB, each of which has arrived before the next one, so that a sender never waits. As in a study without a
 checkpoint nothing becomes durable, so that the client keeps the last 64 MiB. It packs small steps as it likes.
 
-`client.overhead` is the wall time of the heat solver of configs/heat-c on N × N nodes, as one process, with the study and
-without; `client.cpu` is the CPU time of all its threads in the same runs.
+`client.overhead` is the wall time of the heat solver of configs/heat-c on N × N nodes, as one process, with the study
+and without; `client.cpu` is the CPU time of all its threads in the same runs.
 
     python -m benchmarks.client
 """
