@@ -52,9 +52,8 @@ def connect(
     if isinstance(answer, Stop) and hello.simulation is not None:
         known = parameters or file.parameters or {}
         return Simulation(
-            Nowhere(wanted=False, stop_reason=answer.text),
+            Nowhere(attempt=file.attempt, wanted=False, stop_reason=answer.text),
             id=hello.simulation,
-            attempt=file.attempt,
             parameters=dict(known),
             time_steps=None,
         )
@@ -98,7 +97,7 @@ def _alone(simulation_id: int | None, parameters: Mapping[str, float] | None) ->
         simulation_id = int(os.environ.get("STREAM_SIMULATION_ID", "0"))
     attempt = int(os.environ.get("STREAM_ATTEMPT", "0"))
     return Simulation(
-        Nowhere(wanted=True), id=simulation_id, attempt=attempt, parameters=dict(parameters or {}), time_steps=None
+        Nowhere(attempt=attempt, wanted=True), id=simulation_id, parameters=dict(parameters or {}), time_steps=None
     )
 
 
@@ -129,7 +128,6 @@ def _simulation(watched: ConnectionWatch, hello: Hello, welcome: Welcome, timeou
     return Simulation(
         Delivery(watched, hello, welcome, timeout_s=timeout_s),
         id=welcome.simulation,
-        attempt=welcome.attempt,
         parameters=dict(welcome.parameters),
         time_steps=welcome.time_steps,
     )

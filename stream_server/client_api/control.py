@@ -50,7 +50,9 @@ def _ask(
         if watch.newer_than(file.epoch):
             patience.heard()
             return None
-        transport.wait(min(patience.slice_s, watch.slice_s))
+        slice_s = min(patience.slice_s, watch.slice_s)
+        transport.wait(slice_s)
+        patience.listened(slice_s)
         while (answer := dealer.receive()) is not None:
             patience.heard()
             if not (isinstance(answer, Refusal) and answer.reason is Reason.BUSY):

@@ -20,7 +20,7 @@ class Conversation:
 
     It begins with the first step, or with the end if there is none. `has_stopped` says that the study has ended,
     `stop_reason` why, as far as the server told.
-    `hello` is said to each new server; `welcome` is what the first one answered.
+    `hello` is said to each new server; `welcome` is what the last one answered.
 
     Raises, from `send` and `finish`:
         Refused, Unreachable: as for a `Session`.
@@ -40,7 +40,7 @@ class Conversation:
         self.stop_reason = ""
         self._watch = watch
         self._hello = hello
-        self._welcome = welcome
+        self.welcome = welcome
         self._epoch = epoch_of(watch.file, welcome)
         self._blocks = blocks
         self._silence_s = silence_s
@@ -131,7 +131,7 @@ class Conversation:
             if self._watch.newer_than(self._epoch):
                 self._say_hello()
             self._session = Session(
-                self._watch, self._hello, self._welcome, self._blocks, self._retention, silence_s=self._silence_s
+                self._watch, self._hello, self.welcome, self._blocks, self._retention, silence_s=self._silence_s
             )
             try:
                 self._session.open()
@@ -156,8 +156,8 @@ class Conversation:
             raise StudyEnded(answer.text)
         if not isinstance(answer, Welcome):
             text = getattr(answer, "text", answer)
-            raise Refused(f"{self._who} cannot go on in study {self._welcome.study}, which was started again: {text}")
-        self._welcome = answer
+            raise Refused(f"{self._who} cannot go on in study {self.welcome.study}, which was started again: {text}")
+        self.welcome = answer
         self._epoch = epoch_of(self._watch.file, answer)
 
     def _send_again(self, session: Session) -> None:
@@ -182,7 +182,7 @@ class Conversation:
             retention.forget(index)
 
     def _loss(self, num: int) -> str:
-        window_mib = self._welcome.window_bytes / 2**20
+        window_mib = self.welcome.window_bytes / 2**20
         return (
             f"the study went back to its last checkpoint, where {num} time steps of {self._who} are missing which this "
             f"process no longer holds (client.window is {window_mib:g} MiB): a new attempt will produce them"

@@ -34,6 +34,11 @@ class Delivery:
         self._is_lost = False
 
     @property
+    def attempt(self) -> int:
+        """The number that the server gave it last."""
+        return (self._welcome if self._conversation is None else self._conversation.welcome).attempt
+
+    @property
     def stop_reason(self) -> str:
         """Why the study has ended, as far as the server told; empty before."""
         return "" if self._conversation is None else self._conversation.stop_reason
@@ -77,7 +82,7 @@ class Delivery:
         question = Invalidate(
             study=self._welcome.study,
             simulation=self._welcome.simulation,
-            attempt=self._welcome.attempt,
+            attempt=self.attempt,
             reason=reason,
         )
         try:

@@ -2,17 +2,21 @@
 
 import time
 
+# A busy machine may keep a process waiting for less than that.
+OVERSLEPT_S = 1.0
+
 
 class Patience:
     """Measures the server's silence during one wait, and when the question is to be asked again.
 
-    A server that is slow, but answers, is waited for without limit.
+    A server that is slow, but answers, is waited for without limit. Time in which this process itself was stopped is
+    no silence of the server.
     """
 
     def __init__(self, *, timeout_s: float, repeat_s: float) -> None:
         self._timeout_s = timeout_s
         self._repeat_s = repeat_s
-        self._heard = self._asked = time.monotonic()
+        self._heard = self._asked = self._listened = time.monotonic()
 
     @property
     def is_over(self) -> bool:
@@ -23,6 +27,14 @@ class Patience:
     def slice_s(self) -> float:
         """How long to wait before looking at `is_over` and `may_repeat` again."""
         return min(self._asked + self._repeat_s, self._heard + self._timeout_s) - time.monotonic()
+
+    def listened(self, most_s: float) -> None:
+        """A turn of listening is over, for which `most_s` were meant."""
+        now = time.monotonic()
+        overslept_s = now - self._listened - max(0.0, most_s)
+        if overslept_s > OVERSLEPT_S:
+            self._heard += overslept_s
+        self._listened = now
 
     def heard(self) -> None:
         """The server said something."""

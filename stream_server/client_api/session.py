@@ -52,7 +52,9 @@ class Session:
         self._retention = retention
         self._who = f"simulation {welcome.simulation} rank {hello.rank}"
         self._silence_s = silence_s
-        self._transport = Transport(host=watch.file.host, security=watch.file.security)
+        self._transport = Transport(
+            host=watch.file.host, security=watch.file.security, num_connections=len(welcome.endpoints)
+        )
         self._connections: list[DataConnection] = []
 
     def open(self) -> None:
@@ -137,7 +139,9 @@ class Session:
             if patience.is_over:
                 stale = f"; a new server is there ({connection.stale})" if connection.stale else ""
                 raise Unreachable(f"{self._who} waits for {connection}: no word for {self._silence_s:g} s{stale}")
-            ready = self._transport.wait(min(patience.slice_s, self._watch.slice_s))
+            slice_s = min(patience.slice_s, self._watch.slice_s)
+            ready = self._transport.wait(slice_s)
+            patience.listened(slice_s)
             for other in self._connections:
                 if other.dealer in ready and other.take_answers() and other is connection:
                     patience.heard()

@@ -10,7 +10,10 @@ from stream_server.errors import SimulationError
 
 
 class Destination(Protocol):
-    """Where the steps go. `stop_reason`: why nothing more is wanted."""
+    """Where the steps go, as those of `attempt`. `stop_reason`: why nothing more is wanted."""
+
+    @property
+    def attempt(self) -> int: ...
 
     @property
     def stop_reason(self) -> str: ...
@@ -31,7 +34,8 @@ class Destination(Protocol):
 class Nowhere:
     """Takes everything and does nothing with it: a solver that runs alone, or a study that has ended."""
 
-    def __init__(self, *, wanted: bool, stop_reason: str = "") -> None:
+    def __init__(self, *, attempt: int, wanted: bool, stop_reason: str = "") -> None:
+        self.attempt = attempt
         self.stop_reason = stop_reason
         self._wanted = wanted
 
@@ -62,7 +66,6 @@ class Simulation:
 
     Attributes:
         id: the study's number of this simulation.
-        attempt: how often it was started before.
         parameters: what to simulate, by name.
         time_steps: the labels of the steps that the study expects; None if it takes them as they come.
     """
@@ -72,12 +75,10 @@ class Simulation:
         destination: Destination,
         *,
         id: int,
-        attempt: int,
         parameters: dict[str, float],
         time_steps: TimeSteps | None,
     ) -> None:
         self.id = id
-        self.attempt = attempt
         self.parameters = parameters
         self.time_steps: range | None = None
         if time_steps is not None and time_steps.num is not None:
@@ -87,6 +88,11 @@ class Simulation:
         self._destination = destination
         self._failure: SimulationError | None = None
         self._finished = False
+
+    @property
+    def attempt(self) -> int:
+        """How often it was started before. A new server may give another number to one that attached by itself."""
+        return self._destination.attempt
 
     @property
     def stop_reason(self) -> str:
@@ -200,5 +206,5 @@ class Simulation:
 
     def _leave(self) -> None:
         self._destination.close()
-        self._destination = Nowhere(wanted=False, stop_reason=self._destination.stop_reason)
+        self._destination = Nowhere(attempt=self.attempt, wanted=False, stop_reason=self.stop_reason)
         self._labels = None

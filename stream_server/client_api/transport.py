@@ -13,6 +13,8 @@ from stream_server.client_api.messages import Data, Message
 from stream_server.errors import MalformedMessage, Refused, Unreachable
 
 LINGER_MS = 2000
+# ZeroMQ's own.
+DEFAULT_MAX_SOCKETS = 1023
 
 
 class Dealer:
@@ -61,10 +63,11 @@ class Dealer:
 class Transport:
     """The sockets of one simulation, and the context they live in. `close` ends them all."""
 
-    def __init__(self, *, host: str, security: Security | None) -> None:
+    def __init__(self, *, host: str, security: Security | None, num_connections: int = 1) -> None:
         self._is_same_node = host == socket.gethostname()
         self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, max(num_connections, DEFAULT_MAX_SOCKETS))
         self._poller = zmq.Poller()
         self._dealers: dict[zmq.Socket[bytes], Dealer] = {}
 

@@ -105,6 +105,22 @@ def test_an_attached_client_takes_the_attempt_that_the_new_server_gives() -> Non
     assert {it.attempt for it in server.messages[0] if not isinstance(it, Ping)} == {1}
 
 
+def test_the_attempt_of_the_new_server_is_the_one_that_is_invalidated() -> None:
+    with FakeServer(SMALL, num_ranks=1) as server, ThreadPoolExecutor(1) as pool:
+        server.attempt, server.credit, server.withholds_acks = 0, 1, True
+        simulation = connect(server.path, parameters={"viscosity": 0.5})
+        assert simulation.attempt == 0
+        sending = pool.submit(send, simulation, 0, 1)
+        server.wait_until(lambda: bool(messages(server, Ping)))
+        server.attempt, server.withholds_acks = 5, False
+        server.move(epoch=4)
+        sending.result(20)
+        assert simulation.attempt == 5
+        simulation.invalidate("diverged")
+    assert [it.attempt for it in server.invalidated] == [5]
+    assert simulation.attempt == 5
+
+
 def test_a_send_that_waits_for_credit_goes_on_with_the_new_server() -> None:
     with FakeServer(SMALL, num_ranks=2) as server, ThreadPoolExecutor(1) as pool:
         server.credit = 3

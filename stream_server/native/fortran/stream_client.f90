@@ -240,13 +240,19 @@ contains
         character(kind=c_char), allocatable, target :: path(:), names(:, :)
         type(c_ptr), allocatable, target :: name_list(:)
         real(c_double), allocatable, target :: value_list(:)
+        integer(c_int) :: code
         integer :: i
 
-        s%rank = rank
         if (c_associated(s%handle)) then
-            call mistake(s, 'stream_connect', 'this simulation is connected already: finish or abandon it first', ierr)
+            s%message = 'this simulation is connected already: finish or abandon it first'
+            if (present(ierr)) then
+                ierr = STREAM_ERROR_ARGUMENT
+            else
+                call print_error(s, 'stream_connect', 'The simulation that is connected goes on.')
+            end if
             return
         end if
+        s%rank = rank
         s%failure = STREAM_OK
         if (present(connection)) then
             allocate (path, source=letters(connection, len_trim(connection) + 1))
@@ -275,7 +281,8 @@ contains
                 options%parameter_values = c_loc(value_list)
             end if
         end if
-        call conclude(s, 'stream_connect', c_connect(s%handle, int(rank, c_int), int(num_ranks, c_int), options), ierr)
+        code = c_connect(s%handle, int(rank, c_int), int(num_ranks, c_int), options)
+        call conclude(s, 'stream_connect', code, ierr)
     end subroutine stream_connect
 
     ! The study's number of this simulation, from 0.
@@ -297,21 +304,25 @@ contains
         type(stream_simulation), intent(inout) :: s
         integer(int64), intent(out) :: num, first, every
         integer, intent(out), optional :: ierr
+        integer(c_int) :: code
 
         num = -1
         first = 0
         every = 1
         if (has_given_up(s, ierr)) return
-        call conclude(s, 'stream_time_steps', c_time_steps(s%handle, num, first, every), ierr)
+        code = c_time_steps(s%handle, num, first, every)
+        call conclude(s, 'stream_time_steps', code, ierr)
     end subroutine stream_time_steps
 
     ! Finish this simulation and become the next one, for a worker that stays. STREAM_STOP: none is left.
     subroutine stream_next(s, ierr)
         type(stream_simulation), intent(inout) :: s
         integer, intent(out), optional :: ierr
+        integer(c_int) :: code
 
         if (has_given_up(s, ierr)) return
-        call conclude(s, 'stream_next', c_next(s%handle), ierr)
+        code = c_next(s%handle)
+        call conclude(s, 'stream_next', code, ierr)
     end subroutine stream_next
 
     ! Withdraw what was sent, because the run is not worth learning from; it is not tried again.
@@ -319,20 +330,24 @@ contains
         type(stream_simulation), intent(inout) :: s
         character(len=*), intent(in) :: reason
         integer, intent(out), optional :: ierr
+        integer(c_int) :: code
 
         if (has_given_up(s, ierr)) return
-        call conclude(s, 'stream_invalidate', c_invalidate(s%handle, trim(reason)//c_null_char), ierr)
+        code = c_invalidate(s%handle, trim(reason)//c_null_char)
+        call conclude(s, 'stream_invalidate', code, ierr)
     end subroutine stream_invalidate
 
     ! Wait until all that was sent has arrived, and leave.
     subroutine stream_finish(s, ierr)
         type(stream_simulation), intent(inout) :: s
         integer, intent(out), optional :: ierr
+        integer(c_int) :: code
 
         if (has_given_up(s, ierr)) then
             call stream_abandon(s)
         else
-            call conclude(s, 'stream_finish', c_finish(s%handle), ierr)
+            code = c_finish(s%handle)
+            call conclude(s, 'stream_finish', code, ierr)
         end if
     end subroutine stream_finish
 
@@ -798,12 +813,19 @@ contains
             ierr = code
         else if (code < 0 .and. s%failure == STREAM_OK) then
             s%failure = code
-            write (error_unit, '(a, i0, 5a)') 'stream_client, rank ', s%rank, ', ', call_name, ': ', s%message, &
-                new_line('a')//'    The program goes on without the study, which will try this simulation again. '// &
-                'Pass ierr to handle errors yourself.'
-            flush (error_unit)
+            call print_error(s, call_name, 'The program goes on without the study, which will try this simulation '// &
+                             'again; other ranks may wait until it does. Pass ierr to handle errors yourself.')
         end if
     end subroutine tell
+
+    subroutine print_error(s, call_name, consequence)
+        type(stream_simulation), intent(in) :: s
+        character(len=*), intent(in) :: call_name, consequence
+
+        write (error_unit, '(a, i0, 6a)') 'stream_client, rank ', s%rank, ', ', call_name, ': ', s%message, &
+            new_line('a'), '    '//consequence
+        flush (error_unit)
+    end subroutine print_error
 
     pure function in_c_order(extents) result(reversed)
         integer(int64), intent(in) :: extents(:)

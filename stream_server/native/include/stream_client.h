@@ -15,7 +15,7 @@
  * With STREAM_CONNECTION=none in the environment every call succeeds and does nothing: the same program runs alone.
  *
  * Threads: a stream_simulation belongs to one thread at a time; different ones may be used by different threads at once.
- * The library starts only ZeroMQ's own threads.
+ * The library starts only ZeroMQ's own threads. After a fork the simulation stays with the parent.
  *
  * Arrays are in C order: the last dimension is contiguous. Sizes and offsets count elements, offsets from 0.
  */
@@ -127,6 +127,7 @@ STREAM_API int stream_put_array(stream_simulation *simulation, const char *name,
                                 const int64_t count[], const int64_t strides[], const void *data);
 
 /* Send what was put as one sample. Blocks while the server has no room for more. After an error nothing is put any more.
+ * Small steps share a message, and the last ones may wait for the next call.
  *
  * STREAM_STOP: the study has ended and wants nothing more, from then on for ever. Parallel codes learn this at different
  * steps on different ranks, and must agree before they leave their loop. */
@@ -139,7 +140,11 @@ STREAM_API int stream_next(stream_simulation *simulation);
 STREAM_API int stream_invalidate(stream_simulation *simulation, const char *reason);
 
 /* Wait until all that was sent has arrived, and leave. *simulation is NULL afterwards, whatever is returned, so a message is
- * in stream_error(NULL). STREAM_STOP: the study had ended. */
+ * in stream_error(NULL). STREAM_STOP: the study had ended.
+ *
+ * A simulation of which no step was ever sent, since each stream_send failed, is abandoned with that error. One that ran on
+ * without its server (client.if_server_away is "continue") leaves with STREAM_OK and a word on stderr: a new attempt will
+ * produce what is missing. */
 STREAM_API int stream_finish(stream_simulation **simulation);
 
 /* Leave without finishing, as after an error of the solver: the study starts a new attempt. */
