@@ -21,7 +21,7 @@ NUM_SIMULATIONS = 2
 NUM_STEPS = 9
 FIELDS = (FieldSpec(name="heat", shape=(13,)), FieldSpec(name="heat_flux", shape=(6, 4)))
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-GOES_ON = "The simulation goes on, but the study gets nothing more of it."
+GOES_ON = "The simulation goes on, but the study gets nothing more of this rank."
 
 
 @pytest.fixture(scope="module")
