@@ -64,6 +64,17 @@ def _a_job_has_room(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
+def _a_place_is_free_when_a_simulation_ends(config: StudyConfig) -> Iterator[Problem]:
+    per_job = config.simulation.per_job
+    if config.buffer.routing == "simulations" and per_job > 1:
+        yield Problem(
+            path="simulation.per_job",
+            found=f'{per_job} with the routing "simulations" could wait for ever: a simulation that is done keeps its '
+            "place as long as the others of its job run, and these wait for a rank that has none",
+            instead='Leave it out, or write "steps" in buffer.routing',
+        )
+
+
 def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
     if config.study_dir.is_relative_to(config.study.output_dir):
         yield Problem(
@@ -156,6 +167,7 @@ CHECKS: tuple[Check, ...] = (
     _parameters_have_one_source,
     _somebody_can_send,
     _a_job_has_room,
+    _a_place_is_free_when_a_simulation_ends,
     _output_is_below_the_study,
     _ports_are_a_range,
     *USAGE_CHECKS,

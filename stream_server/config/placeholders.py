@@ -13,6 +13,8 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 IN_BRACES = re.compile(r"(?<!\$)\{\s*([A-Za-z_]\w*)[^{}]*\}")
 MANY_DIGITS = re.compile(r"[0-9]{4}")
 RANKS = "{ranks}"
+# Open MPI 5 changes these among the arguments of the program, too, or counts them and their values.
+OPTIONS_OF_MPIRUN = frozenset({"--bind-to", "--map-by", "--rank-by", "--mca", "--gmca"})
 BUILT_IN: Mapping[str, int | str] = {"simulation": 0, "attempt": 0, "seed": 0, "study_dir": ""}
 EXAMPLE_OF_A_PARAMETER = 0.5
 
@@ -56,6 +58,17 @@ def _command_has_no_lonely_colon(config: StudyConfig) -> Iterator[Problem]:
             yield Problem(
                 path=f"simulation.command[{position}]",
                 found='":" separates programs on the command line of mpirun',
+                instead="Start a script that adds it",
+            )
+
+
+def _mpirun_leaves_the_command_alone(config: StudyConfig) -> Iterator[Problem]:
+    simulation = config.simulation
+    for position, element in enumerate(simulation.command or ()):
+        if simulation.uses_mpirun and element in OPTIONS_OF_MPIRUN:
+            yield Problem(
+                path=f"simulation.command[{position}]",
+                found=f"Open MPI's mpirun takes {shown(element)} for an option of its own wherever it stands",
                 instead="Start a script that adds it",
             )
 
@@ -163,6 +176,7 @@ COMMAND_CHECKS = (
     _parameters_do_not_hide_placeholders,
     _command_has_values,
     _command_has_no_lonely_colon,
+    _mpirun_leaves_the_command_alone,
     _mpirun_has_values,
     _templates_are_there,
     _templates_have_values,

@@ -9,6 +9,7 @@ from stream_server.launcher.entry import RESTARTED
 from stream_server.launcher.job_spec import LOG_FILE, Ended, describe
 from stream_server.launcher.log_end import log_end
 from stream_server.launcher.mpirun import RANKS_FILE
+from stream_server.launcher.verdict import ENDED_WITH_JOB, excuse_of_failed
 
 Attempt = tuple[int, int]
 ABORT = "Abort("
@@ -41,15 +42,13 @@ class Traces:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        try:
-            words = (folder / RANKS_FILE).read_text(errors="replace").split()
-        except OSError:
-            words = []
         lines = log_end(folder / LOG_FILE).splitlines()
-        return cls(
-            codes=tuple(int(word) for word in words if word.isdecimal()),
-            aborted=any(line.startswith(ABORT) for line in lines),
-        )
+        return cls(codes=_codes(folder), aborted=any(line.startswith(ABORT) for line in lines))
+
+    @classmethod
+    def of_running(cls, folder: Path) -> Self:
+        """What they have left so far; an abort ends the job."""
+        return cls(codes=_codes(folder))
 
     @property
     def at_fault(self) -> str:
@@ -57,8 +56,11 @@ class Traces:
         code = next((code for code in self.codes if code), 0)
         return f"a rank {describe(code)}" if code else "a rank called MPI_Abort" if self.aborted else ""
 
+    def all_ended(self, num_ranks: int) -> bool:
+        return len(self.codes) >= num_ranks
+
     def ended_well(self, num_ranks: int) -> bool:
-        return len(self.codes) >= num_ranks and not any(self.codes)
+        return self.all_ended(num_ranks) and not any(self.codes)
 
 
 def ends(folders: Mapping[Attempt, Path], job: Ended, *, num_ranks: int) -> list[AttemptEnd]:
@@ -81,8 +83,7 @@ def judge(
         elif it.at_fault or guilty is None:
             judged.append(_end(attempt, job, log, job.exit_code or None, it.at_fault or job.reason))
         else:
-            excuse = f"simulation {guilty}, which shared the job, failed"
-            judged.append(_end(attempt, job, log, None, "was ended with its job", excuse))
+            judged.append(_end(attempt, job, log, None, ENDED_WITH_JOB, excuse_of_failed(guilty)))
     return judged
 
 
@@ -90,6 +91,14 @@ def _end(attempt: Attempt, job: Ended, log: Path, exit_code: int | None, reason:
     simulation, number = attempt
     excuse = excuse or (RESTARTED if job.unseen else "")
     return AttemptEnd(simulation=simulation, attempt=number, exit_code=exit_code, reason=reason, log=log, excuse=excuse)
+
+
+def _codes(folder: Path) -> tuple[int, ...]:
+    try:
+        words = (folder / RANKS_FILE).read_text(errors="replace").split()
+    except OSError:
+        return ()
+    return tuple(int(word) for word in words if word.isdecimal())
 
 
 def _log(folder: Path, job: Path) -> Path:

@@ -61,6 +61,7 @@ class Ensemble:
         self._connection: dict[str, Any] = {}
         self._parameters: dict[int, dict[str, float]] = {}
         self._public_keys: dict[int, str | None] = {}
+        self._not_kept: set[tuple[int, int]] = set()
         self._leave_at = math.inf
         self._said_bye = False
         self._poll_at = 0.0
@@ -88,6 +89,7 @@ class Ensemble:
 
     def recall(self, past: Past) -> None:
         """Take over what a launcher that was killed has left: its jobs that still run, and what it knew."""
+        cancelled = {(it.simulation, it.attempt) for it in past.attempts.values() if it.cancelled is not None}
         for it in past.attempts.values():
             if it.job is None:
                 self.reports.given(it.simulation, it.attempt)
@@ -96,7 +98,9 @@ class Ensemble:
             self._public_keys[it.simulation] = it.public_key
             if it is past.in_job(it.job)[0]:
                 shared = past.jobs.get(it.job, ((it.simulation, it.attempt),))
-                self.jobs.adopt(Path(it.job), shared, it.leader)
+                self.jobs.adopt(Path(it.job), shared, it.leader, ranks=it.ranks)
+        if cancelled:
+            self.jobs.cancel(cancelled, time.monotonic())
         self._epoch = past.epoch
         entries = entries_of(past, time.monotonic())
         self.schedule.recall(past.highest, entries, anything_came=past.anything_came)
@@ -182,12 +186,19 @@ class Ensemble:
 
     def _poll_jobs(self) -> None:
         now = time.monotonic()
-        if now < self._poll_at:
+        # Whose fault it is that a clock runs out is to be known before.
+        if now < min(self._poll_at, self.schedule.wake_at):
             return
         for ended in self.jobs.poll(now):
             # A launcher that was killed may have dealt with some of those that shared the job.
             if self.schedule.runs(ended.simulation, ended.attempt):
                 self._has_ended(ended, now)
+        for it in self.jobs.ranks_ended():
+            what = it.at_fault or ("all ranks ended with exit code 0" if it.over else "")
+            if what:
+                log.info("simulation %d, attempt %d: %s, while its job runs on", it.simulation, it.attempt, what)
+            self.schedule.ranks_ended(it.simulation, it.attempt, it.at_fault, now, over=it.over)
+        self._remove_folders()
         self._poll_at = now + (POLL_BUSY_S if self.jobs.busy else POLL_S)
 
     def _has_ended(self, ended: AttemptEnd, now: float) -> None:
@@ -199,7 +210,14 @@ class Ensemble:
         if self.schedule.state(simulation).terminal:
             self.reports.attempt_ended(simulation, attempt, ended.reason)
         if not self.keep_finished and self.schedule.state(simulation) is State.FINISHED:
-            shutil.rmtree(self.attempts.folder(simulation, attempt), ignore_errors=True)
+            self._not_kept.add((simulation, attempt))
+
+    def _remove_folders(self) -> None:
+        # In that of a shared job lies what tells how the others ended.
+        due = {it for it in self._not_kept if not self.schedule.shares_a_job(it[0])}
+        for attempt in due:
+            shutil.rmtree(self.attempts.folder(*attempt), ignore_errors=True)
+        self._not_kept -= due
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         cancelled = set()
@@ -214,6 +232,7 @@ class Ensemble:
                 case Cancel():
                     log.info("simulation %d, attempt %d is cancelled", action.simulation, action.attempt)
                     cancelled.add((action.simulation, action.attempt))
+                    self.journal.note(*self._cancelling(action.simulation))
                 case _:
                     self.reports.tell(action)
         if cancelled:
@@ -224,24 +243,28 @@ class Ensemble:
         members = [self._number(it.simulation, it.attempt) for it in (action, *action.beside)]
         keys = {simulation: self._new_keys() for simulation, _ in members}
         self._public_keys |= {simulation: pair.public if pair else None for simulation, pair in keys.items()}
+        specs: dict[tuple[int, int], JobSpec] = {}
+        errors: dict[tuple[int, int], Exception] = {}
         try:
-            self.journal.write(*self._starting(members))
+            for simulation, attempt in members:
+                try:
+                    specs[simulation, attempt] = self.attempts.prepare(
+                        simulation, attempt, self._parameters[simulation], self._connection, keys[simulation]
+                    )
+                except (OSError, ValueError) as error:
+                    if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
+                        raise
+                    errors[simulation, attempt] = error
+            self.journal.write(*self._starting(list(specs)))
         except OSError as error:
             return self._postpone(members, error)
-        actions: list[Action] = []
-        specs: dict[tuple[int, int], JobSpec] = {}
         for simulation, attempt in members:
             # The server must know the key before the client can use it.
             public_key = self._public_keys[simulation]
             self.server.send(link.Attempt(simulation=simulation, attempt=attempt, public_key=public_key))
-            try:
-                specs[simulation, attempt] = self.attempts.prepare(
-                    simulation, attempt, self._parameters[simulation], self._connection, keys[simulation]
-                )
-            except (OSError, ValueError) as error:
-                if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
-                    return actions + self._postpone(members, error)
-                actions += self._cannot_be_prepared(simulation, attempt, error)
+        actions: list[Action] = []
+        for (simulation, attempt), problem in errors.items():
+            actions += self._cannot_be_prepared(simulation, attempt, problem)
         if specs:
             self._start(specs)
         return actions
@@ -260,8 +283,15 @@ class Ensemble:
                 folder=str(self.attempts.folder(simulation, attempt)),
                 public_key=self._public_keys[simulation],
                 job=job,
+                ranks=self.jobs.ranks,
             )
             for simulation, attempt in members
+        ]
+
+    def _cancelling(self, simulation: int) -> list[records.AttemptCancelled]:
+        return [
+            records.AttemptCancelled(simulation=it.id, attempt=it.attempt, reason=it.reason, excuse=it.excuse)
+            for it in self.schedule.decided(simulation)
         ]
 
     def _cannot_be_prepared(self, simulation: int, attempt: int, error: Exception) -> list[Action]:
@@ -286,6 +316,8 @@ class Ensemble:
 
     def _postpone(self, members: Sequence[tuple[int, int]], error: OSError) -> list[Action]:
         log.error("no simulation is started as long as the disk refuses: %s", error)
+        for attempt in members:
+            shutil.rmtree(self.attempts.folder(*attempt), ignore_errors=True)
         now = time.monotonic()
         return [action for simulation, _ in members for action in self.schedule.postpone(simulation, now)]
 

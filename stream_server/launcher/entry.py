@@ -32,6 +32,8 @@ class Entry:
     `mates` are the simulations whose attempts were started in one job, this one included.
     `reached_s` is how long an attempt took to its last new step; `settle_s` how long the ledger's word may take.
     `ended_well`: its job ended with exit code 0.
+    While the job runs, `at_fault` tells how a rank of this attempt failed by itself, and `over` that nobody sends for
+    it any more: all its ranks have ended, or it had ended for a server that has lost it.
     """
 
     id: int
@@ -51,6 +53,8 @@ class Entry:
     reached_s: float = 0.0
     settle_s: float = 0.0
     ended_well: bool = False
+    at_fault: str = ""
+    over: bool = False
 
     def __post_init__(self) -> None:
         self.mates = self.mates or (self.id,)
@@ -72,6 +76,16 @@ class Entry:
         return self.state is State.RUNNING and not self.has_job
 
     @property
+    def is_spent(self) -> bool:
+        """Nothing more is to come of this attempt: if others share its job, it is they for whom that goes on."""
+        return self.state.terminal or self.over or bool(self.at_fault)
+
+    @property
+    def is_decided(self) -> bool:
+        """It was cancelled, and not over before: what its processes did then tells nothing."""
+        return self.cancelled and (bool(self.at_fault) or not self.over)
+
+    @property
     def is_new(self) -> bool:
         """It has never been tried."""
         return max(self.attempt, self.floor) < 0
@@ -81,10 +95,12 @@ class Entry:
         self.state, self.attempt, self.has_job = State.RUNNING, max(self.attempt, self.floor) + 1, has_job
         self.cancelled, self.reason, self.received, self.blocked = False, "", 0, False
         self.excuse, self.ended_well, self.mates = "", False, mates or (self.id,)
+        self.at_fault, self.over = "", False
         self.started = self.quiet_since = now
 
     def go_on(self, *, excuse: str) -> None:
         """This attempt continues under a new plan; what the server has received counts anew."""
+        self.over = self.over or self.state.terminal
         self.state, self.received, self.blocked = State.RUNNING, 0, False
         self.excuse = self.excuse or excuse
 

@@ -87,14 +87,14 @@ class Journal:
         self._owed.clear()
         failpoint("launcher.after_journal")
 
-    def note(self, record: Record) -> None:
-        """Put a record on disk, or, while that cannot take it, before the next one."""
+    def note(self, *noted: Record) -> None:
+        """Put records on disk, or, while that cannot take them, before the next ones."""
         try:
-            self.write(record)
+            self.write(*noted)
         except OSError as error:
             if not self._owed:
                 log.error("%s cannot be written, and is behind from now on: %s", self.file, error)
-            self._owed.append(record)
+            self._owed += noted
 
     def _read(self) -> None:
         content = self.file.read_bytes()

@@ -85,7 +85,8 @@ def require(config: StudyConfig) -> str:
     program = shutil.which(name, path=simulation_environment(config).get("PATH", os.defpath))
     if program is None:
         raise ConfigError(_not_found(name, is_named=simulation.job.mpirun is not None))
-    return program
+    # Jobs run in folders of their own, where a relative entry of PATH leads elsewhere.
+    return os.path.abspath(program)
 
 
 def shown(config: StudyConfig) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stream_server.launcher.processes import Leader
 from stream_server.launcher.records import (
+    AttemptCancelled,
     AttemptEnded,
     AttemptGiven,
     AttemptStarted,
@@ -26,15 +27,17 @@ from stream_server.launcher.records import (
 class OpenAttempt:
     """An attempt of which no end was written: with `folder` that of a job, without that of a client that attached.
 
-    `job` is the folder in which its job runs.
+    `job` is the folder in which its job runs, with `ranks` ranks for each attempt. `cancelled` if that is to end.
     """
 
     simulation: int
     attempt: int
     folder: str | None = None
     job: str | None = None
+    ranks: int = 1
     public_key: str | None = None
     leader: Leader | None = None
+    cancelled: AttemptCancelled | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,7 +103,7 @@ class Past:
                 self.given_up[simulation] = reason
             case ServerStarting() | ServerStarted() | ServerEnded() | ServerProgressed():
                 self._add_of_server(record)
-            case AttemptStarting() | AttemptStarted() | AttemptGiven() | AttemptEnded():
+            case AttemptStarting() | AttemptStarted() | AttemptGiven() | AttemptCancelled() | AttemptEnded():
                 self._add_of_attempt(record)
 
     def _add_of_server(self, record: ServerStarting | ServerStarted | ServerEnded | ServerProgressed) -> None:
@@ -116,14 +119,21 @@ class Past:
             case ServerProgressed():
                 self.num_in_a_row = 0
 
-    def _add_of_attempt(self, record: AttemptStarting | AttemptStarted | AttemptGiven | AttemptEnded) -> None:
+    def _add_of_attempt(
+        self, record: AttemptStarting | AttemptStarted | AttemptGiven | AttemptCancelled | AttemptEnded
+    ) -> None:
         simulation, attempt = record.simulation, record.attempt
         self.highest[simulation] = max(attempt, self.highest.get(simulation, -1))
         match record:
             case AttemptStarting():
                 job = record.job or record.folder
                 self.attempts[simulation] = OpenAttempt(
-                    simulation=simulation, attempt=attempt, folder=record.folder, job=job, public_key=record.public_key
+                    simulation=simulation,
+                    attempt=attempt,
+                    folder=record.folder,
+                    job=job,
+                    ranks=record.ranks,
+                    public_key=record.public_key,
                 )
                 if record.job is not None:
                     self.jobs[job] = (*self.jobs.get(job, ()), (simulation, attempt))
@@ -131,6 +141,8 @@ class Past:
                 self.attempts[simulation] = OpenAttempt(simulation=simulation, attempt=attempt)
             case AttemptStarted() if simulation in self.attempts:
                 self.attempts[simulation].leader = Leader(pid=record.pid, started=record.started)
+            case AttemptCancelled() if simulation in self.attempts:
+                self.attempts[simulation].cancelled = record
             case AttemptEnded():
                 self.attempts.pop(simulation, None)
                 self.failures[simulation] = self.failures.get(simulation, 0) + record.counted

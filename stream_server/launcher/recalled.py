@@ -20,4 +20,6 @@ def entries_of(past: Past, now: float) -> list[Entry]:
         entry.started = entry.quiet_since = now
         if it.job is not None:
             entry.mates = tuple(mate.simulation for mate in past.in_job(it.job))
+        if it.cancelled is not None:
+            entry.cancelled, entry.reason, entry.excuse = True, it.cancelled.reason, it.cancelled.excuse
     return list(entries.values())

@@ -87,13 +87,17 @@ class ServerProgressed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStarting:
-    """The job of an attempt is about to be submitted. `job` is the folder of one that it shares with others."""
+    """The job of an attempt of `ranks` ranks is about to be submitted.
+
+    `job` is the folder of one that it shares with others.
+    """
 
     simulation: int
     attempt: int
     folder: str
     public_key: str | None
     job: str | None = None
+    ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +116,16 @@ class AttemptGiven:
 
     simulation: int
     attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptCancelled:
+    """Its job is about to be ended, and this is what will be said of it, whatever its processes do then."""
+
+    simulation: int
+    attempt: int
+    reason: str
+    excuse: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +162,7 @@ Record = (
     | AttemptStarting
     | AttemptStarted
     | AttemptGiven
+    | AttemptCancelled
     | AttemptEnded
     | GivenUp
     | FirstStep

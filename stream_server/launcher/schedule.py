@@ -9,6 +9,7 @@ from stream_server.launcher.entry import RESTARTED, Entry, State
 from stream_server.launcher.failures import Failures
 from stream_server.launcher.limits import Limits
 from stream_server.launcher.requests import Requests
+from stream_server.launcher.verdict import decide
 from stream_server.launcher.waiting import Waiting
 
 POSTPONE_S = 10.0
@@ -57,6 +58,16 @@ class Schedule:
         """The job of this attempt has not ended."""
         it = self._simulations.get(simulation)
         return it is not None and it.has_job and it.attempt == attempt
+
+    def shares_a_job(self, simulation: int) -> bool:
+        """Some other attempt was in the job of this one, and what that one's end means is not known yet."""
+        return any(it.id != simulation and simulation in it.mates for it in self._live.values())
+
+    def decided(self, simulation: int) -> list[Entry]:
+        """Those in the job of this one, which was cancelled, whose `reason` and `excuse` are known thereby."""
+        it = self._simulations[simulation]
+        members = () if self.stopped else (it, *self._mates(it))
+        return [each for each in members if each.is_decided and not each.state.terminal]
 
     @property
     def wake_at(self) -> float:
@@ -126,7 +137,7 @@ class Schedule:
         """The job of an attempt could not even be begun; that is not its fault. Nothing is started for a while."""
         it = self._simulations[simulation]
         it.has_job = False
-        del self._live[simulation]
+        self._live.pop(simulation, None)
         if not it.state.terminal:
             it.state = State.WAITING
             self._waiting.add(simulation, again=True)
@@ -154,6 +165,20 @@ class Schedule:
         """A simulation withdrew itself."""
         return self._end(simulation, State.INVALID, now)
 
+    def ranks_ended(self, simulation: int, attempt: int, at_fault: str, now: float, *, over: bool) -> None:
+        """Ranks of an attempt have ended by themselves while its job runs on; `over` when none is left.
+
+        `at_fault` tells how one of them failed, "" if none did.
+        """
+        it = self._simulations.get(simulation)
+        # What those do that were told to end is no fault of theirs.
+        if it is None or it.cancelled or not self.runs(simulation, attempt):
+            return
+        was_spent = it.is_spent
+        it.at_fault, it.over = it.at_fault or at_fault, it.over or over
+        if it.is_spent and not was_spent:
+            self._give_time_to_end(it, now)
+
     def job_ended(
         self,
         simulation: int,
@@ -172,6 +197,7 @@ class Schedule:
         assert it.has_job
         assert it.attempt == attempt
         it.has_job = False
+        it.cancelled = it.is_decided
         # The excuse of one that was cancelled is known since then.
         it.excuse = it.excuse or ("" if it.cancelled else excuse)
         if it.cancelled and not (self.away or self.stopped or it.state.terminal):
@@ -251,7 +277,7 @@ class Schedule:
         if self.stopped:
             return None if it.cancelled else self._cancel_at
         # A job goes on as long as any simulation in it does.
-        waits_for_mates = it.state.terminal and not all(mate.state.terminal for mate in self._mates(it))
+        waits_for_mates = it.is_spent and not all(mate.is_spent for mate in self._mates(it))
         return None if self.away or waits_for_mates else it.deadline(self.limits.timeout_s)
 
     def _mates(self, it: Entry) -> Iterator[Entry]:
@@ -268,10 +294,10 @@ class Schedule:
         return it
 
     def _cancel(self, it: Entry) -> Cancel:
-        it.cancelled = True
-        for mate in self._mates(it):
-            mate.cancelled, mate.reason = True, "was ended with its job"
-            mate.excuse = mate.excuse or f"simulation {it.id}, which shared the job, was cancelled"
+        members = (it, *self._mates(it))
+        decide(it, members)
+        for each in members:
+            each.cancelled = True
         return Cancel(simulation=it.id, attempt=it.attempt)
 
     def _end(self, simulation: int, state: State, now: float) -> list[Action]:
@@ -279,10 +305,15 @@ class Schedule:
         if it is None or it.state.terminal:
             return []
         self._waiting.remove(simulation)
-        for each in (it, *self._mates(it)):
-            each.quiet_since = now if each is it or each.state.terminal else each.quiet_since
+        self._give_time_to_end(it, now)
         self._settle(it, state)
         return self._fill(now)
+
+    def _give_time_to_end(self, it: Entry, now: float) -> None:
+        """This may be the last one for which its job ran: from now on that has the timeout to end."""
+        it.quiet_since = now
+        for mate in self._mates(it):
+            mate.quiet_since = now if mate.is_spent else mate.quiet_since
 
     def _settle(self, it: Entry, state: State) -> None:
         it.state = state

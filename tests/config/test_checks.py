@@ -154,6 +154,21 @@ def test_what_this_version_does_not_have_is_refused(folder: StudyFolder, changes
             {"simulation.ranks": 2, "simulation.command": ["a", ":", "b"]},
             'simulation.command[1]: ":" separates programs on the command line of mpirun. Start a script that adds it.',
         ),
+        *(
+            (
+                {"simulation.ranks": 2, "simulation.command": ["a", "b", word, "c"]},
+                f'simulation.command[2]: Open MPI\'s mpirun takes "{word}" for an option of its own '
+                "wherever it stands. "
+                "Start a script that adds it.",
+            )
+            for word in ("--bind-to", "--map-by", "--rank-by", "--mca", "--gmca")
+        ),
+        (
+            {"simulation.per_job": 2, "launcher.max_running": 2, "buffer.routing": "simulations"},
+            'simulation.per_job: 2 with the routing "simulations" could wait for ever: a simulation that is done keeps '
+            "its place as long as the others of its job run, and these wait for a rank that has none. "
+            'Leave it out, or write "steps" in buffer.routing.',
+        ),
     ],
     ids=str,
 )
@@ -167,7 +182,8 @@ def test_what_cannot_be_started_by_mpirun_is_refused(folder: StudyFolder, change
         {"simulation.ranks": 4},
         {"simulation.per_job": 2, "launcher.max_running": 3},
         {"simulation.ranks": 4, "simulation.job.mpirun": ["mpiexec", "-np", "{ranks}", "--mca", "btl=tcp"]},
-        {"simulation.command": ["a", ":", "b"]},
+        {"simulation.command": ["a", ":", "--map-by", "b"]},
+        {"simulation.ranks": 2, "buffer.routing": "simulations"},
     ],
     ids=str,
 )

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from stream_server.launcher import link
 from stream_server.launcher.journal import Journal
-from tests.launcher.rank_0 import Rank0, plan
+from tests.launcher.rank_0 import DEADLINE_S, Rank0, plan
 from tests.launcher.study_run import SLEEPING, StudyRun
 from tests.mpi.launch import MPICH_PREFIX
 
@@ -214,6 +215,27 @@ TOGETHER = (
 EXCUSE = "not counted against it, for simulation 0, which shared the job, failed"
 
 
+# A rank of simulation 1 fails, of which MPICH's mpirun takes no notice: all others wait for it in MPI_Init.
+UNNOTICED = """
+import os, time
+names = ("STREAM_SIMULATION_ID", "STREAM_ATTEMPT", "PMI_RANK")
+print(os.getpid(), flush=True)
+if [os.environ[name] for name in names] == ["1", "0", "3"]:
+    os._exit(3)
+from mpi4py import MPI
+time.sleep(120)
+"""
+# Simulation 1 fails at once, simulation 0 ends when the test says so.
+ONE_FAILS = """
+import os, sys, time
+if os.environ["STREAM_SIMULATION_ID"] == "1":
+    os._exit(3)
+print("running", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
 def failed(rank_0: Rank0) -> tuple[int, str]:
     message = rank_0.wait_for(link.Failed)
     return message.simulation, message.reason
@@ -234,6 +256,66 @@ def test_of_a_job_that_fails_one_is_to_blame_and_each_is_tried_again_alone(tmp_p
         assert rank_0.processes() == []
 
 
+def journal(rank_0: Rank0) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (rank_0.output_dir / "journal.jsonl").read_text().splitlines()]
+
+
+# The sixth record is that of the cancel.
+@pytest.mark.parametrize("killed", [False, True])
+def test_one_that_failed_is_to_blame_for_those_that_waited_for_it_until_their_time_was_up(
+    tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if killed:
+        monkeypatch.setenv("STREAM_FAILPOINTS", "launcher.after_journal=kill@6")
+        monkeypatch.setenv("STREAM_FAILPOINTS_DIR", str(tmp_path / "failpoints"))
+    with Rank0(tmp_path, UNNOTICED, *TOGETHER, "simulation.ranks=2", "simulation.timeout_s=3") as rank_0:
+        rank_0.plan(2)
+        if killed:
+            assert rank_0.wait_for_end() == -signal.SIGKILL
+            rank_0.kill_and_restart_launcher()
+            rank_0.plan(2, attempt=0)
+        told = dict([failed(rank_0), failed(rank_0)])
+        excuse = "not counted against it, for simulation 1, which shared the job, failed"
+        assert told == {0: f"was ended with its job ({excuse})", 1: "a rank ended with exit code 3"}
+        ends = {it["simulation"]: it["counted"] for it in journal(rank_0) if it["record"] == "AttemptEnded"}
+        assert ends == {0: False, 1: True}
+        # The next launcher knows that it was cancelled, and does not wait for the time to be up again.
+        cancels = [it["simulation"] for it in journal(rank_0) if it["record"] == "AttemptCancelled"]
+        assert sorted(cancels) == [0, 1]
+
+
+def test_the_folder_of_a_job_stays_until_all_in_it_are_judged(tmp_path: Path) -> None:
+    with Rank0(tmp_path, ONE_FAILS, *TOGETHER, "simulation.keep_folders=failed") as rank_0:
+        rank_0.plan(2)
+        deadline = time.monotonic() + DEADLINE_S
+        while "simulation 1, attempt 0: a rank ended with exit code 3" not in rank_0.log.read_text():
+            assert time.monotonic() < deadline
+        rank_0.send(link.Finished(simulation=0))
+        rank_0.wait_for_output(0)
+        (rank_0.folder_of(0) / "go").touch()
+        message = rank_0.wait_for(link.Failed)
+        assert (message.simulation, message.reason) == (1, "a rank ended with exit code 3")
+        # It never wrote anything: mpirun's words are in the log of the first.
+        assert message.log == str(rank_0.folder_of(0) / "output.log")
+        while rank_0.folder_of(0).exists():
+            assert time.monotonic() < deadline
+
+
+def test_a_job_is_that_of_the_first_that_could_be_prepared(tmp_path: Path) -> None:
+    overrides = ("simulation.per_job=3", "launcher.max_running=3", *TOGETHER[2:])
+    with Rank0(tmp_path, SLEEPING, *overrides) as rank_0:
+        blocked = rank_0.output_dir / "simulations" / "0"
+        blocked.parent.mkdir(parents=True)
+        blocked.write_text("in the way")
+        rank_0.plan(3)
+        for simulation in (1, 2):
+            rank_0.wait_for_output(simulation)
+        assert rank_0.wait_for(link.Failed).reason.startswith("could not be prepared: ")
+        starting = [it for it in journal(rank_0) if it["record"] == "AttemptStarting"]
+        job = str(rank_0.folder_of(1))
+        assert [(it["simulation"], it["job"], it["ranks"]) for it in starting] == [(1, job, 1), (2, job, 1)]
+
+
 # The sixth record is the end of the first one.
 @pytest.mark.parametrize("record", [3, 4, 5, 6, 7])
 def test_a_launcher_that_is_killed_at_any_record_of_a_shared_job_blames_nobody_wrongly(
@@ -251,7 +333,7 @@ def test_a_launcher_that_is_killed_at_any_record_of_a_shared_job_blames_nobody_w
         rank_0.wait_for_output(0, 1)
         rank_0.send(link.Progress(simulation=0, attempt=1, received=1, blocked=False))
         rank_0.wait_for_output(1, 1)
-        records = [json.loads(line) for line in (rank_0.output_dir / "journal.jsonl").read_text().splitlines()]
-        ends = {(it["simulation"], it["attempt"]): it["counted"] for it in records if it["record"] == "AttemptEnded"}
+        ended = [it for it in journal(rank_0) if it["record"] == "AttemptEnded"]
+        ends = {(it["simulation"], it["attempt"]): it["counted"] for it in ended}
         # Before its job was submitted, nobody has done anything wrong.
         assert ends == {(0, 0): record > 3, (1, 0): False}

@@ -16,7 +16,9 @@ from stream_server.launcher import records
 from stream_server.launcher.journal import Journal
 from stream_server.launcher.past import OpenAttempt, Past
 from stream_server.launcher.processes import Leader
+from stream_server.launcher.recalled import entries_of
 from stream_server.launcher.records import (
+    AttemptCancelled,
     AttemptEnded,
     AttemptGiven,
     AttemptStarted,
@@ -46,9 +48,10 @@ RECORDS: list[Record] = [
     ServerProgressed(generation=4),
     ServerEnded(number=3, exit_code=7, num_in_a_row=2, failed_batch=None),
     AttemptStarting(simulation=0, attempt=1, folder="/runs/é", public_key=None),
-    AttemptStarting(simulation=2, attempt=0, folder="/runs/2", public_key="k", job="/runs/0"),
+    AttemptStarting(simulation=2, attempt=0, folder="/runs/2", public_key="k", job="/runs/0", ranks=4),
     AttemptStarted(simulation=0, attempt=1, pid=20, started=21),
     AttemptGiven(simulation=1, attempt=0),
+    AttemptCancelled(simulation=0, attempt=1, reason="no new time step for 60 s", excuse=""),
     AttemptEnded(simulation=0, attempt=1, counted=True, reason="crashed"),
     GivenUp(simulation=0, reason="crashed"),
     FirstStep(),
@@ -188,6 +191,19 @@ def test_attempts_of_one_job_are_known_as_such_also_when_some_have_ended() -> No
 def test_a_journal_of_a_launcher_that_knew_no_shared_jobs_is_read() -> None:
     line = b'{"record": "AttemptStarting", "simulation": 0, "attempt": 1, "folder": "/0", "public_key": null}\n'
     assert list(records.decode(line)) == [AttemptStarting(simulation=0, attempt=1, folder="/0", public_key=None)]
+
+
+def test_how_many_ranks_a_job_has_is_a_matter_of_its_start() -> None:
+    starting = AttemptStarting(simulation=0, attempt=0, folder="/0/0", public_key=None, job="/0/0", ranks=4)
+    assert Past.of([BEGIN, starting]).attempts[0].ranks == 4
+
+
+def test_a_cancel_outlives_the_launcher_that_sent_it_but_not_its_attempt() -> None:
+    cancelled = AttemptCancelled(simulation=0, attempt=0, reason="late", excuse="not its fault")
+    past = Past.of([BEGIN, attempt(0, 0), attempt(1, 0), cancelled])
+    found = {it.id: (it.cancelled, it.reason, it.excuse) for it in entries_of(past, 0.0)}
+    assert found == {0: (True, "late", "not its fault"), 1: (False, "", "")}
+    assert Past.of([BEGIN, attempt(0, 0), cancelled, attempt(0, 1)]).attempts[0].cancelled is None
 
 
 def test_failures_count_only_when_they_count() -> None:

@@ -60,6 +60,14 @@ def test_mpirun_is_that_of_the_path_of_the_simulations(study: Make, tmp_path: Pa
     assert shown(config) == f"{tmp_path / 'bin' / 'mpirun'} -n 2 solver --id '{{simulation}}'"
 
 
+def test_an_mpirun_that_a_relative_path_leads_to_is_found_from_any_folder(
+    study: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = study({"simulation.job.environment": {"PATH": "bin"}})
+    assert mpirun.require(config) == str(tmp_path / "bin" / "mpirun")
+
+
 @pytest.mark.parametrize("version", ["mpirun (Open MPI) 5.0.11", "mpirun (Open MPI) 4.1.4", "OpenRTE 4"])
 def test_open_mpi_is_kept_from_binding_all_simulations_to_the_same_cores(
     study: Make, version: str, monkeypatch: pytest.MonkeyPatch

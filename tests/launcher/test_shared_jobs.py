@@ -10,6 +10,9 @@ from stream_server.launcher.limits import Limits
 from stream_server.launcher.schedule import Schedule
 
 EXCUSE = "simulation 0, which shared the job, failed"
+CANCELLED = "simulation 0, which shared the job, was cancelled"
+WITH_ITS_JOB = "was ended with its job"
+EXIT_3 = "a rank ended with exit code 3"
 
 
 def together(*simulations: int) -> Submit:
@@ -180,3 +183,141 @@ def test_exit_code_0_of_one_is_judged_by_what_has_come_of_it() -> None:
     schedule.finished(1, 1.1)
     actions = schedule.tick(1.0 + SETTLE_S)
     assert [it.simulation for it in actions if isinstance(it, GiveUp)] == [0]
+
+
+def fails(actions: list[Action]) -> list[Fail]:
+    return [it for it in actions if isinstance(it, Fail)]
+
+
+def killed(schedule: Schedule, *simulations: int, now: float) -> list[Action]:
+    """The end of a job that was cancelled, in which all that is left looks alike."""
+    return [it for i in simulations for it in schedule.job_ended(i, 0, 143, "was killed by SIGTERM", now)]
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize("over", [True, False])
+def test_those_that_wait_for_one_that_failed_are_not_to_blame_when_the_time_is_up(guilty: int, over: bool) -> None:
+    schedule = running(2, timeout_s=60)
+    schedule.ranks_ended(guilty, 0, EXIT_3, 1.0, over=over)
+    innocent = 1 - guilty
+    assert schedule.tick(60.0) == [Cancel(simulation=innocent, attempt=0)]
+    excuse = f"simulation {guilty}, which shared the job, failed"
+    told = sorted(fails(killed(schedule, 0, 1, now=61.0)), key=lambda it: it.simulation != guilty)
+    assert told == [
+        Fail(simulation=guilty, attempt=0, reason=EXIT_3),
+        Fail(simulation=innocent, attempt=0, reason=WITH_ITS_JOB, excuse=excuse),
+    ]
+
+
+def test_one_that_failed_takes_nobody_down_that_makes_progress() -> None:
+    schedule = running(2, timeout_s=60)
+    schedule.ranks_ended(1, 0, EXIT_3, 1.0, over=True)
+    for second in range(50, 500, 50):
+        schedule.progress(0, 0, second, False, float(second))
+        assert schedule.tick(second + 49.0) == []
+    schedule.finished(0, 500.0)
+    assert schedule.wake_at == 560.0
+    schedule.job_ended(0, 0, 0, "ended with exit code 0", 501.0)
+    schedule.job_ended(1, 0, 3, EXIT_3, 501.0)
+    assert fails(schedule.tick(501.0 + SETTLE_FAILED_S)) == [Fail(simulation=1, attempt=0, reason=EXIT_3)]
+
+
+def test_one_that_ended_without_finish_takes_nobody_down_and_is_judged_by_that_whoever_ends_the_job() -> None:
+    schedule = running(2, timeout_s=60)
+    schedule.ranks_ended(1, 0, "", 1.0, over=True)
+    schedule.progress(0, 0, 2, False, 50.0)
+    assert schedule.tick(109.0) == []
+    assert schedule.tick(110.0) == [Cancel(simulation=0, attempt=0)]
+    assert schedule.tick(110.0) == []
+    late = schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 111.0)
+    assert fails(late) == [Fail(simulation=0, attempt=0, reason="no new time step for 60 s")]
+    assert fails(schedule.job_ended(1, 0, 0, "ended with exit code 0", 111.0)) == []
+    (failed,) = fails(schedule.tick(111.0 + SETTLE_S))
+    assert failed.counted
+    assert failed.reason.startswith("ended with exit code 0, but had not finished")
+
+
+def test_what_its_processes_do_when_they_are_told_to_end_is_held_against_nobody() -> None:
+    schedule = running(2, timeout_s=60)
+    schedule.progress(1, 0, 1, False, 30.0)
+    schedule.tick(60.0)
+    schedule.ranks_ended(1, 0, "a rank was killed by SIGTERM", 60.5, over=True)
+    assert fails([*killed(schedule, 0, now=61.0), *schedule.job_ended(1, 0, 143, "killed", 61.0)]) == [
+        Fail(simulation=0, attempt=0, reason="no new time step for 60 s"),
+        Fail(simulation=1, attempt=0, reason=WITH_ITS_JOB, excuse=CANCELLED),
+    ]
+
+
+def test_when_all_of_a_job_are_over_it_may_take_the_timeout_to_end() -> None:
+    schedule = running(2, timeout_s=60)
+    schedule.ranks_ended(1, 0, EXIT_3, 1.0, over=True)
+    schedule.ranks_ended(0, 0, "", 40.0, over=True)
+    # A second rank of it is noticed.
+    schedule.ranks_ended(1, 0, EXIT_3, 90.0, over=True)
+    assert schedule.wake_at == 100.0
+
+
+def test_what_had_finished_for_a_server_that_lost_it_does_not_take_the_others_down() -> None:
+    schedule = running(2, timeout_s=60)
+    schedule.finished(0, 1.0)
+    schedule.pause()
+    schedule.replan({0: 0, 1: 0}, 100.0)
+    for second in range(100, 500, 50):
+        schedule.progress(1, 0, second, False, float(second))
+        assert schedule.tick(second + 49.0) == []
+    schedule.finished(1, 500.0)
+    schedule.job_ended(1, 0, 0, "ended with exit code 0", 501.0)
+    schedule.job_ended(0, 0, 0, "ended with exit code 0", 501.0)
+    failed, again = schedule.tick(501.0 + SETTLE_S)
+    assert isinstance(failed, Fail)
+    assert not failed.counted
+    assert again == Submit(simulation=0, attempt=1)
+
+
+def test_who_is_to_blame_for_a_cancel_is_known_before_the_job_has_ended() -> None:
+    schedule = running(4, per_job=4, max_running=4, timeout_s=60)
+    schedule.finished(2, 1.0)
+    schedule.ranks_ended(3, 0, "", 1.0, over=True)
+    schedule.tick(60.0)
+    # Of what had ended before, the cancel says nothing.
+    assert [(it.id, it.reason, it.excuse) for it in schedule.decided(0)] == [
+        (0, "no new time step for 60 s", ""),
+        (1, WITH_ITS_JOB, CANCELLED),
+    ]
+
+
+def test_the_end_of_a_study_is_held_against_nobody() -> None:
+    schedule = running(2)
+    assert schedule.stop(1.0) == [Cancel(simulation=0, attempt=0)]
+    assert schedule.decided(0) == []
+
+
+def test_a_cancel_of_a_launcher_that_was_killed_is_held_against_the_same_ones() -> None:
+    schedule = Schedule(Limits(per_job=2, max_running=2, retries=0, max_failed=1.0))
+    entries = [
+        Entry(id=it, state=State.RUNNING, attempt=0, has_job=True, mates=(0, 1), cancelled=True, reason="late")
+        for it in (0, 1)
+    ]
+    entries[1].excuse = CANCELLED
+    schedule.recall({0: 0, 1: 0}, entries, anything_came=True)
+    assert schedule.replan({0: 0, 1: 0}, 1.0, new_epoch=False) == []
+    assert [(it.simulation, it.counted) for it in fails(killed(schedule, 0, 1, now=2.0))] == [(0, True), (1, False)]
+
+
+def test_a_job_is_shared_until_it_is_known_what_each_end_means() -> None:
+    schedule = running(2)
+    schedule.finished(0, 1.0)
+    schedule.job_ended(0, 0, 0, "ended with exit code 0", 2.0)
+    assert schedule.shares_a_job(0)
+    schedule.job_ended(1, 0, 3, "crashed", 2.0)
+    assert schedule.shares_a_job(0)
+    schedule.tick(2.0 + SETTLE_FAILED_S)
+    assert not schedule.shares_a_job(0)
+
+
+def test_in_a_study_that_stops_a_job_that_cannot_be_begun_is_no_error() -> None:
+    schedule = running(2)
+    schedule.stop(1.0)
+    schedule.job_ended(0, 0, None, "could not be prepared", 1.0)
+    for simulation in (0, 1):
+        assert schedule.postpone(simulation, 1.0) == []
