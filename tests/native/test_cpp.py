@@ -90,6 +90,13 @@ def test_a_simulation_that_is_not_finished_is_abandoned(cases: Path, case: str) 
     assert ends(server) == 0
 
 
+def test_a_simulation_that_is_moved_to_abandons_its_own_at_once(cases: Path) -> None:
+    with FakeServer() as server:
+        assert said(cases, "moves", connection=server.path) == "1 1\n1\n"
+        server.wait_until(lambda: (7, 0) in server.steps)
+    assert ends(server) == 2
+
+
 def test_send_returns_false_when_the_study_has_ended(cases: Path) -> None:
     with FakeServer() as server:
         process = subprocess.Popen(

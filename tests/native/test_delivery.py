@@ -1,6 +1,7 @@
 """What the C client does while it waits: for credit, for answers, and for a study that has no time or nothing left."""
 
 import dataclasses
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -345,6 +346,99 @@ def test_a_slow_server_that_answers_is_waited_for_beyond_the_time_limit(client: 
         server.wait_until(lambda: num_pings(server) == 6)
         server.do(server.acknowledge_all)
         assert finishing() == "ok"
+
+
+def spend(seconds: float, program: Path) -> None:
+    """Wait as long as a simulation waits for a server that says nothing."""
+    with NativeClient(program) as other, FakeServer(SMALL) as silent:
+        silent.silent = True
+        assert "UNREACHABLE" in other.connect(silent, f"timeout={seconds}")
+
+
+def test_a_rank_that_was_stopped_while_it_waits_for_credit_listens_before_it_gives_up(
+    client: NativeClient, program: Path
+) -> None:
+    with FakeServer(SMALL, num_ranks=1) as server:
+        server.credit = 1
+        server.withholds_acks = True
+        client.connect(server, "timeout=1")
+        sending = client.begin_to_send(0, 1)
+        server.wait_until(lambda: num_pings(server) > 1)
+        # No answer is on its way when it is stopped.
+        server.do_now(lambda: setattr(server, "silent", True))
+        num_before = num_pings(server)
+        server.wait_until(lambda: num_pings(server) > num_before)
+        client.process.send_signal(signal.SIGSTOP)
+        spend(2, program)
+        server.do_now(lambda: setattr(server, "silent", False))
+        num_before = num_pings(server)
+        client.process.send_signal(signal.SIGCONT)
+        server.wait_until(lambda: num_pings(server) > num_before + 2)
+        server.do(server.acknowledge_all)
+        assert sending() == ["ok"] * 2
+        assert client.ask("finish") == "ok"
+
+
+def test_a_rank_that_was_stopped_while_it_says_hello_listens_before_it_gives_up(
+    client: NativeClient, program: Path
+) -> None:
+    with FakeServer(SMALL) as server:
+        server.silent = True
+        client.say(f"connect 0 1 connection={server.path} timeout=1")
+        server.wait_until(lambda: len(server.hellos) == 1)
+        client.process.send_signal(signal.SIGSTOP)
+        spend(2, program)
+        server.do_now(lambda: setattr(server, "silent", False))
+        client.process.send_signal(signal.SIGCONT)
+        assert client.hear() == "ok"
+        assert client.ask("abandon") == "ok"
+
+
+def test_with_too_few_files_it_fails_and_does_not_end_the_process(program: Path, tmp_path: Path) -> None:
+    limited = tmp_path / "limited"
+    outcomes = []
+    with FakeServer(SMALL, num_ranks=1) as server:
+        for num_files in range(5, 21):
+            limited.write_text(f'#!/bin/sh\nulimit -n {num_files}\nexec "{program}"\n')
+            limited.chmod(0o755)
+            with NativeClient(limited) as client:
+                outcomes.append(client.connect(server, "timeout=5"))
+                client.ask("abandon")
+    assert outcomes[-1] == "ok"
+    first = outcomes.index("ok")
+    assert set(outcomes[first:]) == {"ok"}
+    assert set(outcomes[:first]) == {
+        "error SYSTEM: ZeroMQ cannot be started: this process may not open more files (ulimit -n tells how many it may)"
+    }
+
+
+def test_more_server_ranks_than_zeromqs_default_can_be_connected_to(library: Path, tmp_path: Path) -> None:
+    sockets = built(library, tmp_path, "sockets.c")
+    done = subprocess.run([str(sockets)], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("-7 ")
+    assert "ulimit -n" in done.stdout
+
+
+def test_a_child_process_can_only_leave(library: Path, tmp_path: Path) -> None:
+    forked = built(library, tmp_path, "forked.c")
+    with FakeServer(SMALL, num_ranks=2) as server:
+        done = subprocess.run([str(forked), str(server.path)], capture_output=True, text=True, timeout=50)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "0\n0\n"
+        assert sorted(server.steps) == [(7, 0), (7, 1)]
+    assert [(it.share, it.total) for it in messages(server, End)] == [(1, 2), (1, 2)]
+
+
+def test_a_simulation_whose_every_step_was_a_mistake_does_not_finish(client: NativeClient) -> None:
+    with FakeServer(SMALL) as server:
+        client.connect(server)
+        missing = client.ask("send 0")
+        assert missing == "error ARGUMENT: field 'u' is missing in the first sample"
+        assert client.send(-1)[0].startswith("error ARGUMENT: the study has the time steps ")
+        assert client.ask("next") == missing
+        assert client.ask("finish") == missing
+        assert [*server.messages[0], *server.messages[1]] == []
 
 
 def test_abandoning_leaves_a_simulation_unfinished_but_sends_what_was_pending(client: NativeClient) -> None:

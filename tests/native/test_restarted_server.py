@@ -91,6 +91,23 @@ def test_an_attached_client_takes_the_attempt_that_the_new_server_gives(client: 
     assert {it.attempt for it in server.messages[0] if not isinstance(it, Ping)} == {1}
 
 
+def test_what_the_newest_server_says_is_the_attempt(client: NativeClient) -> None:
+    with FakeServer(SMALL, num_ranks=1) as server:
+        server.attempt = 0
+        client.connect(server)
+        client.send(0)
+        assert client.ask("attempt") == "ok 0"
+        server.attempt = 1
+        server.move(epoch=4)
+        num_sent = 1
+        while len(server.hellos) == 1:
+            assert client.send(num_sent) == ["ok"]
+            num_sent += 1
+        assert client.ask("attempt") == "ok 1"
+        assert client.ask("invalidate it diverged") == "ok"
+    assert [(it.attempt, it.reason) for it in server.invalidated] == [(1, "it diverged")]
+
+
 def test_a_send_that_waits_for_credit_goes_on_with_the_new_server(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=2) as server:
         server.credit = 3

@@ -143,8 +143,10 @@ public:
     Simulation(Simulation &&other) noexcept
         : handle_(std::exchange(other.handle_, nullptr)), declared_(std::move(other.declared_)) {}
     Simulation &operator=(Simulation &&other) noexcept {
-        std::swap(handle_, other.handle_);
-        std::swap(declared_, other.declared_);
+        /* The simulation that was here is abandoned now, not when `other` dies. */
+        Simulation moved(std::move(other));
+        std::swap(handle_, moved.handle_);
+        std::swap(declared_, moved.declared_);
         return *this;
     }
 

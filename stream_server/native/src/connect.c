@@ -1,6 +1,8 @@
 /* How a simulation gets into a study. */
+#define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "simulation.h"
 #include "transport.h"
@@ -54,6 +56,7 @@ static int enter(stream_simulation *simulation, const char *path, int rank, int 
     code = sc_greeting_begin(&simulation->greeting, &simulation->watch.file, rank, num_ranks, options, error);
     if (code != STREAM_OK)
         return code;
+    simulation->process = getpid();
     simulation->pool = sc_pool_new();
     simulation->context = sc_context_new(error);
     if (simulation->context == NULL)
@@ -127,32 +130,40 @@ int stream_next(stream_simulation *simulation) {
     return simulation->none_is_left ? STREAM_STOP : become_the_next(simulation);
 }
 
-static void leave(stream_simulation **simulation, int code) {
+/* An inherited one is let go with all its memory: its sockets and threads are the other process's. */
+static int leave(stream_simulation **simulation, int code) {
     sc_error *error = sc_thread_error();
     *error = (sc_error){.code = STREAM_OK};
     if (code < 0)
         *error = (*simulation)->error;
-    sc_simulation_free(*simulation);
+    if (!sc_simulation_is_inherited(*simulation))
+        sc_simulation_free(*simulation);
     *simulation = NULL;
+    return code;
+}
+
+/* Of a simulation that is not there. */
+static int nothing_to_leave(void) {
+    *sc_thread_error() = (sc_error){.code = STREAM_OK};
+    return STREAM_OK;
 }
 
 int stream_finish(stream_simulation **simulation) {
     if (simulation == NULL)
         return sc_simulation_null(NULL, "the place of the simulation");
     if (*simulation == NULL)
-        return STREAM_OK;
-    int code = sc_simulation_complete(*simulation);
-    leave(simulation, code);
-    return code;
+        return nothing_to_leave();
+    if (sc_simulation_is_inherited(*simulation))
+        return leave(simulation, STREAM_ERROR_ARGUMENT);
+    return leave(simulation, sc_simulation_complete(*simulation));
 }
 
 int stream_abandon(stream_simulation **simulation) {
     if (simulation == NULL)
         return sc_simulation_null(NULL, "the place of the simulation");
     if (*simulation == NULL)
-        return STREAM_OK;
-    if ((*simulation)->delivery != NULL)
+        return nothing_to_leave();
+    if ((*simulation)->delivery != NULL && !sc_simulation_is_inherited(*simulation))
         sc_delivery_abandon((*simulation)->delivery);
-    leave(simulation, STREAM_OK);
-    return STREAM_OK;
+    return leave(simulation, STREAM_OK);
 }

@@ -209,13 +209,14 @@ static bool read_file(const char *path, char *to, size_t capacity, size_t *num_b
 
 int sc_connection_file_read(const char *path, sc_connection_file *file, sc_error *error) {
     size_t num_bytes;
+    char reason[SC_REASON_BYTES];
     char *text = malloc(MAX_BYTES + 1);
     if (text == NULL)
         return sc_no_memory(error);
     int status;
     if (!read_file(path, text, MAX_BYTES + 1, &num_bytes))
         status = sc_fail(error, STREAM_ERROR_CONNECTION_FILE, "cannot read the connection file %s: %s", path,
-                         strerror(errno));
+                         sc_reason(errno, reason));
     else if (num_bytes > MAX_BYTES)
         status = sc_fail(error, STREAM_ERROR_CONNECTION_FILE, "%s is not a connection file: it has more than 1 MiB",
                          path);

@@ -44,7 +44,9 @@ static int ask_here(const sc_asker *asker, sc_transport *transport, const sc_mes
             return STREAM_OK;
         }
         double slice_s = sc_patience_slice_s(patience), look_s = sc_watch_slice_s(watch);
-        code = sc_transport_wait(transport, slice_s < look_s ? slice_s : look_s, error);
+        double most_s = slice_s < look_s ? slice_s : look_s;
+        code = sc_transport_wait(transport, most_s, error);
+        sc_patience_listened(patience, most_s);
         if (code == STREAM_OK)
             code = hear(dealer, patience, is_answered, answer, error);
         if (code != STREAM_OK || *is_answered)

@@ -17,11 +17,12 @@ static int send_frame(sc_dealer *dealer, zmq_msg_t *frame, int flags, sc_error *
         if (errno == EINTR)
             continue;
         int reason = errno;
+        char text[SC_REASON_BYTES];
         zmq_msg_close(frame);
         if (reason == EAGAIN)
             return NOBODY_THERE;
         return sc_fail(error, STREAM_ERROR_SYSTEM, "cannot send to the server at %s: %s", dealer->address,
-                       zmq_strerror(reason));
+                       sc_zmq_reason(reason, text));
     }
     return STREAM_OK;
 }
@@ -89,12 +90,13 @@ static int receive_header(void *socket, zmq_msg_t *header) {
 
 int sc_dealer_receive(sc_dealer *dealer, bool *is_there, sc_reply *reply, sc_error *error) {
     zmq_msg_t header;
+    char text[SC_REASON_BYTES];
     int code = STREAM_OK;
     int received = receive_header(dealer->socket, &header);
     *is_there = received > 0;
     if (received < 0) {
         code = sc_fail(error, STREAM_ERROR_SYSTEM, "cannot hear the server at %s: %s", dealer->address,
-                       zmq_strerror(errno));
+                       sc_zmq_reason(errno, text));
     } else if (received > 0) {
         sc_error problem = {.code = STREAM_OK};
         code = sc_decode_reply(zmq_msg_data(&header), zmq_msg_size(&header), reply, &problem);

@@ -44,6 +44,10 @@ void sc_delivery_free(sc_delivery *delivery) {
     free(delivery);
 }
 
+const sc_welcome *sc_delivery_welcome(const sc_delivery *delivery) {
+    return delivery->has_conversation ? delivery->conversation.welcome : &delivery->welcome;
+}
+
 static void converse(sc_delivery *delivery) {
     if (delivery->has_conversation)
         return;
@@ -117,7 +121,7 @@ int sc_delivery_invalidate(sc_delivery *delivery, const char *reason, sc_error *
     const sc_client *client = &delivery->client;
     sc_asker asker = {client->context, client->watch, client->who, client->silence_s};
     sc_delivery_close(delivery);
-    sc_message question = sc_encode_invalidate(&delivery->welcome, reason);
+    sc_message question = sc_encode_invalidate(sc_delivery_welcome(delivery), reason);
     sc_reply answer;
     int code = sc_ask(&asker, &question, &answer, error);
     sc_message_free(&question);

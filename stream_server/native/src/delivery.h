@@ -12,7 +12,7 @@
 typedef struct {
     sc_client client;
     sc_hello hello;
-    sc_welcome welcome; /* what the first server answered */
+    sc_welcome welcome; /* what the first server answered; see sc_delivery_welcome */
     sc_fields *fields;
     bool has_conversation;
     bool is_away;
@@ -32,6 +32,9 @@ typedef struct {
 /* Takes over the welcome, if there is memory; NULL: there is none. */
 sc_delivery *sc_delivery_new(const sc_participant *participant, sc_welcome *welcome);
 void sc_delivery_free(sc_delivery *delivery);
+
+/* What the newest server answered. */
+const sc_welcome *sc_delivery_welcome(const sc_delivery *delivery);
 
 /* Send what was put as one step. */
 int sc_delivery_send(sc_delivery *delivery, int64_t index, sc_error *error);

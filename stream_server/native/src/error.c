@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200809L
 #include "error.h"
 
 #include <stdarg.h>
@@ -20,4 +21,10 @@ int sc_fail(sc_error *error, int code, const char *format, ...) {
 
 int sc_no_memory(sc_error *error) {
     return sc_fail(error, STREAM_ERROR_MEMORY, "no memory");
+}
+
+const char *sc_reason(int number, char text[SC_REASON_BYTES]) {
+    if (strerror_r(number, text, SC_REASON_BYTES) != 0)
+        snprintf(text, SC_REASON_BYTES, "error %d", number);
+    return text;
 }

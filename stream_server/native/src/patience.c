@@ -3,6 +3,10 @@
 
 #include <time.h>
 
+#ifndef SC_OVERSLEPT_S
+#define SC_OVERSLEPT_S 1.0
+#endif
+
 double sc_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -11,17 +15,26 @@ double sc_now(void) {
 
 sc_patience sc_patience_begin(double timeout_s, double repeat_s) {
     double now = sc_now();
-    return (sc_patience){.timeout_s = timeout_s, .repeat_s = repeat_s, .heard = now, .asked = now};
+    return (sc_patience){
+        .timeout_s = timeout_s, .repeat_s = repeat_s, .heard = now, .asked = now, .listened = now};
 }
 
 bool sc_patience_is_over(const sc_patience *patience) {
-    return sc_now() - patience->heard >= patience->timeout_s;
+    return patience->listened - patience->heard >= patience->timeout_s;
 }
 
 double sc_patience_slice_s(const sc_patience *patience) {
     double until_repeat = patience->asked + patience->repeat_s;
     double until_over = patience->heard + patience->timeout_s;
     return (until_repeat < until_over ? until_repeat : until_over) - sc_now();
+}
+
+void sc_patience_listened(sc_patience *patience, double most_s) {
+    double now = sc_now();
+    double overslept_s = now - patience->listened - (most_s > 0 ? most_s : 0);
+    if (overslept_s > SC_OVERSLEPT_S)
+        patience->heard += overslept_s;
+    patience->listened = now;
 }
 
 void sc_patience_heard(sc_patience *patience) {

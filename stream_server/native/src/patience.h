@@ -13,15 +13,20 @@ typedef struct {
     double repeat_s;
     double heard;
     double asked;
+    double listened;
 } sc_patience;
 
 sc_patience sc_patience_begin(double timeout_s, double repeat_s);
 
-/* The silence has lasted timeout_s. */
+/* The silence has lasted timeout_s at the end of the last turn. */
 bool sc_patience_is_over(const sc_patience *patience);
 
 /* How long to wait before looking again whether it is over or the question may be repeated. */
 double sc_patience_slice_s(const sc_patience *patience);
+
+/* A turn of listening is over, for which most_s were meant. The rest of a much longer one, in which this process was
+ * stopped, is not the server's silence. */
+void sc_patience_listened(sc_patience *patience, double most_s);
 
 /* The server said something. */
 void sc_patience_heard(sc_patience *patience);

@@ -87,8 +87,11 @@ int stream_send(stream_simulation *simulation, int64_t time_step) {
         code = sc_delivery_send(delivery, index, &error);
     else
         sc_fields_drop(delivery->fields);
+    if (code == STREAM_ERROR_ARGUMENT && simulation->refused.code == STREAM_OK)
+        simulation->refused = error;
     if (code != STREAM_OK)
         return sc_simulation_fail(simulation, &error);
+    simulation->has_sent = true;
     if (!sc_delivery_has_stopped(delivery))
         return STREAM_OK;
     simulation->has_ended = true;
@@ -98,7 +101,8 @@ int stream_send(stream_simulation *simulation, int64_t time_step) {
 
 int stream_invalidate(stream_simulation *simulation, const char *reason) {
     sc_error error;
-    if (simulation != NULL && simulation->is_invalidated && !simulation->has_failed)
+    if (simulation != NULL && simulation->is_invalidated && !simulation->has_failed &&
+        !sc_simulation_is_inherited(simulation))
         return STREAM_OK;
     int code;
     if (!is_wanted(simulation, &code))

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "control.h"
 #include "transport.h"
@@ -12,10 +13,18 @@ sc_error *sc_thread_error(void) {
     return &error;
 }
 
+bool sc_simulation_is_inherited(stream_simulation *simulation) {
+    if (simulation->context == NULL || simulation->process == getpid())
+        return false;
+    sc_fail(&simulation->error, STREAM_ERROR_ARGUMENT,
+            "a simulation belongs to the process that connected it, and not to its children: this one can only leave");
+    return true;
+}
+
 int sc_simulation_state(stream_simulation *simulation) {
     if (simulation == NULL)
         return sc_simulation_null(NULL, "the simulation");
-    if (simulation->has_failed)
+    if (sc_simulation_is_inherited(simulation) || simulation->has_failed)
         return simulation->error.code;
     bool is_done = simulation->has_ended || simulation->none_is_left || simulation->is_invalidated;
     return is_done ? STREAM_STOP : STREAM_OK;
@@ -60,8 +69,9 @@ static int begin(stream_simulation *simulation, sc_reply *answer, sc_error *erro
     sc_delivery_free(simulation->delivery);
     simulation->delivery = delivery;
     simulation->id = delivery->welcome.simulation;
-    simulation->attempt = delivery->welcome.attempt;
     simulation->is_invalidated = false;
+    simulation->has_sent = false;
+    simulation->refused.code = STREAM_OK;
     return STREAM_OK;
 }
 
@@ -105,6 +115,9 @@ int sc_simulation_complete(stream_simulation *simulation) {
         return STREAM_OK;
     if (simulation->has_ended)
         return STREAM_STOP;
+    /* A program that looks at no result has not simulated nothing. */
+    if (!simulation->has_sent && simulation->refused.code != STREAM_OK)
+        return sc_simulation_mistake(simulation, &simulation->refused);
     int code = sc_delivery_finish(simulation->delivery, &error);
     sc_delivery_close(simulation->delivery);
     if (code != STREAM_OK)

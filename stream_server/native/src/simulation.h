@@ -2,6 +2,8 @@
 #ifndef SC_SIMULATION_H
 #define SC_SIMULATION_H
 
+#include <sys/types.h>
+
 #include "delivery.h"
 #include "greeting.h"
 
@@ -12,8 +14,11 @@ struct stream_simulation {
     bool has_ended;      /* the study has ended */
     bool none_is_left;   /* of the simulations for this worker */
     bool is_invalidated; /* what was sent is withdrawn */
+    bool has_sent;       /* a step */
+    sc_error refused;    /* why the first step that was not sent was none */
+    pid_t process;       /* the one that took part; ZeroMQ does not survive a fork */
     int64_t id;
-    uint32_t attempt;
+    uint32_t attempt; /* without a delivery */
     sc_parameters parameters; /* those known without a welcome */
     char *stop_reason;        /* what was said instead of a welcome, or NULL */
     double timeout_s;
@@ -29,6 +34,9 @@ struct stream_simulation {
  * failure; STREAM_ERROR_ARGUMENT without a simulation. */
 int sc_simulation_state(stream_simulation *simulation);
 
+/* Whether this process is a child of the one that took part; the simulation has this error then. */
+bool sc_simulation_is_inherited(stream_simulation *simulation);
+
 /* Note an error, from which only a mistake in a call lets the simulation recover; gives its code. */
 int sc_simulation_fail(stream_simulation *simulation, const sc_error *error);
 /* Note an error of this call alone. */
@@ -39,7 +47,8 @@ int sc_simulation_null(stream_simulation *simulation, const char *what);
 /* Say hello, and have what the study says. STREAM_STOP: it wants nothing. */
 int sc_simulation_take_part(stream_simulation *simulation, sc_error *error);
 
-/* Wait until all that was sent has arrived. STREAM_STOP: the study has ended before. */
+/* Wait until all that was sent has arrived. STREAM_STOP: the study has ended before. STREAM_ERROR_ARGUMENT: steps were
+ * sent, but all of them wrongly. */
 int sc_simulation_complete(stream_simulation *simulation);
 
 void sc_simulation_free(stream_simulation *simulation);

@@ -22,7 +22,9 @@ int64_t stream_id(const stream_simulation *simulation) {
 }
 
 int64_t stream_attempt(const stream_simulation *simulation) {
-    return simulation == NULL ? sc_simulation_null(NULL, "the simulation") : (int64_t)simulation->attempt;
+    if (simulation == NULL)
+        return sc_simulation_null(NULL, "the simulation");
+    return simulation->delivery == NULL ? simulation->attempt : sc_delivery_welcome(simulation->delivery)->attempt;
 }
 
 static int no_parameter(stream_simulation *simulation, const sc_parameters *parameters, const char *name) {

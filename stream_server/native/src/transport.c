@@ -2,26 +2,65 @@
 #include "transport.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include "address.h"
 
 #define LINGER_MS 2000
 #define LONGEST_WAIT_S 3600.0
+/* What ZeroMQ's threads and a first socket open; without them it ends the process. */
+#define NUM_FILES 8
 
 static int fail(sc_error *error, const char *what) {
     if (errno == ENOMEM)
         return sc_no_memory(error);
-    return sc_fail(error, STREAM_ERROR_SYSTEM, "%s: %s", what, zmq_strerror(errno));
+    if (errno == EMFILE)
+        return sc_fail(error, STREAM_ERROR_SYSTEM,
+                       "%s: this process may not open more files (ulimit -n tells how many it may)", what);
+    char text[SC_REASON_BYTES];
+    return sc_fail(error, STREAM_ERROR_SYSTEM, "%s: %s", what, sc_zmq_reason(errno, text));
+}
+
+const char *sc_zmq_reason(int number, char text[SC_REASON_BYTES]) {
+    return number >= ZMQ_HAUSNUMERO ? zmq_strerror(number) : sc_reason(number, text);
+}
+
+/* Whether this process may still open so many files; if not, errno tells why. */
+static bool may_open(int num) {
+    int descriptors[NUM_FILES], num_open = 0, reason = 0;
+    for (; num_open < num && reason == 0; ++num_open) {
+        descriptors[num_open] = open("/", O_RDONLY | O_CLOEXEC);
+        if (descriptors[num_open] < 0)
+            reason = errno;
+    }
+    while (num_open-- > 0)
+        if (descriptors[num_open] >= 0)
+            close(descriptors[num_open]);
+    errno = reason;
+    return reason != EMFILE && reason != ENFILE;
+}
+
+/* As many sockets as there may be files: each of them is one at least. ZeroMQ's own limit is 1023. */
+static bool allow_sockets(void *context) {
+    struct rlimit files;
+    int num = zmq_ctx_get(context, ZMQ_SOCKET_LIMIT);
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < (rlim_t)num)
+        num = (int)files.rlim_cur;
+    return zmq_ctx_set(context, ZMQ_MAX_SOCKETS, num) == 0;
 }
 
 void *sc_context_new(sc_error *error) {
-    void *context = zmq_ctx_new();
-    if (context == NULL)
-        fail(error, "ZeroMQ cannot be started");
-    return context;
+    void *context = may_open(NUM_FILES) ? zmq_ctx_new() : NULL;
+    if (context != NULL && allow_sockets(context))
+        return context;
+    fail(error, "ZeroMQ cannot be started");
+    sc_context_close(context);
+    return NULL;
 }
 
 void sc_context_close(void *context) {

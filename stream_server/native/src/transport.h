@@ -5,6 +5,9 @@
 #include "buffer.h"
 #include "connection_file.h"
 
+/* What an errno after a call of ZeroMQ means; it may lie in `text`. */
+const char *sc_zmq_reason(int number, char text[SC_REASON_BYTES]);
+
 /* ZeroMQ's threads. NULL: they cannot be had. */
 void *sc_context_new(sc_error *error);
 /* All sockets must be closed. What lingers is waited for, two seconds at most. NULL does nothing. */

@@ -47,7 +47,9 @@ int sc_wait(sc_session *session, sc_data_connection *connection, sc_awaited awai
             return unreachable(client, connection, error);
         double slice_s = sc_patience_slice_s(&patience), look_s = sc_watch_slice_s(client->watch);
         bool is_heard = false;
-        int code = sc_transport_wait(&session->transport, slice_s < look_s ? slice_s : look_s, error);
+        double most_s = slice_s < look_s ? slice_s : look_s;
+        int code = sc_transport_wait(&session->transport, most_s, error);
+        sc_patience_listened(&patience, most_s);
         if (code == STREAM_OK)
             code = hear_all(session, connection, &is_heard, error);
         if (code != STREAM_OK)

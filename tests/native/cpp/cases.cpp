@@ -3,6 +3,7 @@
 #include <iostream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "stream_client.hpp"
@@ -82,6 +83,19 @@ static void attaching(const char *connection) {
     simulation.finish();
 }
 
+static void moves() {
+    stream::Simulation first, second;
+    first.put("u", values);
+    first.send(0);
+    stream_simulation *const kept = second.handle();
+    first = std::move(second);
+    std::cout << (first.handle() == kept) << " " << (second.handle() == nullptr) << "\n";
+    stream::Simulation &same = first;
+    first = std::move(same);
+    std::cout << (first.handle() == kept) << "\n";
+    first.finish();
+}
+
 int main(int, char **arguments) {
     const std::string name = arguments[1];
     try {
@@ -89,6 +103,7 @@ int main(int, char **arguments) {
         if (name == "end") end_of_the_study();
         if (name == "mistakes") mistakes();
         if (name == "facts") facts();
+        if (name == "moves") moves();
         if (name == "attaching") attaching(arguments[2]);
         if (name == "unfinished") {
             stream::Simulation simulation;

@@ -43,7 +43,10 @@ static void without_simulation(void) {
     EXPECT(strcmp(stream_stop_reason(NULL), "") == 0);
     stream_simulation *none = NULL;
     EXPECT(stream_finish(&none) == STREAM_OK);
+    EXPECT(strcmp(stream_error(NULL), "") == 0);
+    EXPECT_NULL_ERROR(stream_send(NULL, 0), NULL);
     EXPECT(stream_abandon(&none) == STREAM_OK);
+    EXPECT(strcmp(stream_error(NULL), "") == 0);
 }
 
 static void with_simulation(stream_simulation *simulation) {
