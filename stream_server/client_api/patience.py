@@ -20,8 +20,8 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """The silence has lasted `timeout_s`."""
-        return time.monotonic() - self._heard >= self._timeout_s
+        """The silence has lasted `timeout_s` when the last turn of listening ended."""
+        return self._listened - self._heard >= self._timeout_s
 
     @property
     def slice_s(self) -> float:

@@ -36,7 +36,8 @@ static sc_group *joined(MPI_Comm comm) {
     MPI_Initialized(&has_begun);
     if (has_begun) MPI_Finalized(&is_over);
     if (!has_begun || is_over || comm == MPI_COMM_NULL) {
-        sc_relay_fail("melissa_init must be called between MPI_Init and MPI_Finalize, with the simulation's communicator");
+        sc_relay_fail(
+            "melissa_init must be called between MPI_Init and MPI_Finalize, with the simulation's communicator");
         return NULL;
     }
     if (MPI_Comm_dup(comm, &processes.comm) != MPI_SUCCESS) {

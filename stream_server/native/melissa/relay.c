@@ -39,10 +39,11 @@ void sc_relay_fail(const char *format, ...) {
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     if (!relay.has_failed) {
-        fprintf(stderr,
-                "melissa, rank %d of %d: %s\nThe simulation goes on, but the study gets nothing more of this rank. Others "
-                "may wait until the study ends this attempt.\n",
-                relay.group ? relay.group->rank : 0, relay.group ? relay.group->num_ranks : 1, text);
+        fprintf(
+            stderr,
+            "melissa, rank %d of %d: %s\nThe simulation goes on, but the study gets nothing more of this rank. Others "
+            "may wait until the study ends this attempt.\n",
+            relay.group ? relay.group->rank : 0, relay.group ? relay.group->num_ranks : 1, text);
     }
     relay.has_failed = true;
     stream_abandon(&relay.simulation);

@@ -21,7 +21,8 @@ typedef struct {
 
 /* Parse the text of a connection file. Keys that this version does not know are an error, as in the Python client.
  * STREAM_ERROR_CONNECTION_FILE: it is none; `path` is for the message. On an error there is nothing to free. */
-int sc_connection_file_parse(const char *text, size_t num_bytes, const char *path, sc_connection_file *file, sc_error *error);
+int sc_connection_file_parse(const char *text, size_t num_bytes, const char *path, sc_connection_file *file,
+                             sc_error *error);
 /* The same, from the file at `path`. */
 int sc_connection_file_read(const char *path, sc_connection_file *file, sc_error *error);
 void sc_connection_file_free(sc_connection_file *file);

@@ -104,8 +104,8 @@ typedef struct {
     };
 } sc_reply;
 
-/* Total: any bytes give a reply, or STREAM_ERROR_REFUSED with what is wrong with them, in time and memory linear in their
- * number. Messages that only clients send are errors. On an error there is nothing to free. */
+/* Total: any bytes give a reply, or STREAM_ERROR_REFUSED with what is wrong with them, in time and memory linear in
+ * their number. Messages that only clients send are errors. On an error there is nothing to free. */
 int sc_decode_reply(const void *bytes, size_t num_bytes, sc_reply *reply, sc_error *error);
 void sc_reply_free(sc_reply *reply);
 void sc_welcome_free(sc_welcome *welcome);
@@ -127,11 +127,12 @@ typedef struct {
     const sc_parameters *parameters; /* NULL: none */
 } sc_hello;
 
-/* Whether these can be sent: at most 65535 finite values, under different names of UTF-8. Else STREAM_ERROR_ARGUMENT. */
+/* Whether these can be sent: at most 65535 finite values, under different names. Else STREAM_ERROR_ARGUMENT. */
 int sc_check_parameters(const sc_parameters *parameters, sc_error *error);
 
 sc_message sc_encode_hello(const sc_hello *hello);
-sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks, int num_blocks);
+sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks,
+                          int num_blocks);
 sc_message sc_encode_end(const sc_welcome *welcome, uint32_t epoch, int64_t share, int64_t total);
 sc_message sc_encode_ping(void);
 sc_message sc_encode_invalidate(const sc_welcome *welcome, const char *reason);
