@@ -44,7 +44,7 @@ enum {
     STREAM_ERROR_ARGUMENT = -1,        /* a mistake in this call; the next call may be right */
     STREAM_ERROR_CONNECTION_FILE = -2, /* STREAM_CONNECTION is not set, or names no connection file */
     STREAM_ERROR_REFUSED = -3,         /* the server refused this simulation, or what it sent */
-    STREAM_ERROR_STEPS_LOST = -4,      /* the study went back to a checkpoint and misses steps that nobody keeps any more */
+    STREAM_ERROR_STEPS_LOST = -4,      /* the study went back to a checkpoint and misses steps that are kept no more */
     STREAM_ERROR_UNREACHABLE = -5,     /* the server stayed away for longer than the study lets a simulation wait */
     STREAM_ERROR_MEMORY = -6,          /* no memory */
     STREAM_ERROR_SYSTEM = -7           /* ZeroMQ or the operating system failed; mind `ulimit -n` */
