@@ -21,6 +21,13 @@ OUTPUT_TAIL = 20_000
 NO_TESTS = 5
 
 
+def described(process: psutil.Process) -> str:
+    """What it is and when it began."""
+    with suppress(psutil.Error):
+        return f"{process} {' '.join(process.cmdline())} in {process.cwd()}"
+    return str(process)
+
+
 class Part:
     """A process, what it has reported, and whatever it started: all of that carries `mark` in its environment.
 

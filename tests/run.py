@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.part import Part
+from tests.part import Part, described
 
 DEADLINE_S = 1800.0
 MAX_PARTS = 8
@@ -51,7 +51,7 @@ def _ended(part: Part) -> None:
         part.say(part.verdict)
     for process in part.left_behind():
         part.num_left_behind += 1
-        part.say(f"left behind: {process}")
+        part.say(f"left behind: {described(process)}")
     part.kill()
 
 

@@ -12,6 +12,7 @@ PROC = Path("/proc")
 ENDED = frozenset("ZX")
 STOPPED = "T"
 LOOK_S = 0.05
+KILL_WAIT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +90,14 @@ def end_all(mark_name: str, folder: Path, grace_s: float) -> None:
     while found and time.monotonic() < deadline:
         time.sleep(LOOK_S)
         found = _marked(mark_name, folder)
-    send(found, signal.SIGKILL)
+    deadline = time.monotonic() + KILL_WAIT_S
+    while found:
+        send(found, signal.SIGKILL)
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(LOOK_S)
+        # One of them may have started another after we looked.
+        found = _marked(mark_name, folder)
 
 
 def _marked(mark_name: str, folder: Path) -> set[int]:

@@ -268,7 +268,7 @@ def test_one_that_failed_is_to_blame_for_those_that_waited_for_it_until_their_ti
     if killed:
         monkeypatch.setenv("STREAM_FAILPOINTS", "launcher.after_journal=kill@6")
         monkeypatch.setenv("STREAM_FAILPOINTS_DIR", str(tmp_path / "failpoints"))
-    with Rank0(tmp_path, UNNOTICED, *TOGETHER, "simulation.ranks=2", "simulation.timeout_s=3") as rank_0:
+    with Rank0(tmp_path, UNNOTICED, *TOGETHER, "simulation.ranks=2", "simulation.timeout_s=8") as rank_0:
         rank_0.plan(2)
         if killed:
             assert rank_0.wait_for_end() == -signal.SIGKILL

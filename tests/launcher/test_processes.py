@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from stream_server.launcher import processes
 from stream_server.launcher.processes import Leader, Process, end_all, members
 
 
@@ -47,3 +50,28 @@ def test_all_processes_with_a_mark_in_a_folder_are_ended_and_no_others(tmp_path:
         for one in started:
             one.kill()
             one.communicate()
+
+
+def test_what_a_process_starts_just_before_it_is_killed_is_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    send = processes.send
+
+    def start() -> None:
+        started.append(subprocess.Popen(["sleep", "60"], env={**os.environ, "SOME_MARK": str(tmp_path / "mark")}))
+
+    def start_another_and_send(pids: set[int], number: signal.Signals) -> None:
+        if number == signal.SIGKILL and len(started) == 1:
+            start()
+        send(pids, number)
+
+    monkeypatch.setattr(processes, "send", start_another_and_send)
+    start()
+    try:
+        end_all("SOME_MARK", tmp_path, grace_s=0.0)
+        assert len([one.wait(timeout=10) for one in started]) == 2
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
