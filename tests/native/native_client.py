@@ -100,7 +100,7 @@ def built(library: Path, folder: Path, source: str, *options: str) -> Path:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A quick client, under ASan and UBSan; import it into the module of the tests, as the next two."""
-    return build.library(tmp_path_factory.mktemp("native-client") / "quick", *build.SANITIZERS, *QUICK)
+    return build.client_archive(tmp_path_factory.mktemp("native-client") / "quick", *build.SANITIZERS, *QUICK)
 
 
 @pytest.fixture(scope="session")

@@ -569,7 +569,7 @@ def test_signals_do_not_disturb_it(library: Path, tmp_path: Path) -> None:
 
 
 def test_a_lack_of_memory_at_any_moment_is_an_error_and_no_crash(tmp_path: Path) -> None:
-    library = build.library(tmp_path / "watchful", *build.SANITIZERS, *QUICK, "-USC_LOOK_S", "-DSC_LOOK_S=0.0")
+    library = build.client_archive(tmp_path / "watchful", *build.SANITIZERS, *QUICK, "-USC_LOOK_S", "-DSC_LOOK_S=0.0")
     functions = ("malloc", "calloc", "realloc", "strdup", "posix_memalign")
     scarce = built(library, tmp_path, "scarce.c", *(f"-Wl,--wrap={function}" for function in functions))
     with FakeServer(SMALL, num_ranks=2) as server:
@@ -597,7 +597,7 @@ def test_a_process_that_forgets_to_finish_still_ends(library: Path, tmp_path: Pa
 
 
 def test_valgrind_finds_nothing_in_a_restart(tmp_path: Path) -> None:
-    driver = build.c_driver(build.library(tmp_path / "plain", *QUICK))
+    driver = build.c_driver(build.client_archive(tmp_path / "plain", *QUICK))
     under_valgrind = tmp_path / "under-valgrind"
     options = "--quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect"
     under_valgrind.write_text(f"#!/bin/sh\nexec valgrind {options} --show-leak-kinds=definite,indirect {driver}\n")

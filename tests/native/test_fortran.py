@@ -25,7 +25,7 @@ STANDARDS = {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build.library(tmp_path_factory.mktemp("fortran") / "plain")
+    return build.client_archive(tmp_path_factory.mktemp("fortran") / "plain")
 
 
 def run(*command: str, connection: Path | str | None) -> subprocess.CompletedProcess[str]:

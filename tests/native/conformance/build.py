@@ -10,7 +10,7 @@ LIBRARIES = ("-lzmq", "-lm")
 FORTRAN_FLAGS = ("-std=f2008", "-pedantic", "-Wall", "-Wextra", "-Werror", "-g", "-fcheck=all,no-array-temps")
 
 
-def library(folder: Path, *flags: str) -> Path:
+def client_archive(folder: Path, *flags: str) -> Path:
     """The C client as a static library."""
     folder.mkdir()
     sources = sorted((NATIVE / "src").glob("*.c"))

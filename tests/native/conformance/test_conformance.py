@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def library(folder: Path) -> Path:
-    return build.library(folder / "plain")
+    return build.client_archive(folder / "plain")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def fortran_driver(library: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sanitized_c_driver(folder: Path) -> Path:
-    return build.c_driver(build.library(folder / "sanitized", *build.SANITIZERS), *build.SANITIZERS)
+    return build.c_driver(build.client_archive(folder / "sanitized", *build.SANITIZERS), *build.SANITIZERS)
 
 
 @pytest.fixture(scope="module")
