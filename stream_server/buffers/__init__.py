@@ -1,6 +1,7 @@
 """Where samples wait: policies choose, slots hold, and `Buffer` stands between two threads."""
 
-from stream_server.buffers.buffer import Buffer, Contents
+from stream_server.buffers.buffer import Buffer
+from stream_server.buffers.contents import Contents
 from stream_server.buffers.fifo import Fifo
 from stream_server.buffers.firo import Firo
 from stream_server.buffers.frozen import Frozen, num_slots_to_load

@@ -2,13 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from threading import Condition, Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.buffers.contents import Contents
 from stream_server.buffers.frozen import Frozen
 from stream_server.buffers.pins import Draw, Pins
 from stream_server.buffers.policy import NO_SLOTS, Policy, SlotArray, State
@@ -16,17 +16,6 @@ from stream_server.buffers.retention import Retention
 from stream_server.buffers.slots import FieldArrays, Slots
 from stream_server.errors import Closed, ProducerFailed
 from stream_server.failpoints import failpoint
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Contents:
-    """Copies of all samples that can be drawn, row by row; rows of a field that is not `present` are zero."""
-
-    simulation_ids: npt.NDArray[np.int64]
-    time_steps: npt.NDArray[np.int64]
-    seen: npt.NDArray[np.uint32]
-    fields: FieldArrays
-    present: dict[str, npt.NDArray[np.bool_]]
 
 
 class Buffer:

@@ -25,7 +25,7 @@ from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import StopReason, StopRequests
 
 if TYPE_CHECKING:
-    from stream_server.server.set_up import Learning
+    from stream_server.server.learning import Learning
 
 EXIT_SAVED = 75
 FAILED = "failed"

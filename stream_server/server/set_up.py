@@ -5,11 +5,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from stream_server.buffers import Buffer
-from stream_server.config import StudyConfig
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.best_folder import BEST
 from stream_server.server.checkpoint.part import Part
@@ -21,17 +18,13 @@ from stream_server.server.checkpoint.user_state import (
     load_user_state,
     user_part,
 )
-from stream_server.server.continuation import Continuation
-from stream_server.server.design import ParameterDesign
+from stream_server.server.learning import Learning
 from stream_server.server.model_export import ModelExport
 from stream_server.server.normalization import Normalization
-from stream_server.server.output import OutputFolder
 from stream_server.server.plain_state import read_state
-from stream_server.server.ranks import Ranks
-from stream_server.server.restore import RankRestore
+from stream_server.server.rank_parts import RankParts
 from stream_server.server.saved_model import model_parts
 from stream_server.server.snapshot import MODEL, Snapshots
-from stream_server.server.source import Source
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.best_models import BestModels
@@ -48,11 +41,9 @@ from stream_server.server.training.log_record import Writer
 from stream_server.server.training.loop import Training
 from stream_server.server.training.memory import MemoryGauge
 from stream_server.server.training.metrics import Gauge, Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
 from stream_server.server.training.schedules import Schedule, moment
 from stream_server.server.training.step import Step
-from stream_server.server.training.stop import StopReason, StopRequests
+from stream_server.server.training.stop import StopReason
 from stream_server.server.training.validation import Validation
 from stream_server.server.training.validation_batches import HeldOutSamples
 from stream_server.server.training.writers import open_own_writer, open_writers
@@ -63,48 +54,6 @@ from stream_server.server.watch import Watch
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankParts:
-    """What a rank has before it has a model. `study_state` and `restored` are None in a study that begins."""
-
-    config: StudyConfig
-    ranks: Ranks
-    folder: OutputFolder
-    continuation: Continuation
-    study_state: dict[str, Any] | None
-    restored: RankRestore | None
-    design: ParameterDesign
-    buffer: Buffer
-    source: Source
-    progress: Progress
-    phases: Phases
-    stops: StopRequests
-    leave_at_s: float
-    wall_s: Callable[[], float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Learning:
-    """A training that is set up, and those of its parts of which the report speaks."""
-
-    training: Training
-    stream: StreamDataset
-    validation: Validation
-    checkpoints: Checkpoints
-    best_models: BestModels | None
-    export: ModelExport
-
-    @property
-    def best(self) -> list[dict[str, Any]]:
-        """The best models that are kept, the best first. Rank 0."""
-        return [] if self.best_models is None else self.best_models.best
-
-    @property
-    def warnings(self) -> list[str]:
-        """What went wrong on this rank, and did not end the study."""
-        return [*self.checkpoints.warnings, *self.export.warnings]
 
 
 class SetUp:

@@ -17,14 +17,16 @@ from stream_server.server.closing import Closing, outcome_of, rank_report
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
+from stream_server.server.learning import Learning
 from stream_server.server.logs import Logs
 from stream_server.server.output import OutputFolder
 from stream_server.server.plan import make_plan
+from stream_server.server.rank_parts import RankParts
 from stream_server.server.ranks import Ranks, environment_rank, ranks_from_environment
 from stream_server.server.reception import Reception
 from stream_server.server.record.replay import ReplayFeed
 from stream_server.server.report import Outcome, RankReport
-from stream_server.server.set_up import Learning, RankParts, SetUp
+from stream_server.server.set_up import SetUp
 from stream_server.server.sign_of_life import SignOfLife
 from stream_server.server.source import Source
 from stream_server.server.start import Start
