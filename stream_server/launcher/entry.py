@@ -114,8 +114,10 @@ class Entry:
         self.blocked = blocked
 
     def settle(self, exit_code: int | None, reason: str, now: float) -> None:
-        """The job is over; that the server has all may still be on its way."""
+        """The job is over; that the server has all may still be on its way. Why a cancelled one ended is known."""
         self.state, self.quiet_since = State.SETTLING, now
+        if self.cancelled:
+            return
         self.reason, self.ended_well = reason, exit_code == 0
         self.settle_s = SETTLE_S if self.ended_well else SETTLE_FAILED_S
 

@@ -1,7 +1,7 @@
 """What to start, start again and give up. Pure: what happened goes in with the time, what to do comes out."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from stream_server.launcher.actions import Action, Cancel, Continue, Fail, GiveUp, StopStudy, Submit
@@ -9,7 +9,7 @@ from stream_server.launcher.entry import RESTARTED, Entry, State
 from stream_server.launcher.failures import Failures
 from stream_server.launcher.limits import Limits
 from stream_server.launcher.requests import Requests
-from stream_server.launcher.verdict import decide
+from stream_server.launcher.shared_jobs import SharedJobs
 from stream_server.launcher.waiting import Waiting
 
 POSTPONE_S = 10.0
@@ -29,6 +29,7 @@ class Schedule:
         self.away = True
         self._simulations: dict[int, Entry] = {}
         self._floors: dict[int, int] = {}
+        self._jobs = SharedJobs(self._simulations)
         self._waiting = Waiting()
         self._live: dict[int, Entry] = {}
         self._requests = Requests(limits.max_attached)
@@ -66,7 +67,7 @@ class Schedule:
     def decided(self, simulation: int) -> list[Entry]:
         """Those in the job of this one, which was cancelled, whose `reason` and `excuse` are known thereby."""
         it = self._simulations[simulation]
-        members = () if self.stopped else (it, *self._mates(it))
+        members = () if self.stopped else self._jobs.members(it)
         return [each for each in members if each.is_decided and not each.state.terminal]
 
     @property
@@ -177,7 +178,7 @@ class Schedule:
         was_spent = it.is_spent
         it.at_fault, it.over = it.at_fault or at_fault, it.over or over
         if it.is_spent and not was_spent:
-            self._give_time_to_end(it, now)
+            self._jobs.give_time_to_end(it, now)
 
     def job_ended(
         self,
@@ -201,7 +202,7 @@ class Schedule:
         # The excuse of one that was cancelled is known since then.
         it.excuse = it.excuse or ("" if it.cancelled else excuse)
         if it.cancelled and not (self.away or self.stopped or it.state.terminal):
-            return self._fail(it, now)
+            return self._fail(it) + self._fill(now)
         if not it.state.terminal:
             it.settle(exit_code, reason, now)
         if self.stopped or it.state.terminal:
@@ -225,7 +226,7 @@ class Schedule:
             if it.has_job:
                 actions.append(self._cancel(it))
             else:
-                actions += self._fail(it, now)
+                actions += self._fail(it)
         return actions + self._fill(now)
 
     def stop(self, now: float, grace_s: float = 0.0) -> list[Action]:
@@ -249,11 +250,15 @@ class Schedule:
             return self._give_up(it)
         if it.has_job or it.attached:
             return self._go_on(it, known, new_epoch=new_epoch)
-        if it.state is State.SETTLING and not new_epoch and not it.cancelled:
-            # The last word of it is awaited, again if the study was to stop meanwhile.
-            self._live[it.id] = it
-        else:
-            self._wait_again(it)
+        if it.state is State.SETTLING and not new_epoch:
+            if not it.cancelled:
+                # The last word of it is awaited, again if the study was to stop meanwhile.
+                self._live[it.id] = it
+                return []
+            if it.id in self._live:
+                # It was cancelled by its own clock, not as the study stopped, and nobody could be told of its end.
+                return self._fail(it)
+        self._wait_again(it)
         return []
 
     def _go_on(self, it: Entry, known: int, *, new_epoch: bool) -> list[Action]:
@@ -276,16 +281,7 @@ class Schedule:
     def _deadline(self, it: Entry) -> float | None:
         if self.stopped:
             return None if it.cancelled else self._cancel_at
-        # A job goes on as long as any simulation in it does.
-        waits_for_mates = it.is_spent and not all(mate.is_spent for mate in self._mates(it))
-        return None if self.away or waits_for_mates else it.deadline(self.limits.timeout_s)
-
-    def _mates(self, it: Entry) -> Iterator[Entry]:
-        """The others in the job of this one."""
-        for simulation in it.mates:
-            mate = self._simulations.get(simulation)
-            if mate is not None and mate is not it and mate.has_job and it.id in mate.mates:
-                yield mate
+        return None if self.away or self._jobs.waits(it) else it.deadline(self.limits.timeout_s)
 
     def _begin(self, simulation: int, now: float, *, has_job: bool, mates: tuple[int, ...] = ()) -> Entry:
         it = self._simulations[simulation]
@@ -294,10 +290,7 @@ class Schedule:
         return it
 
     def _cancel(self, it: Entry) -> Cancel:
-        members = (it, *self._mates(it))
-        decide(it, members)
-        for each in members:
-            each.cancelled = True
+        self._jobs.cancel(it)
         return Cancel(simulation=it.id, attempt=it.attempt)
 
     def _end(self, simulation: int, state: State, now: float) -> list[Action]:
@@ -305,27 +298,21 @@ class Schedule:
         if it is None or it.state.terminal:
             return []
         self._waiting.remove(simulation)
-        self._give_time_to_end(it, now)
+        self._jobs.give_time_to_end(it, now)
         self._settle(it, state)
         return self._fill(now)
-
-    def _give_time_to_end(self, it: Entry, now: float) -> None:
-        """This may be the last one for which its job ran: from now on that has the timeout to end."""
-        it.quiet_since = now
-        for mate in self._mates(it):
-            mate.quiet_since = now if mate.is_spent else mate.quiet_since
 
     def _settle(self, it: Entry, state: State) -> None:
         it.state = state
         if not it.has_job:
             self._live.pop(it.id, None)
 
-    def _fail(self, it: Entry, now: float) -> list[Action]:
+    def _fail(self, it: Entry) -> list[Action]:
         self._wait_again(it)
         actions: list[Action] = [Fail(simulation=it.id, attempt=it.attempt, reason=it.why_failed, excuse=it.excuse)]
         if not it.excuse:
             actions += self._count_failure(it)
-        return actions + self._fill(now)
+        return actions
 
     def _count_failure(self, it: Entry) -> list[Action]:
         it.failures += 1

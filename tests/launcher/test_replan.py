@@ -55,6 +55,39 @@ def test_a_simulation_whose_job_ended_while_the_server_was_away_runs_again_and_h
     assert schedule.replan({0: 0}, 2.0) == [Submit(simulation=0, attempt=1)]
 
 
+def recalled(entry: Entry, **limits: object) -> Schedule:
+    """A schedule of one simulation, of which another launcher has started attempt 0."""
+    schedule = Schedule(Limits(**limits))  # type: ignore[arg-type]
+    schedule.recall({0: 0}, [entry], anything_came=True)
+    return schedule
+
+
+def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_has_failed() -> None:
+    entry = Entry(id=0, state=State.RUNNING, attempt=0, has_job=True, cancelled=True, reason="no new time step for 8 s")
+    schedule = recalled(entry, retries=1)
+    assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0) == []
+    assert schedule.replan({0: 0}, 2.0, new_epoch=False) == [
+        Fail(simulation=0, attempt=0, reason="no new time step for 8 s"),
+        Submit(simulation=0, attempt=1),
+    ]
+
+
+def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_fails_with_its_excuse() -> None:
+    entry = Entry(id=0, state=State.RUNNING, attempt=0, has_job=True, cancelled=True, reason="over", excuse="another")
+    schedule = recalled(entry, retries=0)
+    schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0)
+    fail, submit = schedule.replan({0: 0}, 2.0, new_epoch=False)
+    assert fail == Fail(simulation=0, attempt=0, reason="over", excuse="another")
+    assert submit == Submit(simulation=0, attempt=1)
+
+
+def test_what_was_cancelled_as_the_study_stopped_has_not_failed_when_it_goes_on() -> None:
+    schedule = running(1, retries=0)
+    schedule.stop(1.0)
+    schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 2.0)
+    assert schedule.replan({0: 0}, 3.0, new_epoch=False) == [Submit(simulation=0, attempt=1)]
+
+
 def test_a_simulation_whose_last_word_was_awaited_runs_again() -> None:
     schedule = running(1)
     schedule.job_ended(0, 0, 0, "over", 1.0)
