@@ -1,35 +1,32 @@
 """The simulations of a study as they run: the schedule decides, jobs and link carry out."""
 
-import errno
 import logging
 import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from stream_server.failpoints import failpoint
 from stream_server.launcher import link, records
 from stream_server.launcher.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.attempt_jobs import AttemptJobs
-from stream_server.launcher.attempts import Attempts, KeyPair
+from stream_server.launcher.attempts import Attempts
 from stream_server.launcher.blame import AttemptEnd
 from stream_server.launcher.entry import State
-from stream_server.launcher.job_spec import JobSpec
 from stream_server.launcher.journal import Journal
 from stream_server.launcher.past import Past
 from stream_server.launcher.recalled import entries_of
 from stream_server.launcher.reports import Reports
 from stream_server.launcher.schedule import Schedule
-from stream_server.launcher.sockets import Link, key_pair
+from stream_server.launcher.sockets import Link
+from stream_server.launcher.starter import Starter
 
 POLL_S = 1.0
 POLL_BUSY_S = 0.05
 STATUS_S = 0.5
 LEAVE_S = 15.0
-DISK_IS_TO_BLAME = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +52,10 @@ class Ensemble:
         self.jobs = jobs
         self.server = server
         self.journal = journal
+        self.starter = Starter(schedule=schedule, attempts=attempts, jobs=jobs, server=server, journal=journal)
         self.reports = Reports(attempts, server, journal)
         self.keep_finished = keep_finished
         self._epoch = 0
-        self._connection: dict[str, Any] = {}
-        self._parameters: dict[int, dict[str, float]] = {}
-        self._public_keys: dict[int, str | None] = {}
         self._not_kept: set[tuple[int, int]] = set()
         self._leave_at = math.inf
         self._said_bye = False
@@ -95,7 +90,7 @@ class Ensemble:
                 self.reports.given(it.simulation, it.attempt)
                 continue
             log.info("simulation %d, attempt %d is taken over", it.simulation, it.attempt)
-            self._public_keys[it.simulation] = it.public_key
+            self.starter.recall(it.simulation, it.public_key)
             if it is past.in_job(it.job)[0]:
                 shared = past.jobs.get(it.job, ((it.simulation, it.attempt),))
                 self.jobs.adopt(Path(it.job), shared, it.leader, ranks=it.ranks)
@@ -150,7 +145,7 @@ class Ensemble:
             case _ if self.schedule.away:
                 return []
             case link.Run():
-                self._parameters[message.simulation] = message.parameters
+                self.starter.added(message)
                 return self.schedule.add(message.simulation, now)
             case link.Progress():
                 return self.schedule.progress(
@@ -174,8 +169,7 @@ class Ensemble:
         log.info("study %s, epoch %d: %d simulations", message.study, message.epoch, len(message.simulations))
         failpoint("launcher.before_replan")
         new_epoch, self._epoch = message.epoch != self._epoch, message.epoch
-        self._connection = message.connection
-        self._parameters |= {it.simulation: it.parameters for it in message.simulations}
+        self.starter.planned(message)
         self._leave_at, self._said_bye, self._status = math.inf, False, None
         self.journal.note(records.PlanTaken(epoch=message.epoch))
         self.server.send(link.Ready())
@@ -226,9 +220,10 @@ class Ensemble:
             action = pending.popleft()
             match action:
                 case Submit():
-                    pending += self._submit(action)
+                    pending += self.starter.start(action)
+                    self._poll_at = 0.0
                 case Continue():
-                    self._go_on(action)
+                    self.starter.go_on(action)
                 case Cancel():
                     log.info("simulation %d, attempt %d is cancelled", action.simulation, action.attempt)
                     cancelled.add((action.simulation, action.attempt))
@@ -239,108 +234,11 @@ class Ensemble:
             self.jobs.cancel(cancelled, time.monotonic())
             self._poll_at = 0.0
 
-    def _submit(self, action: Submit) -> list[Action]:
-        members = [self._number(it.simulation, it.attempt) for it in (action, *action.beside)]
-        keys = {simulation: self._new_keys() for simulation, _ in members}
-        self._public_keys |= {simulation: pair.public if pair else None for simulation, pair in keys.items()}
-        specs: dict[tuple[int, int], JobSpec] = {}
-        errors: dict[tuple[int, int], Exception] = {}
-        try:
-            for simulation, attempt in members:
-                try:
-                    specs[simulation, attempt] = self.attempts.prepare(
-                        simulation, attempt, self._parameters[simulation], self._connection, keys[simulation]
-                    )
-                except (OSError, ValueError) as error:
-                    if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
-                        raise
-                    errors[simulation, attempt] = error
-            self.journal.write(*self._starting(list(specs)))
-        except OSError as error:
-            return self._postpone(members, error)
-        for simulation, attempt in members:
-            # The server must know the key before the client can use it.
-            public_key = self._public_keys[simulation]
-            self.server.send(link.Attempt(simulation=simulation, attempt=attempt, public_key=public_key))
-        actions: list[Action] = []
-        for (simulation, attempt), problem in errors.items():
-            actions += self._cannot_be_prepared(simulation, attempt, problem)
-        if specs:
-            self._start(specs)
-        return actions
-
-    def _number(self, simulation: int, attempt: int) -> tuple[int, int]:
-        attempt = self.attempts.free_number(simulation, attempt)
-        self.schedule.renumber(simulation, attempt)
-        return simulation, attempt
-
-    def _starting(self, members: Sequence[tuple[int, int]]) -> list[records.AttemptStarting]:
-        job = str(self.attempts.folder(*members[0])) if len(members) > 1 else None
-        return [
-            records.AttemptStarting(
-                simulation=simulation,
-                attempt=attempt,
-                folder=str(self.attempts.folder(simulation, attempt)),
-                public_key=self._public_keys[simulation],
-                job=job,
-                ranks=self.jobs.ranks,
-            )
-            for simulation, attempt in members
-        ]
-
     def _cancelling(self, simulation: int) -> list[records.AttemptCancelled]:
         return [
             records.AttemptCancelled(simulation=it.id, attempt=it.attempt, reason=it.reason, excuse=it.excuse)
             for it in self.schedule.decided(simulation)
         ]
-
-    def _cannot_be_prepared(self, simulation: int, attempt: int, error: Exception) -> list[Action]:
-        reason = f"could not be prepared: {error}"
-        log.warning("simulation %d, attempt %d %s", simulation, attempt, reason)
-        return self.schedule.job_ended(simulation, attempt, None, reason, time.monotonic())
-
-    def _start(self, specs: Mapping[tuple[int, int], JobSpec]) -> None:
-        for (simulation, attempt), spec in specs.items():
-            log.info("simulation %d, attempt %d: %s", simulation, attempt, spec.command)
-        failpoint("launcher.before_submit")
-        leader = self.jobs.submit(specs)
-        failpoint("launcher.after_submit")
-        if leader is not None:
-            for simulation, attempt in specs:
-                self.journal.note(
-                    records.AttemptStarted(
-                        simulation=simulation, attempt=attempt, pid=leader.pid, started=leader.started
-                    )
-                )
-        self._poll_at = 0.0
-
-    def _postpone(self, members: Sequence[tuple[int, int]], error: OSError) -> list[Action]:
-        log.error("no simulation is started as long as the disk refuses: %s", error)
-        for attempt in members:
-            shutil.rmtree(self.attempts.folder(*attempt), ignore_errors=True)
-        now = time.monotonic()
-        return [action for simulation, _ in members for action in self.schedule.postpone(simulation, now)]
-
-    def _go_on(self, action: Continue) -> None:
-        """An attempt outlived a server or a launcher: the server must know it, and it must find the server."""
-        simulation, attempt = action.simulation, action.attempt
-        log.info("simulation %d, attempt %d goes on", simulation, attempt)
-        key = None if action.attached else self._public_keys.get(simulation)
-        self.server.send(
-            link.Attempt(simulation=simulation, attempt=attempt, public_key=key, attached=action.attached, goes_on=True)
-        )
-        if action.attached:
-            return
-        try:
-            self.attempts.reconnect(simulation, attempt, self._connection)
-        except (OSError, ValueError) as error:
-            log.warning("simulation %d, attempt %d cannot be told where the server is: %s", simulation, attempt, error)
-
-    def _new_keys(self) -> KeyPair | None:
-        if self._connection.get("security") is None:
-            return None
-        public, secret = key_pair()
-        return KeyPair(public=public, secret=secret)
 
     def _tell_status(self) -> None:
         now = time.monotonic()
