@@ -260,14 +260,26 @@ def journal(rank_0: Rank0) -> list[dict[str, object]]:
     return [json.loads(line) for line in (rank_0.output_dir / "journal.jsonl").read_text().splitlines()]
 
 
-def test_one_that_failed_is_to_blame_for_those_that_waited_for_it_until_their_time_was_up(tmp_path: Path) -> None:
+# The sixth record is that of the cancel.
+@pytest.mark.parametrize("killed", [False, True])
+def test_one_that_failed_is_to_blame_for_those_that_waited_for_it_until_their_time_was_up(
+    tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if killed:
+        monkeypatch.setenv("STREAM_FAILPOINTS", "launcher.after_journal=kill@6")
+        monkeypatch.setenv("STREAM_FAILPOINTS_DIR", str(tmp_path / "failpoints"))
     with Rank0(tmp_path, UNNOTICED, *TOGETHER, "simulation.ranks=2", "simulation.timeout_s=8") as rank_0:
         rank_0.plan(2)
+        if killed:
+            assert rank_0.wait_for_end() == -signal.SIGKILL
+            rank_0.kill_and_restart_launcher()
+            rank_0.plan(2, attempt=0)
         told = dict([failed(rank_0), failed(rank_0)])
         excuse = "not counted against it, for simulation 1, which shared the job, failed"
         assert told == {0: f"was ended with its job ({excuse})", 1: "a rank ended with exit code 3"}
         ends = {it["simulation"]: it["counted"] for it in journal(rank_0) if it["record"] == "AttemptEnded"}
         assert ends == {0: False, 1: True}
+        # The next launcher knows that it was cancelled, and does not wait for the time to be up again.
         cancels = [it["simulation"] for it in journal(rank_0) if it["record"] == "AttemptCancelled"]
         assert sorted(cancels) == [0, 1]
 
