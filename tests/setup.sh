@@ -1,6 +1,6 @@
 #!/bin/sh
-# Sees to it that the tools that the tests of the native clients need are there. On Debian and as root it installs what
-# is missing; elsewhere it says what to install.
+# Sees to it that the tools that the tests need are there: compilers and MPIs for the native clients, and what faults are
+# made with. On Debian and as root it installs what is missing; elsewhere it says what to install.
 set -eu
 
 missing=""
@@ -28,6 +28,9 @@ has cmake cmake
 has pkg-config pkg-config
 has valgrind valgrind
 has patch patch
+has git git
+has strace strace
+has iproute2 ip
 has clang clang clang++
 [ -e /usr/share/i18n/locales/de_DE ] || need locales
 has mpich mpirun.mpich
