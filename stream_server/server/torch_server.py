@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.ranks import Ranks
@@ -11,6 +10,7 @@ from stream_server.server.stream_server import StreamServer
 from stream_server.server.torch_collate import TorchCollate
 from stream_server.server.training.step import Step
 from stream_server.server.training.torch_learning_rates import LearningRates
+from stream_server.server.training.torch_lightning import Fabric
 
 
 class TorchServer(StreamServer):

@@ -1,12 +1,9 @@
 """Fabric on the server's ranks."""
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.plugins import Precision
-from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning_fabric.strategies.strategy import Strategy
 
 from stream_server.server.ranks import Ranks
+from stream_server.server.training.torch_lightning import ClusterEnvironment, Fabric, Precision, Strategy
 
 
 def launch(

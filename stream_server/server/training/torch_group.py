@@ -6,9 +6,9 @@ import socket
 from typing import Any
 
 import torch.distributed as dist
-from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 from stream_server.server.ranks import Ranks
+from stream_server.server.training.torch_lightning import ClusterEnvironment
 
 LOOPBACK = "127.0.0.1"
 

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from lightning_fabric import Fabric
-
 from stream_server.errors import UserCodeError
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.torch_state import plain, restored
 from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.torch_compiling import compile_in_place
 from stream_server.server.training.torch_learning_rates import as_list
+from stream_server.server.training.torch_lightning import Fabric
 
 
 def set_up(server: TorchServer, fabric: Fabric, *, compiled: bool) -> None:

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric.plugins import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from torch import Tensor, nn
 
 from stream_server.errors import ConfigError
+from stream_server.server.training.torch_lightning import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 
 if TYPE_CHECKING:
     from stream_server.config.sections import Training

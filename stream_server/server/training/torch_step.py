@@ -6,7 +6,6 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric.plugins import Precision
 from torch import Tensor
 
 from stream_server.errors import ConfigError, UserCodeError
@@ -27,6 +26,7 @@ from stream_server.server.training.torch_devices import (
 from stream_server.server.training.torch_fabric import launch
 from stream_server.server.training.torch_gradients import Gradients
 from stream_server.server.training.torch_group import TorchGroup
+from stream_server.server.training.torch_lightning import Precision
 from stream_server.server.training.torch_model import load_state, set_up, state_of
 from stream_server.server.training.torch_precision import LossScaling, make_precision, numerics
 from stream_server.server.training.torch_union import UnionStrategy

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from stream_server.server.training.torch_lightning import ClusterEnvironment, DDPStrategy
 
 # Newer versions of torch warn of the old name.
 _KNOWN = signature(DistributedDataParallel).parameters
