@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -119,11 +120,15 @@ class Rank0:
     def wait_for_output(self, simulation: int, attempt: int = 0) -> str:
         """What an attempt has printed, once that is a whole line."""
         log = self.folder_of(simulation, attempt) / "output.log"
+        self.wait_until(lambda: log.exists() and "\n" in log.read_text())
+        return log.read_text()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what the launcher does to files."""
         deadline = time.monotonic() + DEADLINE_S
-        while not (log.exists() and "\n" in log.read_text()):
+        while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        return log.read_text()
 
     def folder_of(self, simulation: int, attempt: int = 0) -> Path:
         """The folder of an attempt."""

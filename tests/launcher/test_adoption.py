@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from stream_server.launcher import link
 from stream_server.launcher.journal import Journal
-from tests.launcher.rank_0 import DEADLINE_S, Rank0, plan
+from tests.launcher.rank_0 import Rank0, plan
 from tests.launcher.study_run import SLEEPING, StudyRun
 from tests.mpi.launch import MPICH_PREFIX
 
@@ -287,9 +286,7 @@ def test_one_that_failed_is_to_blame_for_those_that_waited_for_it_until_their_ti
 def test_the_folder_of_a_job_stays_until_all_in_it_are_judged(tmp_path: Path) -> None:
     with Rank0(tmp_path, ONE_FAILS, *TOGETHER, "simulation.keep_folders=failed") as rank_0:
         rank_0.plan(2)
-        deadline = time.monotonic() + DEADLINE_S
-        while "simulation 1, attempt 0: a rank ended with exit code 3" not in rank_0.log.read_text():
-            assert time.monotonic() < deadline
+        rank_0.wait_until(lambda: "simulation 1, attempt 0: a rank ended with exit code 3" in rank_0.log.read_text())
         rank_0.send(link.Finished(simulation=0))
         rank_0.wait_for_output(0)
         (rank_0.folder_of(0) / "go").touch()
@@ -297,8 +294,7 @@ def test_the_folder_of_a_job_stays_until_all_in_it_are_judged(tmp_path: Path) ->
         assert (message.simulation, message.reason) == (1, "a rank ended with exit code 3")
         # It never wrote anything: mpirun's words are in the log of the first.
         assert message.log == str(rank_0.folder_of(0) / "output.log")
-        while rank_0.folder_of(0).exists():
-            assert time.monotonic() < deadline
+        rank_0.wait_until(lambda: not rank_0.folder_of(0).exists())
 
 
 def test_a_job_is_that_of_the_first_that_could_be_prepared(tmp_path: Path) -> None:
