@@ -1,4 +1,4 @@
-"""What the long campaigns found, in figures: docs/reliability.json, which docs/reliability.md tells in words."""
+"""What the long campaigns found, in figures: docs/reliability.json, and the table of them in docs/reliability.md."""
 
 import datetime
 import json
@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parent.parent / "docs" / "reliability.json"
+DOCS = Path(__file__).parent.parent / "docs"
+FILE = DOCS / "reliability.json"
+PAGE = DOCS / "reliability.md"
+BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 
 def record(campaign: str, *, cases: Mapping[str, int], violations: int, wall_s: float, seed: int | None = None) -> None:
@@ -20,8 +23,30 @@ def record(campaign: str, *, cases: Mapping[str, int], violations: int, wall_s: 
         "cases": dict(cases),
     }
     FILE.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table(figures) + END + rest.partition(END)[2])
 
 
 def recorded() -> dict[str, Any]:
     """The figures of all campaigns, by name."""
     return dict(json.loads(FILE.read_text())) if FILE.exists() else {}
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """The figures as a table of Markdown."""
+    lines = ["| campaign | cases | violations | seed | time | date |", "|---|---|---|---|---|---|"]
+    for campaign, found in sorted(figures.items()):
+        total = f"**{sum(found['cases'].values()):,}**"
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in found["cases"].items())
+        seed = "" if found["seed"] is None else found["seed"]
+        minutes, seconds = divmod(found["wall_s"], 60)
+        row = (
+            campaign,
+            f"{total}: {kinds}",
+            found["violations"],
+            seed,
+            f"{minutes} min {seconds} s",
+            found["date"],
+        )
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines) + "\n"

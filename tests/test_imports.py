@@ -16,12 +16,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 KNOWS = {
     "errors": {"errors"},
     "failpoints": {"failpoints"},
+    "disk": {"disk"},
     "config": {"config", "errors", "failpoints"},
-    "client_api": {"client_api", "errors", "failpoints"},
+    "client_api": {"client_api", "disk", "errors", "failpoints"},
     "buffers": {"buffers", "errors", "failpoints"},
-    "launcher": {"launcher", "config", "errors", "failpoints"},
+    "launcher": {"launcher", "config", "disk", "errors", "failpoints"},
     "analysis": {"analysis", "config", "errors"},
-    "server": {"server", "launcher", "buffers", "client_api", "config", "errors", "failpoints"},
+    "server": {"server", "launcher", "buffers", "client_api", "config", "disk", "errors", "failpoints"},
 }
 
 DOORS = {

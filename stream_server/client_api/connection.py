@@ -2,12 +2,12 @@
 
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stream_server.client_api.connection_rules import check
+from stream_server.disk import swap_private_file
 from stream_server.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "STREAM_CONNECTION"
@@ -42,16 +42,7 @@ class ConnectionFile:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Put the file in place in one stroke; only its owner may read it, since it holds a secret key."""
-        folder = Path(path).parent
-        # mkstemp creates the file with mode 0600.
-        descriptor, temporary = tempfile.mkstemp(prefix=".connection-", dir=folder)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(asdict(self), file, indent=1)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        swap_private_file(Path(path), json.dumps(asdict(self), indent=1).encode())
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "ConnectionFile":
@@ -61,10 +52,10 @@ class ConnectionFile:
             ConfigError: there is no such file, or it is none of a study.
         """
         try:
-            content = json.loads(Path(path).read_text())
+            content = json.loads(Path(path).read_text(), parse_constant=_refuse_constant)
         except OSError as error:
             raise ConfigError(f"cannot read the connection file {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not a connection file: {error}") from error
         try:
             return cls.from_dict(content)
@@ -87,6 +78,10 @@ class ConnectionFile:
                 "security": None if security is None else Security(**security),
             }
         )
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def find(connection: str | os.PathLike[str] | None) -> Path | None:

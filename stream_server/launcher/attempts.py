@@ -1,14 +1,13 @@
 """The folder, the files, the environment and the command line of one attempt of a simulation."""
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stream_server.disk import swap_private_file
 from stream_server.failpoints import failpoint
 from stream_server.launcher import command
 from stream_server.launcher.command import Value
@@ -76,7 +75,7 @@ class Attempts:
         content = {**connection, "simulation": simulation, "attempt": attempt, "parameters": dict(parameters)}
         if keys is not None:
             content["security"] = _security(connection, keys)
-        _replace_private(file, json.dumps(content, indent=1))
+        swap_private_file(file, json.dumps(content, indent=1).encode())
         values = command.placeholders(
             parameters, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir
         )
@@ -94,14 +93,14 @@ class Attempts:
             ValueError: it is none.
         """
         file = self.folder(simulation, attempt) / CONNECTION_FILE
-        before = json.loads(file.read_text())
+        before = _read(file)
         content = {**connection, **{name: before.get(name) for name in ("simulation", "attempt", "parameters")}}
         if before.get("security") is not None and connection.get("security") is not None:
             server_key = connection["security"]["server_public_key"]
             content["security"] = {**before["security"], "server_public_key": server_key}
         if content != before:
             failpoint("launcher.before_reconnect")
-            _replace_private(file, json.dumps(content, indent=1))
+            swap_private_file(file, json.dumps(content, indent=1).encode())
 
     def _render(self, template: Path, folder: Path, values: Mapping[str, Value]) -> Path:
         inside = template.is_relative_to(self.study_dir)
@@ -112,22 +111,19 @@ class Attempts:
         return target
 
 
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except RecursionError as error:
+        raise ValueError(f"{file} is no connection file: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("security"), dict | None):
+        raise ValueError(f"{file} is no connection file")
+    return content
+
+
 def _security(connection: Mapping[str, Any], keys: KeyPair) -> dict[str, str]:
     return {
         "server_public_key": connection["security"]["server_public_key"],
         "client_public_key": keys.public,
         "client_secret_key": keys.secret,
     }
-
-
-def _replace_private(file: Path, text: str) -> None:
-    """In one stroke: a client may read it at any time."""
-    # mkstemp creates the file with mode 0600.
-    descriptor, temporary = tempfile.mkstemp(prefix=".connection-", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "w") as opened:
-            opened.write(text)
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise

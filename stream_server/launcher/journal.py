@@ -5,10 +5,12 @@ import fcntl
 import logging
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stream_server import disk
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
 from stream_server.launcher import records
@@ -32,20 +34,24 @@ class Journal:
         self.file = output_dir / JOURNAL_FILE
         self.past = Past()
         self._owed: list[Record] = []
+        self._is_whole = False
 
     def __enter__(self) -> Self:
         """Open it, and read what is there.
 
         Raises:
-            ConfigError: another launcher has it open, or it is damaged.
+            ConfigError: another launcher has it open, it is damaged, or it cannot be read.
         """
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            disk.make_folder(self.file.parent)
+            self._descriptor = disk.open_to_append(self.file)
+        except OSError as error:
+            raise ConfigError(f"{self.file} cannot be opened: {error}") from error
         try:
             _lock(self._descriptor, self.file.parent)
             self._read()
         except BaseException:
-            os.close(self._descriptor)
+            disk.close(self._descriptor)
             raise
         return self
 
@@ -54,7 +60,7 @@ class Journal:
     ) -> None:
         if self._owed:
             log.error("%d records never came into %s", len(self._owed), self.file)
-        os.close(self._descriptor)
+        disk.close(self._descriptor)
 
     @classmethod
     def check_free(cls, output_dir: Path) -> None:
@@ -83,7 +89,7 @@ class Journal:
             OSError: it is not there.
         """
         failpoint("launcher.before_journal")
-        self._append(b"".join(records.encode(each) for each in (*self._owed, *written)))
+        self._append(records.encode(each) for each in (*self._owed, *written))
         self._owed.clear()
         failpoint("launcher.after_journal")
 
@@ -97,28 +103,44 @@ class Journal:
             self._owed += noted
 
     def _read(self) -> None:
-        content = self.file.read_bytes()
         try:
+            content = records.whole(disk.read_file(self.file))
             self.past = Past.of(records.decode(content))
+        except OSError as error:
+            raise ConfigError(f"{self.file} cannot be read: {error}") from error
         except DamagedJournal as error:
             raise ConfigError(
                 f"{self.file} is damaged: {error}. Move it away to continue without it: the numbers of attempts then "
                 "go on from their folders, but simulations that still run are started again"
             ) from error
-        # The next record must not be joined to a torn one.
-        self._size = content.rfind(b"\n") + 1
-        os.ftruncate(self._descriptor, self._size)
+        self._size = len(content)
 
-    def _append(self, lines: bytes) -> None:
+    def _append(self, lines: Iterable[bytes]) -> None:
+        """One after the other: what a power failure tears can then only be the last line."""
+        if not self._is_whole:
+            self._make_whole()
+        self._is_whole = False
+        size = self._size
         try:
-            written = os.write(self._descriptor, lines)
-            if written < len(lines):
-                raise OSError(f"only {written} of {len(lines)} bytes could be written to {self.file}")
-            os.fsync(self._descriptor)
+            for line in lines:
+                disk.write_all(self._descriptor, memoryview(line))
+                disk.sync(self._descriptor)
+                size += len(line)
         except OSError:
-            os.ftruncate(self._descriptor, self._size)
+            self._make_whole()
             raise
-        self._size += len(lines)
+        self._size = size
+        self._is_whole = True
+
+    def _make_whole(self) -> None:
+        """Put on disk that the file is there, and ends with the last record that was written.
+
+        The next one must not be joined to a torn one, nor be lost together with the name of the file.
+        """
+        disk.truncate(self._descriptor, self._size)
+        disk.sync(self._descriptor)
+        disk.sync_folder(self.file.parent)
+        self._is_whole = True
 
 
 def _lock(descriptor: int, output_dir: Path) -> None:

@@ -1,12 +1,13 @@
 """What a launcher writes into its journal, and how it reads that back. Pure."""
 
 import json
+import zlib
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, fields
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
 from stream_server.errors import StreamServerError
+from stream_server.launcher.typed import typed
 
 
 class DamagedJournal(StreamServerError):
@@ -168,13 +169,27 @@ Record = (
     | FirstStep
 )
 
+SECTOR_BYTES = 512
+
+_SEAL = b', "crc32": '
 _KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in get_args(Record)}
-_TYPES = {kind: get_type_hints(kind) for kind in get_args(Record)}
 
 
 def encode(record: Record) -> bytes:
-    """The line of a record."""
-    return json.dumps({"record": type(record).__name__, **asdict(record)}).encode() + b"\n"
+    """The line of a record, which ends with the checksum of what is before."""
+    text = json.dumps({"record": type(record).__name__, **asdict(record)}).encode()
+    return sealed(text[:-1]) + b"\n"
+
+
+def whole(journal: bytes) -> bytes:
+    """A journal without a last line that was never written to its end.
+
+    That one may have an end all the same: a power failure can leave zeros in the place of any sector of it.
+    """
+    end = journal.rfind(b"\n") + 1
+    start = journal.rfind(b"\n", 0, max(end - 1, 0)) + 1
+    is_torn = journal.startswith(b"\0", start, end) or bytes(SECTOR_BYTES) in journal[start:end]
+    return journal[: start if is_torn else end]
 
 
 def decode(journal: bytes) -> Iterator[Record]:
@@ -186,21 +201,18 @@ def decode(journal: bytes) -> Iterator[Record]:
     lines = journal.split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:
+            if sealed(line.rpartition(_SEAL)[0]) != line:
+                raise ValueError("it does not match its checksum")
             yield _record(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedJournal(f"line {number} is no record of a launcher: {line[:100]!r}") from error
 
 
+def sealed(text: bytes) -> bytes:
+    """A line without its end, all but whose closing brace is `text`: with the checksum of that."""
+    return text + _SEAL + b"%d}" % zlib.crc32(text)
+
+
 def _record(values: dict[str, Any]) -> Record:
-    kind = _KINDS[values.pop("record")]
-    values = {field.name: field.default for field in fields(kind) if field.default is not MISSING} | values
-    for name, expected in _TYPES[kind].items():
-        if not _is_a(values[name], expected):
-            raise TypeError(f"{name} is no {expected}")
-    return kind(**values)
-
-
-def _is_a(value: object, expected: Any) -> bool:
-    if get_origin(expected) in (UnionType, Union):
-        return any(_is_a(value, one) for one in get_args(expected))
-    return type(value) is expected
+    del values["crc32"]
+    return typed(_KINDS[values.pop("record")], values)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stream_server.disk import make_folder, remove_tree, rename_folder, sync_folder, write_file
 from stream_server.failpoints import failpoint
 from stream_server.server.array_tree import flattened
-from stream_server.server.checkpoint.durable import make_folder, remove_tree, rename_folder, sync_folder
 from stream_server.server.normalization import Normalization
-from stream_server.server.tensor_file import can_be_written, write_durably, write_tensors
+from stream_server.server.sums import write_sums
+from stream_server.server.tensor_file import can_be_written, write_tensors
 from stream_server.server.training.callbacks import Callback, call_user
 from stream_server.server.training.step import Step
 
@@ -83,6 +84,9 @@ def export_model(
         OSError: the disk is full or fails; an older folder is as it was.
     """
     temporary, old = folder.with_name(f"{folder.name}.tmp"), folder.with_name(f"{folder.name}.old")
+    if old.exists() and not folder.exists():
+        # An earlier export was killed before the new model had its name.
+        rename_folder(old, folder)
     for left in (temporary, old):
         remove_tree(left)
     try:
@@ -98,12 +102,12 @@ def export_model(
 
 
 def _replace(folder: Path, new: Path, old: Path) -> None:
-    if folder.exists():
-        rename_folder(folder, old)
     try:
+        if folder.exists():
+            rename_folder(folder, old)
         rename_folder(new, folder)
     except OSError:
-        if old.exists():
+        if old.exists() and not folder.exists():
             rename_folder(old, folder)
         raise
 
@@ -114,7 +118,7 @@ def _write_files(
     is_torch = any(hasattr(tensor, "new_tensor") for tensor in tensors.values())
     # Frameworks look here for whose arrays these are.
     write_tensors(folder / MODEL_FILE, tensors, {"format": "pt" if is_torch else "np"})
-    write_durably(folder / STUDY_FILE, (json.dumps(config.resolved(), indent=2) + "\n").encode())
+    write_file(folder / STUDY_FILE, (json.dumps(config.resolved(), indent=2) + "\n").encode())
     readme = f"The model of the study {config.study.name}. To load it:\n\n"
     readme += (_TORCH if is_torch else _NUMPY).format(owner=owner)
     statistics = normalization.arrays()
@@ -123,7 +127,8 @@ def _write_files(
         write_tensors(folder / NORMALIZATION_FILE, statistics, notes)
         shown = list(statistics)[:2]
         readme += _STATISTICS.format(names=", ".join(f'statistics["{name}"]' for name in shown))
-    write_durably(folder / README_FILE, readme.encode())
+    write_file(folder / README_FILE, readme.encode())
+    write_sums(folder)
 
 
 def _of_torch(model: Any) -> tuple[dict[str, Any], list[str]]:

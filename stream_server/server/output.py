@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.config import StudyConfig, check_continuation
+from stream_server.disk import make_folder, remove_file, remove_leftovers, replace_file
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
-from stream_server.server.checkpoint.durable import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class OutputFolder:
         try:
             report = json.loads(self.report.read_text())
             return (report["exit_code"], report["exit_reason"]) == (0, "finished")
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def prepare(self, config: StudyConfig, *, fresh: bool, resume: bool) -> None:
@@ -89,10 +89,12 @@ class OutputFolder:
             raise ConfigError(
                 f"{self.path} is not empty, but holds no run of a study: write another study.output_dir or move it"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         failpoint("server.before_study_file")
-        self.report.unlink(missing_ok=True)
-        self.exit.unlink(missing_ok=True)
+        for file in (self.study, self.report, self.connection):
+            remove_leftovers(file)
+        remove_file(self.report)
+        remove_file(self.exit)
         replace_file(self.study, (json.dumps(config.resolved(), indent=2) + "\n").encode())
 
     @property
@@ -101,13 +103,14 @@ class OutputFolder:
 
     @property
     def _is_ours(self) -> bool:
-        """There is nothing but what a launcher makes before the server has begun."""
-        return {entry.name for entry in self.path.iterdir()} <= {"journal.jsonl", "logs"}
+        """There is nothing but what a launcher makes before the server has begun, and what a killed start left."""
+        names = {entry.name for entry in self.path.iterdir()}
+        return all(name in ("journal.jsonl", "logs") or name.startswith(self.study.name) for name in names)
 
     def _earlier_study(self) -> Any:
         try:
             return json.loads(self.study.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{self.study}, from which a run would be continued, cannot be read: {error}. --fresh starts over"
             ) from error

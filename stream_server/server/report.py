@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from stream_server.disk import make_folder, replace_file
 from stream_server.errors import NotBalanced
 from stream_server.server.account import Account, Learned, RankAccount, SimulationEnd, close_account
-from stream_server.server.checkpoint.durable import replace_file
 from stream_server.server.training.phases import mean_over_ranks
 
 FORMAT = 1
@@ -134,7 +134,7 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
 
     The file is on disk when this returns. Numbers that are not finite become `null`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     text = json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
     replace_file(path, text.encode())
 

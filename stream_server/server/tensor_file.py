@@ -1,11 +1,12 @@
 """Arrays of any framework in a .safetensors file, which every framework can read and nothing can hide code in."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from stream_server import disk
 
 SUFFIX = ".safetensors"
 
@@ -38,7 +39,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], notes: Mapping[str, st
         from safetensors.numpy import save as save_arrays
 
         data = save_arrays({name: np.asarray(it, order="C") for name, it in tensors.items()}, dict(notes or {}))
-    write_durably(path, data)
+    disk.write_file(path, data)
 
 
 def read_tensors(path: Path, *, as_torch: bool) -> dict[str, Any]:
@@ -54,21 +55,9 @@ def read_tensors(path: Path, *, as_torch: bool) -> dict[str, Any]:
         if as_torch:
             from safetensors.torch import load
 
-            return dict(load(path.read_bytes()))
+            return dict(load(disk.read_file(path)))
         from safetensors.numpy import load as load_arrays
 
-        return dict(load_arrays(path.read_bytes()))
+        return dict(load_arrays(disk.read_file(path)))
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"{path} is no {SUFFIX} file that can be read: {error}") from error
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file, on disk when it returns.
-
-    Raises:
-        OSError: the disk is full or fails.
-    """
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -189,8 +189,9 @@ def test_attempts_of_one_job_are_known_as_such_also_when_some_have_ended() -> No
 
 
 def test_a_journal_of_a_launcher_that_knew_no_shared_jobs_is_read() -> None:
-    line = b'{"record": "AttemptStarting", "simulation": 0, "attempt": 1, "folder": "/0", "public_key": null}\n'
-    assert list(records.decode(line)) == [AttemptStarting(simulation=0, attempt=1, folder="/0", public_key=None)]
+    line = b'{"record": "AttemptStarting", "simulation": 0, "attempt": 1, "folder": "/0", "public_key": null'
+    [record] = records.decode(records.sealed(line) + b"\n")
+    assert record == AttemptStarting(simulation=0, attempt=1, folder="/0", public_key=None)
 
 
 def test_how_many_ranks_a_job_has_is_a_matter_of_its_start() -> None:

@@ -1,6 +1,5 @@
 """The best models on disk, beside the generations."""
 
-import json
 import logging
 import os
 import re
@@ -8,17 +7,18 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stream_server.disk import make_folder, read_file, remove_tree, rename_folder, sync_folder
 from stream_server.errors import DamagedCheckpoint
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.checksum_file import ChecksumFile, record_of
-from stream_server.server.checkpoint.durable import make_folder, remove_tree, rename_folder, sync_folder
-from stream_server.server.checkpoint.manifest import FileRecord
+from stream_server.server.checkpoint.manifest import FileRecord, is_inside
 from stream_server.server.checkpoint.part import Part
+from stream_server.server.sealed import sealed, unsealed
 
 BEST = "best"
 FACTS_FILE = "facts.json"
 
-_OURS = re.compile(r"batch-\d{6,}(\.tmp)?")
+_OURS = re.compile(r"batch-\d{6,}(\.tmp|\.old)?")
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +48,12 @@ class BestFolder:
         remove_tree(temporary)
         try:
             files = {part.path: _written(temporary, part).to_json() for part in parts}
-            text = json.dumps({**facts, "files": files}, indent=2) + "\n"
-            _written(temporary, Part(path=FACTS_FILE, write=lambda file: file.write(text.encode())))
+            text = sealed({**facts, "files": files})
+            _written(temporary, Part(path=FACTS_FILE, write=lambda file: file.write(text)))
             for folder in {(temporary / name).parent for name in (*files, FACTS_FILE)}:
                 sync_folder(folder)
             failpoint("best.before_rename")
-            remove_tree(path)
+            _remove(path)
             rename_folder(temporary, path)
             failpoint("best.renamed")
         except BaseException:
@@ -67,7 +67,7 @@ class BestFolder:
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         for name in sorted(name for name in names if _OURS.fullmatch(name) and name not in kept):
             try:
-                remove_tree(self.folder / name)
+                _remove(self.folder / name)
             except OSError as error:
                 _log.warning("%s could not be removed: %s", self.folder / name, error)
 
@@ -79,14 +79,26 @@ def read_facts(folder: Path) -> dict[str, Any]:
         DamagedCheckpoint: a file is missing or is another one.
     """
     try:
-        facts: dict[str, Any] = json.loads((folder / FACTS_FILE).read_bytes())
+        facts = unsealed(read_file(folder / FACTS_FILE))
         files = {path: FileRecord.from_json(record) for path, record in facts["files"].items()}
+        if type(facts["batch"]) is not int or not all(map(is_inside, files)):
+            raise ValueError(f"{FACTS_FILE} tells of no batch, or of files that are elsewhere")
         wrong = next((path for path, record in files.items() if record_of(folder / path) != record), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{folder} is no model that can be read: {error}") from error
     if wrong is not None:
         raise DamagedCheckpoint(f"{folder / wrong} is not as it was written")
     return facts
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir() and not folder.suffix:
+        old = folder.with_name(f"{folder.name}.old")
+        remove_tree(old)
+        # Under this name it is none any more: a crash half-way leaves nothing that looks like a model.
+        rename_folder(folder, old)
+        folder = old
+    remove_tree(folder)
 
 
 def _written(folder: Path, part: Part) -> FileRecord:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import xxhash
 
-from stream_server.server.checkpoint.durable import write_all
+from stream_server import disk
 from stream_server.server.checkpoint.manifest import FileRecord
 
 CHUNK_BYTES = 4 << 20
@@ -33,7 +33,7 @@ class ChecksumFile:
         self._hash = xxhash.xxh3_128()
         self._gathered = bytearray()
         self._num_pushed = 0
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._file = disk.create(path)
 
     def __enter__(self) -> Self:
         return self
@@ -42,7 +42,7 @@ class ChecksumFile:
         """Let go of the file; without `close` before, nothing is promised of what is in it."""
         if self._file >= 0:
             file, self._file = self._file, -1
-            os.close(file)
+            disk.close(file)
 
     def write(self, data: Any, /) -> None:
         """Append the bytes of a contiguous buffer; small ones are gathered before they go to the file.
@@ -71,9 +71,9 @@ class ChecksumFile:
             OSError: it is not on disk, and a second try would not tell the truth.
         """
         self._flush()
-        os.fsync(self._file)
+        disk.sync(self._file)
         file, self._file = self._file, -1
-        os.close(file)
+        disk.close(file)
         return FileRecord(num_bytes=self.num_bytes, xxh3=self._hash.hexdigest())
 
     def _flush(self) -> None:
@@ -84,7 +84,7 @@ class ChecksumFile:
     def _write_chunk(self, chunk: memoryview) -> None:
         self._before_chunk()
         self._hash.update(chunk)
-        write_all(self._file, chunk)
+        disk.write_all(self._file, chunk)
         self._push(self.num_bytes - len(self._gathered))
 
     def _push(self, num_written: int) -> None:
@@ -93,7 +93,7 @@ class ChecksumFile:
         It also drops pages that are on disk already, which nobody reads before a restart.
         """
         if num_written - self._num_pushed >= WRITE_BACK_BYTES:
-            os.posix_fadvise(self._file, self._num_pushed, num_written - self._num_pushed, os.POSIX_FADV_DONTNEED)
+            disk.start_write_back(self._file, self._num_pushed, num_written - self._num_pushed)
             self._num_pushed = num_written
 
 
@@ -104,9 +104,9 @@ def record_of(path: Path) -> FileRecord:
         OSError: it cannot be read.
     """
     hash_ = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(CHUNK_BYTES))
     num_bytes = 0
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=disk.ordinary) as file:
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, os.fstat(file.fileno()).st_size + 1)))
         while num := file.readinto(buffer):
             hash_.update(buffer[:num])
             num_bytes += num

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,9 +10,9 @@ from typing import Any
 
 import xxhash
 
+from stream_server.disk import close, make_folder, open_to_append, read_file, remove_leftovers, replace_file
 from stream_server.errors import DamagedCheckpoint, StaleEpoch
 from stream_server.failpoints import failpoint
-from stream_server.server.checkpoint.durable import make_folder, replace_file
 
 EPOCHS_FILE = "epochs.jsonl"
 LOCK_FILE = "epochs.lock"
@@ -29,15 +28,15 @@ class Epoch:
     ranks: int
     started: str
 
-    def to_line(self) -> bytes:
-        """One line of JSON with a checksum of the rest."""
-        plain = asdict(self)
+    def to_line(self, *, is_last: bool = False) -> bytes:
+        """One line of JSON with a checksum of the rest; the last one says so, lest the end of the file be lost."""
+        plain = {**asdict(self), "last": True} if is_last else asdict(self)
         plain["xxh3"] = xxhash.xxh3_64_hexdigest(json.dumps(plain).encode())
         return json.dumps(plain).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes) -> "Epoch":
-        """Read back what `to_line` gave; every byte of it counts.
+    def from_line(cls, line: bytes) -> tuple["Epoch", bool]:
+        """Read back what `to_line` gave, and whether it was the last; every byte of it counts.
 
         Raises:
             DamagedCheckpoint: it is something else.
@@ -45,9 +44,10 @@ class Epoch:
         try:
             plain = json.loads(line)
             del plain["xxh3"]
+            is_last = plain.pop("last", False)
             epoch = cls(**plain)
-            if epoch.to_line() == line and _is_sound(plain):
-                return epoch
+            if epoch.to_line(is_last=is_last) == line and _is_sound(plain):
+                return epoch, is_last
         except (ValueError, TypeError, KeyError, RecursionError):
             pass
         raise DamagedCheckpoint(f"{EPOCHS_FILE} has a damaged line: {line[:80]!r}")
@@ -88,14 +88,14 @@ class Epochs:
 
 
 def read_epochs(folder: Path) -> Epochs:
-    """The starts that the checkpoint folder knows of. A last line that was not written to its end is none.
+    """The starts that the checkpoint folder knows of.
 
     Raises:
         DamagedCheckpoint: the file is junk.
         OSError: it cannot be read.
     """
     try:
-        data = (folder / EPOCHS_FILE).read_bytes()
+        data = read_file(folder / EPOCHS_FILE)
     except FileNotFoundError:
         return Epochs()
     return _parsed(data)
@@ -113,23 +113,23 @@ def begin_epoch(folder: Path, *, base: int, batches: int, ranks: int, started: s
     with _locked(folder):
         epochs = read_epochs(folder)
         epoch = Epoch(epoch=epochs.newest + 1, base=base, batches=batches, ranks=ranks, started=started)
-        for leftover in folder.glob(f"{EPOCHS_FILE}*.tmp"):
-            leftover.unlink()
+        remove_leftovers(folder / EPOCHS_FILE)
         failpoint("epochs.before_append")
-        replace_file(folder / EPOCHS_FILE, b"".join(start.to_line() for start in (*epochs.starts, epoch)))
+        before = b"".join(start.to_line() for start in epochs.starts)
+        replace_file(folder / EPOCHS_FILE, before + epoch.to_line(is_last=True))
     failpoint("epochs.appended")
     return epoch
 
 
 def _parsed(data: bytes) -> Epochs:
-    *lines, rest = data.split(b"\n")
-    # A crash leaves the beginning of a line. All of one, but with another end, is a damaged line.
-    if b"}" in rest:
-        lines.append(rest)
-    starts = tuple(Epoch.from_line(line + b"\n") for line in lines)
+    # The file is put in place as a whole, so no crash leaves a part of it.
+    found = [Epoch.from_line(line) for line in data.splitlines(keepends=True)]
+    starts = tuple(epoch for epoch, _ in found)
     numbers = [start.epoch for start in starts]
     if numbers != list(range(1, len(starts) + 1)):
         raise DamagedCheckpoint(f"{EPOCHS_FILE} must list the epochs 1, 2, …, but has {str(numbers)[:80]}")
+    if [number for number, (_, is_last) in enumerate(found, start=1) if is_last] != [len(found)]:
+        raise DamagedCheckpoint(f"{EPOCHS_FILE} has lost its end")
     return Epochs(starts=starts)
 
 
@@ -140,11 +140,11 @@ def _is_sound(plain: dict[str, Any]) -> bool:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = open_to_append(folder / LOCK_FILE)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
         raise StaleEpoch(f"another server is being started on {folder} at this moment") from error
     finally:
-        os.close(file)
+        close(file)

@@ -8,10 +8,10 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from stream_server.disk import ordinary, remove_tree, rename_folder, sync_folder
 from stream_server.errors import DamagedCheckpoint
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.checksum_file import ChecksumFile, record_of
-from stream_server.server.checkpoint.durable import remove_tree, rename_folder, sync_folder
 from stream_server.server.checkpoint.epochs import Epochs, read_epochs
 from stream_server.server.checkpoint.manifest import MANIFEST_FILE, MAX_BYTES, Manifest
 
@@ -65,7 +65,7 @@ class Generations:
         """
         path = self.path(number) / MANIFEST_FILE
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=ordinary) as file:
                 manifest = Manifest.from_bytes(file.read(MAX_BYTES))
         except OSError as error:
             raise DamagedCheckpoint(f"{MANIFEST_FILE} cannot be read: {error.strerror}") from error

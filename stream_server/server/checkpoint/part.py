@@ -1,15 +1,14 @@
 """What of a generation one rank writes, and how far it got."""
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stream_server.disk import make_folder, remove_file, remove_folder, sync_folder
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.checksum_file import ChecksumFile
-from stream_server.server.checkpoint.durable import make_folder, sync_folder
 from stream_server.server.checkpoint.manifest import FileRecord, is_inside
 
 
@@ -72,11 +71,11 @@ class Writing:
         """Take back what was written, as far as possible: a restart sweeps up the rest."""
         for path in self._made:
             with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+                remove_file(path)
         for folder in sorted(self._folders, key=lambda folder: -len(folder.parts)):
             # Other ranks may still have something in it.
             with contextlib.suppress(OSError):
-                os.rmdir(folder)
+                remove_folder(folder)
 
     def _write(self, part: Part) -> FileRecord:
         assert is_inside(part.path), f"{part.path!r} is no path within a generation"

@@ -6,12 +6,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from xxhash import xxh3_64_hexdigest
+
 from stream_server.client_api.messages import FieldSpec
 from stream_server.config import StudyConfig
-from stream_server.errors import ConfigError
+from stream_server.disk import read_file, remove_leftovers, replace_file
+from stream_server.errors import ConfigError, DamagedRecord
+from stream_server.launcher.typed import typed
 from stream_server.server import parts
-from stream_server.server.checkpoint.durable import replace_file
 from stream_server.server.record.segments import FORMAT, field_specs
+from stream_server.server.sealed import sealed, unsealed
 
 FILE_NAME = "record.json"
 
@@ -33,6 +37,12 @@ class RecordFacts:
     num_held_out: int
     nonfinite: str
     seed: int
+
+    @property
+    def identity(self) -> str:
+        """What tells a record from those of other studies: all of it that no restart of a study changes."""
+        names = [field.name for field in self.fields]
+        return xxh3_64_hexdigest(json.dumps([self.study, self.seed, names, self.parameters]).encode())
 
     @classmethod
     def of(cls, config: StudyConfig, parameters: Sequence[str], num_ranks: int) -> Self:
@@ -60,29 +70,33 @@ class RecordFacts:
         """
         path = folder / FILE_NAME
         try:
-            plain = json.loads(path.read_text())
+            data = read_file(path)
+            found = _format_of(json.loads(data))
         except FileNotFoundError as error:
             raise ConfigError(
                 f'{folder} holds no record: {FILE_NAME} was expected in it. Give the folder "record" of a study that '
                 "ran with checkpoint.record = true"
             ) from error
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
-        found = plain.pop("format", None) if isinstance(plain, dict) else None
+        except (OSError, ValueError, RecursionError) as error:
+            raise DamagedRecord(f"{path} cannot be read: {error}. Put back a copy of it") from error
         if found != FORMAT:
             raise ConfigError(f"{path}: expected format {FORMAT}, found {found}: replay it with the release it is of")
         try:
+            plain = {name: value for name, value in unsealed(data).items() if name != "format"}
             named = {"fields": field_specs(plain["fields"]), "parameters": tuple(plain["parameters"])}
-            return cls(**{**plain, **named})
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is damaged: {error}. Put back a copy of it") from error
+            facts = typed(cls, {**plain, **named})
+            if facts.ranks < 1 or facts.every < 1 or facts.num_held_out < 0:
+                raise ValueError("a number is too small")
+            return facts
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedRecord(f"{path} is damaged: {error}. Put back a copy of it") from error
 
     def write(self, folder: Path) -> None:
         """Put them into a folder; a record there that has files of more ranks keeps them."""
         earlier = RecordFacts.read(folder).ranks if (folder / FILE_NAME).exists() else 0
         facts = replace(self, ranks=max(self.ranks, earlier))
-        text = json.dumps({"format": FORMAT, **asdict(facts)}, indent=2) + "\n"
-        replace_file(folder / FILE_NAME, text.encode())
+        remove_leftovers(folder / FILE_NAME)
+        replace_file(folder / FILE_NAME, sealed({"format": FORMAT, **asdict(facts)}))
 
     def check(self, config: StudyConfig, parameters: Sequence[str], *, where: str) -> None:
         """Refuse a study whose samples would be other ones than those of the record `where`.
@@ -120,6 +134,10 @@ class RecordFacts:
             yield _differs("study.time_steps", recorded, asked)
         if self.nonfinite == "keep" != wanted.nonfinite:
             yield _differs("training.nonfinite", '"keep"', f'"{wanted.nonfinite}"')
+
+
+def _format_of(plain: Any) -> Any:
+    return plain.get("format") if isinstance(plain, dict) else None
 
 
 def _by_name(fields: Sequence[FieldSpec]) -> Mapping[str, FieldSpec]:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.disk import ordinary
 from stream_server.errors import DamagedRecord
 from stream_server.server.record.layout import HEAD, Entries, Head, Kind, Layout, is_sound
 from stream_server.server.record.segments import Part, parts
 
 SKIM_BYTES = 2**20
 LARGEST_SKIMMED_BYTES = 4096
+KINDS = frozenset(Kind)
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class RankRecord:
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
         self._parts = [part for part in parts(folder, rank) if part.layout is not None]
-        self._files = [os.open(part.path, os.O_RDONLY) for part in self._parts]
+        self._files = [ordinary(part.path) for part in self._parts]
         self._num = self._parts[-1].stop if self._parts else 0
         self._latest = 0
         try:
@@ -56,6 +58,11 @@ class RankRecord:
 
     def __len__(self) -> int:
         return self._num
+
+    @property
+    def studies(self) -> dict[str, str]:
+        """Of which study each of the files is, by name."""
+        return {part.segment.name: part.study for part in self._parts}
 
     @property
     def layouts(self) -> list[Layout]:
@@ -77,7 +84,7 @@ class RankRecord:
         assert part.layout is not None
         data = self._read(file, part, number, part.layout.num_bytes)
         head = Head.unpack(data)
-        if not is_sound(data, head) or head.number != number:
+        if not is_sound(data, head) or head.number != number or head.kind not in KINDS:
             raise _damaged(part, number)
         entry = np.frombuffer(data, part.layout.dtype)[0]
         kind = Kind(head.kind)

@@ -11,9 +11,9 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from stream_server import disk
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
-from stream_server.server.checkpoint.durable import make_folder
 from stream_server.server.record.facts import RecordFacts
 from stream_server.server.record.layout import Entries, Kind, Layout, seal
 from stream_server.server.record.segments import Segment, begin_segment
@@ -73,7 +73,6 @@ class Recorder:
         self._number = position
         self._segment = Segment(epoch=epoch, begin=position or 0, rank=rank)
         self._file: int | None = None
-        self._file_bytes = 0
         self._layout: Layout | None = None
         self._block: Entries = np.empty(0)
         self._num_in_block = 0
@@ -96,14 +95,16 @@ class Recorder:
             log.warning("samples are not recorded any more: %s says why", self.marker)
             return self
         with self._ending_on_error():
-            make_folder(self.folder)
+            disk.make_folder(self.folder)
             if self.rank == 0:
                 self.facts.write(self.folder)
             for rank, begin in self.gone.items():
                 begin_segment(self.folder, Segment(epoch=self.epoch, begin=begin, rank=rank))
             path = begin_segment(self.folder, self._segment)
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-            self.marker.unlink(missing_ok=True)
+            self._file = disk.open_to_append(path)
+            if self.marker.exists():
+                disk.remove_file(self.marker)
+                disk.sync_folder(self.folder)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -113,11 +114,12 @@ class Recorder:
                 self._control(Kind.END)
                 self._flush()
                 assert self._file is not None
-                os.fsync(self._file)
+                disk.sync(self._file)
         self._number = None
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with self._ending_on_error():
+                disk.close(file)
 
     def append(self, slots: Sequence[int]) -> None:
         """Record the samples that have just been admitted to the stream, in this order."""
@@ -147,7 +149,7 @@ class Recorder:
         if position is None or self._file is None or self._sync_error is not None:
             return None
         try:
-            os.fsync(self._file)
+            disk.sync(self._file)
             failpoint("record.synced")
         except OSError as error:
             # The file is the receiver's: it ends the recording when it comes back to it.
@@ -203,7 +205,7 @@ class Recorder:
             fields = [replace(specs[name], dtype=dtype) for name, dtype in dtypes.items()]
             self._layout = Layout(fields, len(self.facts.parameters))
             self._block = np.zeros(max(1, BLOCK_BYTES // self._layout.num_bytes), self._layout.dtype)
-            self._write(self._segment.preamble(self._layout))
+            self._write(self._segment.preamble(self._layout, self.facts.identity))
         waiting, self._waiting = self._waiting, []
         for kind, simulation in waiting:
             self._control(kind, simulation)
@@ -238,11 +240,7 @@ class Recorder:
 
     def _write(self, data: Any) -> None:
         assert self._file is not None
-        left = memoryview(data)
-        while left:
-            num = os.write(self._file, left)
-            self._file_bytes += num
-            left = left[num:]
+        disk.write_all(self._file, memoryview(data))
 
     @contextmanager
     def _ending_on_error(self) -> Iterator[None]:
@@ -254,10 +252,12 @@ class Recorder:
             log.error("samples are not recorded any more, and the study goes on without it: %s", error)
             with suppress(OSError):
                 self._leave_whole_entries()
+            with suppress(OSError):
                 self.marker.write_text(f"{error}\n")
 
     def _leave_whole_entries(self) -> None:
         if self._file is None or self._layout is None:
             return
-        num_bytes = self._file_bytes - len(self._segment.preamble(self._layout))
-        os.ftruncate(self._file, self._file_bytes - num_bytes % self._layout.num_bytes if num_bytes >= 0 else 0)
+        file_bytes = os.fstat(self._file).st_size
+        num_bytes = file_bytes - len(self._segment.preamble(self._layout, self.facts.identity))
+        disk.truncate(self._file, file_bytes - num_bytes % self._layout.num_bytes if num_bytes >= 0 else 0)

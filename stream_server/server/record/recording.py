@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_server.config import StudyConfig
+from stream_server.errors import DamagedRecord
 from stream_server.server import parts
 from stream_server.server.record.dealing import Dealing
 from stream_server.server.record.facts import FILE_NAME, RecordFacts
@@ -36,6 +37,7 @@ class Recording:
             for rank in range(self.facts.ranks):
                 self.files.append(RankRecord(self.folder, rank))
                 stack.callback(self.files[-1].close)
+                self._check_study(self.files[-1])
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -51,6 +53,13 @@ class Recording:
             ConfigError: what of study.json is another than in the record.
         """
         self.facts.check(config, parameters, where=str(self.folder))
+
+    def _check_study(self, record: RankRecord) -> None:
+        for name, study in record.studies.items():
+            if study != self.facts.identity:
+                raise DamagedRecord(
+                    f"{self.folder / name} is of another study than {FILE_NAME} beside it. Put back copies of both"
+                )
 
     def dealing(self, config: StudyConfig, num_ranks: int) -> Dealing:
         """How the samples are dealt to the ranks of a study."""

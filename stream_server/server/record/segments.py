@@ -15,10 +15,12 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
+from stream_server import disk
+from stream_server.client_api.layouts import DTYPES
 from stream_server.client_api.messages import FieldSpec
 from stream_server.errors import DamagedRecord
 from stream_server.failpoints import failpoint
-from stream_server.server.checkpoint.durable import sync_folder
+from stream_server.launcher.typed import typed
 from stream_server.server.record.layout import CHECKSUM_BYTES, Layout
 
 FORMAT = 1
@@ -41,10 +43,11 @@ class Segment:
     def name(self) -> str:
         return f"rank-{self.rank}.epoch-{self.epoch}.from-{self.begin}.samples"
 
-    def preamble(self, layout: Layout) -> bytes:
-        """The first bytes of the file: what it is, and how its entries are laid out."""
+    def preamble(self, layout: Layout, study: str = "") -> bytes:
+        """The first bytes of the file: what it is, of which study, and how its entries are laid out."""
         described = {
             "format": FORMAT,
+            "study": study,
             **asdict(self),
             "num_parameters": layout.num_parameters,
             "fields": [asdict(field) for field in layout.fields],
@@ -58,11 +61,12 @@ class Segment:
 class Part:
     """The part of a file that belongs to the record: its entries from `begin` to `stop`, of the last file all.
 
-    `layout` is None when it has no entry. `torn_bytes` are those of a last entry that is not all there.
+    `layout` is None and `study` "" when it has no entry. `torn_bytes` are those of a last entry that is not all there.
     """
 
     segment: Segment
     path: Path
+    study: str
     layout: Layout | None
     first_byte: int
     stop: int
@@ -113,26 +117,37 @@ def begin_segment(folder: Path, segment: Segment) -> Path:
         DamagedRecord: the record does not reach as far as `segment.begin`.
     """
     path = folder / segment.name
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-    sync_folder(folder)
+    disk.close(disk.create(path))
+    disk.sync_folder(folder)
     for part in parts(folder, segment.rank):
         if part.layout is not None and part.segment != segment and part.path.stat().st_size > part.place(part.stop):
-            os.truncate(part.path, part.place(part.stop))
+            disk.truncate(part.path, part.place(part.stop))
             failpoint("record.truncated")
     return path
 
 
 def _part(folder: Path, segment: Segment, limit: int | None) -> Part:
     path = folder / segment.name
-    size = path.stat().st_size
-    read = _read_preamble(path, segment)
+    try:
+        size = path.stat().st_size
+        read = _read_preamble(path, segment)
+    except OSError as error:
+        raise DamagedRecord(f"{path} cannot be read: {error}. Put back a copy of it") from error
     if read is None:
-        part = Part(segment=segment, path=path, layout=None, first_byte=0, stop=segment.begin, torn_bytes=size)
+        study, layout, first_byte, stop, torn_bytes = "", None, 0, segment.begin, size
     else:
-        layout, first_byte = read
+        study, layout, first_byte = read
         num, torn_bytes = divmod(size - first_byte, layout.num_bytes)
         stop = segment.begin + (num if limit is None else min(num, limit - segment.begin))
-        part = Part(segment=segment, path=path, layout=layout, first_byte=first_byte, stop=stop, torn_bytes=torn_bytes)
+    part = Part(
+        segment=segment,
+        path=path,
+        study=study,
+        layout=layout,
+        first_byte=first_byte,
+        stop=stop,
+        torn_bytes=torn_bytes,
+    )
     if limit is not None and part.stop < limit:
         raise DamagedRecord(
             f"{path}: expected the samples up to number {limit}, found those up to {part.stop}: the end of the file is "
@@ -141,9 +156,9 @@ def _part(folder: Path, segment: Segment, limit: int | None) -> Part:
     return part
 
 
-def _read_preamble(path: Path, segment: Segment) -> tuple[Layout, int] | None:
-    """The layout and where the entries begin; None when that is not all there, as after a crash."""
-    with path.open("rb") as file:
+def _read_preamble(path: Path, segment: Segment) -> tuple[str, Layout, int] | None:
+    """The study, the layout and where the entries begin; None when that is not all there, as after a crash."""
+    with open(path, "rb", opener=disk.ordinary) as file:
         preamble = file.read(PREAMBLE_BYTES)
         if not (preamble.startswith(MAGIC) or MAGIC.startswith(preamble)):
             raise DamagedRecord(f"{path} is no record of samples of format {FORMAT}: expected {MAGIC!r} in front")
@@ -157,19 +172,28 @@ def _read_preamble(path: Path, segment: Segment) -> tuple[Layout, int] | None:
         text = file.read(num_bytes)
     if checksum != xxh3_64_intdigest(text):
         raise _undescribed(path)
-    described = json.loads(text)
-    if {name: described[name] for name in asdict(segment)} != asdict(segment):
-        raise DamagedRecord(f"{path} was written as {Segment(**_own(described)).name}. Give it its name again")
-    return Layout(field_specs(described["fields"]), described["num_parameters"]), PREAMBLE_BYTES + num_bytes
+    try:
+        described = json.loads(text)
+        written = typed(Segment, {name: described[name] for name in asdict(segment)})
+        study = str(described["study"])
+        fields = field_specs(described["fields"])
+        if not all(field.dtype in DTYPES for field in fields):
+            raise ValueError("a field is of no type")
+        layout = Layout(fields, described["num_parameters"])
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise _undescribed(path) from error
+    if written != segment:
+        raise DamagedRecord(f"{path} was written as {written.name}. Give it its name again")
+    return study, layout, PREAMBLE_BYTES + num_bytes
 
 
 def field_specs(plain: Sequence[dict[str, Any]]) -> tuple[FieldSpec, ...]:
-    """Fields out of JSON."""
-    return tuple(FieldSpec(**{**field, "shape": tuple(field["shape"])}) for field in plain)
+    """Fields out of JSON.
 
-
-def _own(described: dict[str, Any]) -> dict[str, int]:
-    return {name: int(described[name]) for name in ("epoch", "begin", "rank")}
+    Raises:
+        KeyError, TypeError: they are none.
+    """
+    return tuple(typed(FieldSpec, {**field, "shape": tuple(field["shape"])}) for field in plain)
 
 
 def _undescribed(path: Path) -> DamagedRecord:

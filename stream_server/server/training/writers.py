@@ -1,12 +1,14 @@
 """The plain files that metrics go to, JSON lines and CSV, and the opening of all writers."""
 
 import csv
+import io
 import json
 import math
 import os
 from pathlib import Path
 from typing import Any
 
+from stream_server.disk import replace_file
 from stream_server.server.training.log_record import AXES, Record, Writer
 
 
@@ -79,11 +81,12 @@ class CsvWriter:
         self._columns = list(AXES)
         rows: list[dict[str, Any]] = []
         if path.exists():
-            # A crash may have torn the last line, also so that it still looks like one.
-            whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+            # A crash may have torn the last line, also so that it still looks like one; one of the system any line.
+            whole, _, _ = path.read_text(encoding="utf-8", errors="replace").replace("\0", "").rpartition("\n")
             reader = csv.DictReader(whole.splitlines())
-            self._columns = list(reader.fieldnames or self._columns)
-            rows = [row for row in reader if int(row["batch"]) <= after]
+            if "batch" in (reader.fieldnames or ()):
+                self._columns = list(reader.fieldnames or ())
+                rows = [row for row in reader if _is_whole(row) and int(row["batch"]) <= after]
         self._rewrite(rows)
         self._file = path.open("a", newline="", encoding="utf-8")
 
@@ -117,12 +120,11 @@ class CsvWriter:
         self._file = self._path.open("a", newline="", encoding="utf-8")
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
-        temporary = self._path.with_suffix(".csv.tmp")
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        temporary.replace(self._path)
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, self._columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        replace_file(self._path, table.getvalue().encode())
 
 
 def _short(value: float) -> float:
@@ -131,11 +133,20 @@ def _short(value: float) -> float:
 
 
 def _cut(path: Path, after: int) -> None:
-    """Take the lines after batch `after`, and one that a crash has torn, out of a file, if there is one."""
+    """Take the lines after batch `after`, and those that a crash has damaged, out of a file, if there is one."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    kept = (line for line in lines if line.endswith("\n") and json.loads(line)["batch"] <= after)
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    *lines, _ = path.read_bytes().split(b"\n")
+    replace_file(path, b"".join(line + b"\n" for line in lines if _is_until(line, after)))
+
+
+def _is_until(line: bytes, batch: int) -> bool:
+    try:
+        return bool(json.loads(line)["batch"] <= batch)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    batch = row["batch"]
+    return None not in row and None not in row.values() and batch.isascii() and batch.isdigit() and len(batch) < 20

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import xxhash
 
+from stream_server.disk import replace_file
 from stream_server.server.checkpoint.checksum_file import CHUNK_BYTES, ChecksumFile, record_of
-from stream_server.server.checkpoint.durable import replace_file
 from stream_server.server.checkpoint.manifest import FileRecord
 
 

@@ -65,25 +65,18 @@ def test_an_epoch_that_is_not_listed_is_damage() -> None:
         epochs(0).check(2)
 
 
-def test_a_last_line_that_was_not_written_to_its_end_is_ignored(tmp_path: Path) -> None:
+def test_a_file_that_has_lost_its_end_is_damage(tmp_path: Path) -> None:
+    start(tmp_path)
     start(tmp_path)
     path = tmp_path / EPOCHS_FILE
-    first = path.read_bytes()
-    start(tmp_path)
-    second = path.read_bytes()[len(first) :]
-    for size in range(len(second) - 2):
-        path.write_bytes(first + second[:size])
-        assert read_epochs(tmp_path).newest == 1
-    path.write_bytes(first + second[:-1])
-    assert read_epochs(tmp_path).newest == 2
-
-
-def test_the_next_start_follows_the_last_whole_line(tmp_path: Path) -> None:
-    start(tmp_path)
-    path = tmp_path / EPOCHS_FILE
-    path.write_bytes(path.read_bytes() + b'{"epoch": 2, "ba')
-    assert start(tmp_path).epoch == 2
-    assert read_epochs(tmp_path).newest == 2
+    data = path.read_bytes()
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        with pytest.raises(DamagedCheckpoint):
+            read_epochs(tmp_path)
+    path.write_bytes(data + b'{"epoch": 3, "ba')
+    with pytest.raises(DamagedCheckpoint):
+        read_epochs(tmp_path)
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stream_server import disk as layer
 from stream_server.server.checkpoint.saver import Committed, Failed, Outcome
 from tests.server.checkpoint.stores import names, restart, save, store
 
@@ -17,7 +18,7 @@ REMOVING = ("unlink", "rmdir")
 
 
 class FailingDisk:
-    """Makes the `first`-th call of the saver's thread fail, or that one and all that follow."""
+    """Stands in for `os` under the disk layer: lets the saver's `first` call fail, or that one and all that follow."""
 
     def __init__(self, first: int, code: int, *, lasting: bool) -> None:
         self.num_calls = 0
@@ -26,9 +27,9 @@ class FailingDisk:
         self._code = code
         self._lasting = lasting
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        for name in CALLS:
-            patch.setattr(os, name, self._failing(name, getattr(os, name)))
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(os, name)
+        return self._failing(name, found) if name in CALLS else found
 
     def _failing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def failing(*arguments: Any, **more: Any) -> Any:
@@ -45,7 +46,7 @@ class FailingDisk:
 def save_on(folder: Path, disk: FailingDisk) -> Outcome:
     store(folder, 1, 2)
     with pytest.MonkeyPatch.context() as patch:
-        disk.install(patch)
+        patch.setattr(layer, "os", disk)
         return save(folder, 3)
 
 

@@ -4,21 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.resources.small_disk import can_mount, mounted
+
 MODULE = "tests.server.checkpoint.full_disk"
 SIZE = 4 << 20
-
-
-def mounted(folder: Path, command: list[str]) -> list[str]:
-    """The command, with a small disk of its own at `folder`, in a namespace that ends with it."""
-    script = f'mount -t tmpfs -o size={SIZE} none "$0" && exec "$@"'
-    return ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(folder), *command]
-
-
-def can_mount(folder: Path) -> bool:
-    try:
-        return subprocess.run(mounted(folder, ["true"]), capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
 
 
 def run(command: list[str]) -> str:
@@ -30,7 +19,7 @@ def run(command: list[str]) -> str:
 def test_a_full_disk_destroys_no_good_generation(tmp_path: Path) -> None:
     script = [sys.executable, "-m", MODULE, str(tmp_path)]
     if can_mount(tmp_path):
-        assert run(mounted(tmp_path, script)) == "the disk is full"
+        assert run(mounted(tmp_path, SIZE, script)) == "the disk is full"
     else:
         assert run([*script, str(SIZE)]) == "the file is larger than is allowed"
 

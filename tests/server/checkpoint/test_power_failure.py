@@ -1,80 +1,73 @@
 """After a power failure at any moment of a save, a restart continues the generation before or the new one."""
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stream_server.server.checkpoint.epochs import read_epochs
 from stream_server.server.checkpoint.saver import Committed
-from tests.server.checkpoint.recorded_disk import Loss, Recorder, loaded, unload
+from tests.disk.model import History
+from tests.disk.recording import recorded
+from tests.disk.scratch import Scratch, put, taken
+from tests.disk.states import Moment, State
 from tests.server.checkpoint.stores import restart, save, start, store
 
+WHAT_IS_LEFT: dict[str, Callable[[Moment], State]] = {
+    "all": Moment.whole,
+    "names": Moment.without_content,
+    "what-was-synced": Moment.synced,
+}
 
-def recorded_save(folder: Path, *, syncs: bool = True) -> tuple[Recorder, Path]:
-    """Save generation 3 into a folder with generations 1 and 2, of which 1 is removed; gives the folder before too."""
+
+def recorded_save(folder: Path, *, unheard: tuple[str, ...] = ()) -> History:
+    """Save generation 3 into a folder with generations 1 and 2, of which 1 is removed."""
     store(folder, 1, 2)
-    before = folder.with_name("before")
-    unload(loaded(folder), before, Loss.NOTHING)
-    recorder = Recorder(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        recorder.install(patch)
-        if not syncs:
-            patch.setattr(os, "fsync", lambda descriptor: None)
+    with recorded(folder, taken(folder), unheard=unheard) as history:
         assert isinstance(save(folder, 3), Committed)
-    return recorder, before
+    return history
 
 
-def restarts(tmp_path: Path, recorder: Recorder, before: Path, loss: Loss) -> list[int]:
-    """The generation that a restart continues after each number of steps."""
-    found = []
-    for num_steps in range(len(recorder.steps) + 1):
-        crashed = tmp_path / f"crashed-{loss.name}-{num_steps}"
-        unload(recorder.after(num_steps, loaded(before)), crashed, loss)
-        found.append(restart(crashed))
-    return found
+def found_after_each_step(
+    folder: Path, history: History, left: Callable[[Moment], State], look: Callable[[Path], int]
+) -> list[int]:
+    """What is found after a power failure after each number of steps."""
+    folder.mkdir()
+    scratch = Scratch(folder)
+    numbers = range(len(history.steps) + 1)
+    return [look(scratch.put(left(Moment(history, num_steps)).tree)) for num_steps in numbers]
 
 
-@pytest.mark.parametrize("loss", Loss)
-def test_a_crash_at_any_step_leaves_the_generation_before_or_the_new_one_complete(tmp_path: Path, loss: Loss) -> None:
-    recorder, before = recorded_save(tmp_path / "store")
-    found = restarts(tmp_path, recorder, before, loss)
+@pytest.mark.parametrize("left", WHAT_IS_LEFT.values(), ids=WHAT_IS_LEFT)
+def test_a_crash_at_any_step_leaves_the_generation_before_or_the_new_one_complete(
+    tmp_path: Path, left: Callable[[Moment], State]
+) -> None:
+    history = recorded_save(tmp_path / "store")
+    found = found_after_each_step(tmp_path / "crashed", history, left, restart)
     assert len(found) > 40
     assert found == sorted(found)
     assert set(found) == {2, 3}
-
-
-@pytest.mark.parametrize("loss", Loss)
-def test_a_generation_that_was_called_committed_survives(tmp_path: Path, loss: Loss) -> None:
-    recorder, before = recorded_save(tmp_path / "store")
-    after = tmp_path / "after"
-    unload(recorder.after(len(recorder.steps), loaded(before)), after, loss)
-    assert restart(after) == 3
+    # Once it was called committed it survives.
+    assert found[-1] == 3
 
 
 def test_without_syncing_the_model_would_notice(tmp_path: Path) -> None:
-    recorder, before = recorded_save(tmp_path / "store", syncs=False)
-    assert restarts(tmp_path, recorder, before, Loss.EVERYTHING)[-1] == 2
-    damaged = tmp_path / "data-lost"
-    unload(recorder.after(len(recorder.steps), loaded(before)), damaged, Loss.DATA)
-    assert restart(damaged) == 2
-    assert any(path.name.startswith("000003.damaged") for path in damaged.iterdir())
+    history = recorded_save(tmp_path / "store", unheard=("files", "folders"))
+    after = Moment(history, len(history.steps))
+    put(after.synced().tree, str(tmp_path / "everything-lost"))
+    assert restart(tmp_path / "everything-lost") == 2
+    put(after.without_content().tree, str(tmp_path / "content-lost"))
+    assert restart(tmp_path / "content-lost") == 2
+    assert any(path.name.startswith("000003.damaged") for path in (tmp_path / "content-lost").iterdir())
 
 
-@pytest.mark.parametrize("loss", Loss)
-def test_a_crash_at_the_start_of_an_epoch_leaves_the_epochs_before_or_the_new_one(tmp_path: Path, loss: Loss) -> None:
-    folder = tmp_path / "store"
-    start(folder)
-    before = tmp_path / "before"
-    unload(loaded(folder), before, Loss.NOTHING)
-    recorder = Recorder(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        recorder.install(patch)
-        start(folder)
-    found = []
-    for num_steps in range(len(recorder.steps) + 1):
-        crashed = tmp_path / f"crashed-{num_steps}"
-        unload(recorder.after(num_steps, loaded(before)), crashed, loss)
-        found.append(read_epochs(crashed).newest)
+@pytest.mark.parametrize("left", WHAT_IS_LEFT.values(), ids=WHAT_IS_LEFT)
+def test_a_crash_at_the_start_of_an_epoch_leaves_the_epochs_before_or_the_new_one(
+    tmp_path: Path, left: Callable[[Moment], State]
+) -> None:
+    start(tmp_path / "store")
+    with recorded(tmp_path / "store", taken(tmp_path / "store")) as history:
+        start(tmp_path / "store")
+    found = found_after_each_step(tmp_path / "crashed", history, left, lambda crashed: read_epochs(crashed).newest)
     assert found == sorted(found)
     assert (found[0], found[-1]) == (1, 2)

@@ -1,0 +1,164 @@
+"""The record of samples: as far as a checkpoint counts on it, it is there, and goes on from there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream_server.client_api.messages import FieldSpec
+from stream_server.server.record.facts import RecordFacts
+from stream_server.server.record.layout import Kind
+from stream_server.server.record.rank_record import RankRecord
+from stream_server.server.record.recorder import Recorder
+from tests.disk.scenarios.scenario import Tell
+from tests.server.record.recorded import Key, parameters_of, slots_with, u_of
+
+FOLDER = "run/record"
+KEYS: list[Key] = [(2 + step % 3, step) for step in range(60)]
+SLOTS = slots_with(KEYS)
+FACTS = RecordFacts(
+    study="s",
+    ranks=2,
+    fields=(FieldSpec(name="u", shape=(2, 3)), FieldSpec(name="v", shape=(), optional=True)),
+    parameters=("initial", "left"),
+    routing="steps",
+    first=0,
+    every=1,
+    num_held_out=0,
+    nonfinite="keep",
+    seed=0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A recorder of this epoch is about to begin."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """It has begun: what was wrong with the record before is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A checkpoint counts on so many entries, with so many of `KEYS`."""
+
+    position: int
+    num_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The record has its end, after so many of `KEYS`."""
+
+    num_keys: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recordings:
+    """Rank 0 of two records; rank 1 is `gone` since the start, and had recorded more than the checkpoint has."""
+
+    name: str
+    gone: bool
+
+    @classmethod
+    def all(cls) -> "tuple[Recordings, ...]":
+        return (cls(name="a record", gone=False), cls(name="the record of fewer ranks", gone=True))
+
+    def prepare(self, folder: Path) -> Sequence[object]:
+        (folder / "run").mkdir(parents=True)
+        if not self.gone:
+            return []
+        positions = []
+        for rank in range(2):
+            with recorder(folder, 1, 0, rank=rank) as it:
+                it.append(range(5))
+                positions.append(it.position())
+                it.append(range(5, 9))
+        (folder / FOLDER / "rank-0.incomplete").write_text("the disk was full\n")
+        assert positions == [8, 8]
+        return [Beginning(1), Counted(8, 5)]
+
+    def run(self, folder: Path, told: Sequence[object], tell: Tell) -> None:
+        self._record(folder, told, tell)
+
+    def recover(self, folder: Path, told: Sequence[object], tell: Tell) -> None:
+        if told and isinstance(told[-1], Closed):
+            self._check(folder, told)
+        facts = self._record(folder, told, tell)
+        self._check(folder, [*told, *facts])
+
+    def _record(self, folder: Path, told: Sequence[object], tell: Tell) -> list[object]:
+        """Go on from the last checkpoint: two more, and what comes after them; gives what was told."""
+        facts: list[object] = []
+
+        def say(fact: object) -> None:
+            facts.append(fact)
+            tell(fact)
+
+        epoch = 1 + max((fact.epoch for fact in told if isinstance(fact, Beginning)), default=0)
+        counted = _counted(told)
+        num = counted.num_keys
+        say(Beginning(epoch))
+        with recorder(folder, epoch, counted.position, gone={1: 8} if self.gone else {}) as it:
+            assert it.error is None, it.error
+            say(Recording())
+            for more in (4, 7):
+                it.append(range(num, num + more))
+                position, num = it.position(), num + more
+                it.append(range(num, num + 3))
+                assert it.position() is not None, it.error
+                assert it.sync(position) == position is not None
+                say(Counted(position, num))
+                num += 3
+        assert it.error is None, it.error
+        say(Closed(num))
+        return facts
+
+    def _check(self, folder: Path, told: Sequence[object]) -> None:
+        """What a replay finds, once the study goes on or has ended."""
+        if _has_begun(told):
+            assert not (folder / FOLDER / "rank-0.incomplete").exists(), "a record that goes on is called incomplete"
+        counted = _counted(told)
+        if counted.num_keys:
+            keys, is_closed = read(folder, 0, counted.position)
+            assert keys[: counted.num_keys] == KEYS[: counted.num_keys]
+            if isinstance(told[-1], Closed):
+                assert is_closed
+                assert read(folder, 0)[0] == KEYS[: told[-1].num_keys]
+        if self.gone:
+            assert read(folder, 1, 8)[0][:5] == KEYS[:5]
+
+
+def recorder(folder: Path, epoch: int, position: int, *, rank: int = 0, gone: dict[int, int] | None = None) -> Recorder:
+    """One that goes on at a position."""
+    settings: dict[str, Any] = {"rank": rank, "epoch": epoch, "position": position, "gone": gone}
+    return Recorder(folder / FOLDER, FACTS, rows=SLOTS, parameters_of=parameters_of, **settings)
+
+
+def read(folder: Path, rank: int, num_entries: int | None = None) -> tuple[list[Key], bool]:
+    """The samples among the first entries of a rank, and whether the record has its end."""
+    record = RankRecord(folder / FOLDER, rank)
+    keys = []
+    try:
+        num = len(record) if num_entries is None else num_entries
+        assert num <= len(record), f"{len(record)} entries are there, and a checkpoint counts on {num}"
+        for entry in map(record.read, range(num)):
+            if entry.kind is Kind.SAMPLE:
+                key = (entry.simulation, entry.time_step)
+                assert (entry.fields["u"] == u_of(key)).all()
+                keys.append(key)
+        return keys, record.is_closed
+    finally:
+        record.close()
+
+
+def _counted(told: Sequence[object]) -> Counted:
+    return next((fact for fact in reversed(told) if isinstance(fact, Counted)), Counted(0, 0))
+
+
+def _has_begun(told: Sequence[object]) -> bool:
+    return any(isinstance(fact, Recording) for fact in told)

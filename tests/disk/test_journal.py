@@ -1,0 +1,87 @@
+"""What the launcher's journal is after a power failure, at the moments at which it once was wrong."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server import disk
+from stream_server.errors import ConfigError
+from stream_server.launcher import records
+from stream_server.launcher.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.records import PlanTaken, Record
+from tests.disk.model import Synced, Tree, Wrote
+from tests.disk.recording import recorded
+from tests.disk.scratch import put, taken
+from tests.disk.states import Moment
+
+RECORDS: tuple[Record, ...] = tuple(PlanTaken(epoch=number) for number in range(3))
+WHOLE = b"".join(map(records.encode, RECORDS))
+
+
+def journal_of(tree: Tree) -> bytes:
+    """The content of a journal on a disk."""
+    run = tree["run"]
+    assert isinstance(run, dict)
+    content = run[JOURNAL_FILE]
+    assert isinstance(content, bytes)
+    return content
+
+
+def test_a_new_journal_is_on_disk_with_its_name(tmp_path: Path) -> None:
+    with recorded(tmp_path, {}) as history, Journal(tmp_path / "run") as journal:
+        journal.write(*RECORDS)
+    assert journal_of(Moment(history, len(history.steps)).synced().tree) == WHOLE
+
+
+def test_records_that_are_written_together_go_to_disk_one_by_one(tmp_path: Path) -> None:
+    with recorded(tmp_path, {}) as history, Journal(tmp_path / "run") as journal:
+        journal.write(*RECORDS)
+    writes = [place for place, step in enumerate(history.steps) if isinstance(step, Wrote)]
+    assert len(writes) == len(RECORDS)
+    assert all(isinstance(history.steps[place + 1], Synced) for place in writes)
+
+
+@pytest.mark.parametrize("torn", [bytes(300) + b'"}\n', b'{"record": ' + bytes(1024) + b'"}\n', bytes(2000) + b"\n"])
+def test_a_last_record_of_which_sectors_are_missing_was_never_written(tmp_path: Path, torn: bytes) -> None:
+    put({JOURNAL_FILE: WHOLE + torn}, str(tmp_path / "run"))
+    with Journal(tmp_path / "run") as journal:
+        assert journal.past.epoch == 2
+        journal.write(PlanTaken(epoch=3))
+        assert journal.file.read_bytes() == WHOLE + records.encode(PlanTaken(epoch=3))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_missing_sectors_before_the_last_record_are_damage(tmp_path: Path, place: int) -> None:
+    lines = [*map(records.encode, RECORDS), records.encode(RECORDS[0])]
+    lines[place] = bytes(600) + b"\n"
+    put({JOURNAL_FILE: b"".join(lines)}, str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=f"line {place + 1} is no record"), Journal(tmp_path / "run"):
+        pass
+
+
+def test_a_torn_end_is_cut_off_on_disk_before_anything_follows(tmp_path: Path) -> None:
+    put({JOURNAL_FILE: WHOLE + b'{"rec'}, str(tmp_path / "run"))
+    with recorded(tmp_path, taken(tmp_path)) as history, Journal(tmp_path / "run") as journal:
+        journal.write(PlanTaken(epoch=3))
+    [place] = [place for place, step in enumerate(history.steps) if isinstance(step, Wrote)]
+    assert journal_of(Moment(history, place).synced().tree) == WHOLE
+
+
+def test_a_record_that_could_neither_be_written_nor_cut_off_does_not_spoil_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with Journal(tmp_path) as journal:
+        journal.write(RECORDS[0])
+        with monkeypatch.context() as patch:
+            for name in ("fsync", "truncate"):
+                patch.setattr(disk.os, name, fail)
+            with pytest.raises(OSError, match="Input/output"):
+                journal.write(RECORDS[1])
+        journal.write(RECORDS[2])
+        assert list(records.decode(journal.file.read_bytes())) == [RECORDS[0], RECORDS[2]]

@@ -1,0 +1,17 @@
+"""The folder of a new study is on disk before anything is promised of what is in it."""
+
+from pathlib import Path
+
+from stream_server.server.output import OutputFolder
+from tests.config.studies import StudyFolder
+from tests.disk.recording import recorded
+from tests.disk.states import Moment
+
+
+def test_the_folder_of_a_new_study_is_on_disk(tmp_path: Path) -> None:
+    config = StudyFolder(tmp_path / "heat").load({"study.output_dir": str(tmp_path / "disk" / "runs" / "one")})
+    (tmp_path / "disk").mkdir()
+    with recorded(tmp_path / "disk", {}) as history:
+        OutputFolder(config.output_dir).prepare(config, fresh=False, resume=False)
+    tree = Moment(history, len(history.steps)).synced().tree
+    assert set(tree["runs"]["one"]) == {"study.json"}  # type: ignore[arg-type,call-overload,index]

@@ -1,0 +1,129 @@
+"""What must survive a crash is written through stream_server/disk.py, which a test can put another disk under."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "stream_server"
+FILES = sorted(
+    path
+    for pattern in (
+        *("server/checkpoint/*.py", "server/record/*.py", "launcher/journal.py", "launcher/attempts.py"),
+        *("server/tensor_file.py", "server/model_export.py", "server/report.py", "server/output.py"),
+        *("client_api/connection.py", "server/training/writers.py"),
+    )
+    for path in PACKAGE.glob(pattern)
+)
+
+# Nothing is promised of these after a crash.
+PAST_IT = {
+    "launcher/attempts.py": {"folder.parent.mkdir", "folder.mkdir", "target.parent.mkdir", "target.write_text"}
+    | {"shutil.copymode"},
+    "server/checkpoint/generations.py": {"(path / REASON_FILE).write_text"},
+    "server/output.py": {"self.path.rename"},
+    "server/record/recorder.py": {"self.marker.write_text"},
+    "server/training/writers.py": {"folder.mkdir", "path.open", "self._path.open"},
+}
+
+OF_OS = {"mkdir", "makedirs", "rename", "renames", "replace", "link", "symlink", "unlink", "remove", "rmdir"} | {
+    *("removedirs", "write", "writev", "pwrite", "pwritev", "sendfile", "copy_file_range", "posix_fallocate"),
+    *("fsync", "fdatasync", "sync", "truncate", "ftruncate", "fdopen", "open", "chmod", "fchmod", "posix_fadvise"),
+}
+OF_PATHS = {"mkdir", "rename", "unlink", "rmdir", "touch", "symlink_to", "hardlink_to", "write_text", "write_bytes"} | {
+    "chmod",
+    "tofile",
+}
+ALLOWED_OF_SHUTIL = {"disk_usage", "which"}
+
+
+def changes(source: str) -> Iterator[str]:
+    """The functions that are called in a source and may change the disk past the layer."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and _changes(node):
+            yield ast.unparse(node.func)
+
+
+def _changes(call: ast.Call) -> bool:
+    match call.func:
+        case ast.Name("open"):
+            return _opens_to_write(call.args[1:], call.keywords)
+        case ast.Attribute(ast.Name("os"), "open"):
+            return not _reads_only(call)
+        case ast.Attribute(ast.Name("os"), name):
+            return name in OF_OS
+        case ast.Attribute(ast.Name("shutil"), name):
+            return name not in ALLOWED_OF_SHUTIL
+        case ast.Attribute(ast.Name("tempfile"), _):
+            return True
+        case ast.Attribute(ast.Name("disk"), _):
+            return False
+        case ast.Attribute(_, "open"):
+            return _opens_to_write(call.args, call.keywords)
+        case ast.Attribute(_, "replace"):
+            # That of a path; that of a text has two arguments.
+            return len(call.args) == 1
+        case ast.Attribute(_, name):
+            return name in OF_PATHS
+    return False
+
+
+def _opens_to_write(arguments: list[ast.expr], keywords: list[ast.keyword]) -> bool:
+    modes = [*arguments[:1], *(keyword.value for keyword in keywords if keyword.arg == "mode")]
+    return any(
+        isinstance(mode, ast.Constant) and isinstance(mode.value, str) and bool(set("wax+") & set(mode.value))
+        for mode in modes
+    )
+
+
+def _reads_only(call: ast.Call) -> bool:
+    flags = {node.attr for node in ast.walk(call.args[1]) if isinstance(node, ast.Attribute)}
+    return "O_RDONLY" in flags and flags <= {"O_RDONLY", "O_CLOEXEC", "O_DIRECTORY"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_what_survives_a_crash_is_written_through_the_layer(file: Path) -> None:
+    assert set(changes(file.read_text())) == PAST_IT.get(file.relative_to(PACKAGE).as_posix(), set())
+
+
+def test_every_exception_is_one_of_a_file_that_is_looked_at() -> None:
+    assert set(PAST_IT) <= {file.relative_to(PACKAGE).as_posix() for file in FILES}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "os.open(path, os.O_WRONLY)",
+        "os.open(path, flags)",
+        "os.fsync(file)",
+        "os.replace(old, new)",
+        "path.write_bytes(b'')",
+        "path.open('ab')",
+        "path.open(mode='w')",
+        "open(path, 'r+b')",
+        "(folder / name).rename(new)",
+        "old.replace(new)",
+        "shutil.rmtree(folder)",
+        "tempfile.mkstemp()",
+    ],
+)
+def test_a_call_past_the_layer_is_found(source: str) -> None:
+    assert list(changes(source)) == [
+        source[: source.rindex("(")] if source.count("(") == 1 else "(folder / name).rename"
+    ]
+
+
+def test_reading_is_no_change() -> None:
+    source = (
+        "open(path); open(path, 'rb'); path.open(); os.open(path, os.O_RDONLY); text.replace('a', 'b'); os.stat(path)"
+    )
+    assert list(changes(source)) == []
+
+
+def test_the_layer_needs_the_standard_library_alone() -> None:
+    tree = ast.parse((PACKAGE / "disk.py").read_text())
+    froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert froms | names <= sys.stdlib_module_names
