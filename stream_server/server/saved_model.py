@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stream_server.disk import ordinary
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
 from stream_server.server.checkpoint.best_folder import FACTS_FILE, read_facts
 from stream_server.server.checkpoint.checksum_file import record_of
@@ -122,7 +123,7 @@ def check_files(folder: Path, manifest: Manifest, paths: Iterable[str]) -> None:
 
 
 def _manifest(folder: Path) -> Manifest:
-    with open(folder / MANIFEST_FILE, "rb") as file:
+    with open(folder / MANIFEST_FILE, "rb", opener=ordinary) as file:
         manifest = Manifest.from_bytes(file.read(MAX_BYTES))
     check_files(folder, manifest, [path for path in manifest.files if not path.endswith("samples.rows")])
     return manifest

@@ -13,6 +13,7 @@ from stream_server.server.plain_state import read_state
 from stream_server.server.saved_model import SavedModel, find_saved_model
 from stream_server.server.snapshot import MODEL, STUDY
 from stream_server.server.stream_server import StreamServer
+from stream_server.server.sums import check_sum
 from stream_server.server.tensor_file import SUFFIX, read_tensors
 from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.step import Step
@@ -64,16 +65,18 @@ def find_source(path: Path) -> SavedModel | Path:
 
     Raises:
         ConfigError: nothing.
-        DamagedCheckpoint: a checkpoint that is not as it was saved.
+        DamagedCheckpoint: a checkpoint, or a model with checksums beside it, that is not as it was saved.
     """
     file = path if path.suffix == SUFFIX else path / MODEL_FILE
     if file.is_file():
+        check_sum(file)
         return file
     try:
         return find_saved_model(path)
     except ConfigError as error:
         exported = path / "model" / MODEL_FILE
         if exported.is_file():
+            check_sum(exported)
             return exported
         raise ConfigError(
             "load.checkpoint must be the output folder of a study, a checkpoint, one of its best models, or a "

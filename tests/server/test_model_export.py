@@ -26,7 +26,7 @@ from stream_server.server.tensor_file import read_tensors, write_tensors
 from tests.server.saved_models import Net, config_of, set_up, train
 
 CONFIG = load(Path(__file__).parent.parent / "study" / "numpy_study" / "study.json")
-FILES = ["README.txt", "model.safetensors", "study.json"]
+FILES = ["README.txt", "SHA256SUMS", "model.safetensors", "study.json"]
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +88,7 @@ def test_statistics_are_beside_the_model(tmp_path: Path) -> None:
     exported(tmp_path, Learner(config_of()), num_steps=0, normalization=normalization)
     assert names_in(tmp_path / "model") == [
         "README.txt",
+        "SHA256SUMS",
         "model.safetensors",
         "normalization.safetensors",
         "study.json",

@@ -1,6 +1,5 @@
 """Opening a record: what is refused, what is noticed, what is only told."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from stream_server.errors import ConfigError, DamagedRecord
 from stream_server.server.record.rank_record import RankRecord
 from stream_server.server.record.recording import Recording
+from stream_server.server.sealed import sealed, unsealed
 from tests.config.studies import Changes, StudyFolder
 from tests.server.record.recorded import (
     PARAMETERS,
@@ -63,8 +63,8 @@ def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:
 )
 def test_facts_that_cannot_be_read_are_refused(recorded: Path, change: dict[str, Any], told: str) -> None:
     path = recorded / "record.json"
-    facts = {**json.loads(path.read_text()), **change}
-    path.write_text(json.dumps({key: value for key, value in facts.items() if value is not ...}))
+    facts = {**unsealed(path.read_bytes()), **change}
+    path.write_bytes(sealed({key: value for key, value in facts.items() if value is not ...}))
     with pytest.raises(ConfigError, match=told):
         Recording(recorded)
 

@@ -1,0 +1,1 @@
+"""Small real programs under strace, which makes one system call after the other fail, or kills the program there."""

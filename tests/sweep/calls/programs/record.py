@@ -1,0 +1,133 @@
+"""A restarted study goes on with its record of accepted samples, and ends in order."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from stream_server.client_api.messages import FieldSpec
+from stream_server.errors import ConfigError
+from stream_server.server.record.facts import RecordFacts
+from stream_server.server.record.layout import Kind
+from stream_server.server.record.rank_record import RankRecord
+from stream_server.server.record.recorder import Recorder
+from tests.server.record.recorded import FIELDS, PARAMETERS, Key, parameters_of, slots_with, u_of
+from tests.sweep.calls import faults
+from tests.sweep.calls.programs.program import Program
+from tests.sweep.calls.ran import Ran, Say
+
+BEFORE: list[Key] = [(2, step) for step in range(6)]
+DURING: list[Key] = [(3, step) for step in range(6)]
+AFTER: list[Key] = [(4, step) for step in range(3)]
+# The parameters of a simulation come before its first sample.
+POSITION = 1 + 4
+KEPT = BEFORE[: POSITION - 1]
+
+
+def make(folder: Path) -> None:
+    """Epoch 1 recorded two samples more than its last checkpoint speaks of."""
+    with _recorder(folder, BEFORE, epoch=1, position=0) as recorder:
+        recorder.append(range(len(BEFORE)))
+
+
+def run(folder: Path, say: Say) -> None:
+    with _recorder(folder, DURING, epoch=2, position=POSITION) as recorder:
+        for slots in (range(2), range(2, 4), range(4, 6)):
+            recorder.append(slots)
+            say(f"synced {recorder.sync(recorder.position())}")
+    say(f"ended {recorder.error}")
+
+
+def judge(folder: Path, ran: Ran) -> Iterator[str]:
+    """All that a checkpoint speaks of is there for the next start, which goes on; an error only ends the recording."""
+    assert ran.fault is not None
+    synced = [int(number) for number in ran.told("synced") if number != "None"]
+    ended_well = ran.told("ended") == ["None"]
+    if ran.must_succeed and not ended_well:
+        yield "the recording ended for something that a program does not notice"
+    if ran.is_done and not ended_well and not ran.warnings:
+        yield "the recording ended, and nobody was told"
+    # On a disk on which nothing can be made any more nothing can be left, but what the log says.
+    is_read_only = ran.fault.kind is faults.Kind.FULL and ran.fault.call == "openat"
+    yield from _of_what_is_there(folder, synced, must_tell=ran.is_done and not ended_well and not is_read_only)
+    position = max(synced, default=POSITION)
+    with _recorder(folder, AFTER, epoch=3, position=position) as recorder:
+        recorder.append(range(len(AFTER)))
+    if recorder.error is not None:
+        yield f"the recording does not go on: {recorder.error}"
+        return
+    wanted = [*KEPT, *DURING[: max(0, position - POSITION - 1)], *AFTER]
+    found, is_closed = _samples(folder)
+    if found != wanted or not is_closed:
+        yield f"from {position} on, {wanted} were to be there, but found {found}"
+    left = sorted(path.name for path in folder.iterdir() if path.suffix not in (".samples", ".json"))
+    if left:
+        yield f"left over after the restart: {left}"
+
+
+def _of_what_is_there(folder: Path, synced: Sequence[int], *, must_tell: bool) -> Iterator[str]:
+    """A replay of what is left finds whole samples in their order, and is told when there should be more."""
+    with _warnings() as warnings:
+        try:
+            found, _ = _samples(folder)
+        except ConfigError as error:
+            yield f"what was recorded cannot be read: {error}"
+            return
+    first = len(BEFORE) if found[len(KEPT) : len(BEFORE)] == BEFORE[len(KEPT) :] else len(KEPT)
+    if found != [*BEFORE[:first], *DURING][: len(found)]:
+        yield f"what is there was never recorded like that: {found}"
+    num_synced = max(synced, default=0) - POSITION - 1
+    if len(found) < len(KEPT) + max(0, num_synced):
+        yield f"up to {synced} is on disk, but found {found}"
+    if must_tell and len(found) < len(KEPT) + len(DURING) and not warnings:
+        yield "samples are missing, and a replay does not hear of it"
+
+
+def _samples(folder: Path) -> tuple[list[Key], bool]:
+    """All samples by their keys, with their values checked; and whether the record ends in order."""
+    record = RankRecord(folder, 0)
+    try:
+        entries = [record.read(number) for number in range(len(record))]
+        is_closed = record.is_closed
+    finally:
+        record.close()
+    samples = [entry for entry in entries if entry.kind is Kind.SAMPLE]
+    for entry in samples:
+        np.testing.assert_array_equal(entry.fields["u"], u_of((entry.simulation, entry.time_step)))
+    return [(entry.simulation, entry.time_step) for entry in samples], is_closed
+
+
+def _recorder(folder: Path, keys: Sequence[Key], *, epoch: int, position: int) -> Recorder:
+    facts = RecordFacts(
+        study="waves",
+        ranks=1,
+        fields=tuple(FieldSpec(name=name, **{**it, "shape": tuple(it["shape"])}) for name, it in FIELDS.items()),
+        parameters=PARAMETERS,
+        routing="steps",
+        first=0,
+        every=1,
+        num_held_out=0,
+        nonfinite="reject",
+        seed=7,
+    )
+    rows = slots_with(keys)
+    return Recorder(folder, facts, rank=0, epoch=epoch, position=position, rows=rows, parameters_of=parameters_of)
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What is logged meanwhile, and goes nowhere else."""
+    heard: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("stream_server")
+    logger.addHandler(listener)
+    try:
+        yield heard
+    finally:
+        logger.removeHandler(listener)
+
+
+PROGRAM = Program(name="record", make=make, run=run, judge=judge)

@@ -1,0 +1,41 @@
+"""A sample of `python -m tests.sweep calls`; all of it is in `make sweep`."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sweep.calls.campaign import CallSweep
+from tests.sweep.calls.faults import Kind
+from tests.sweep.calls.programs import PROGRAMS
+from tests.sweep.calls.run import Stage
+from tests.sweep.calls.sweep import Bench
+from tests.sweep.campaign import Tally, run, scratch
+
+NUM_CASES = 15
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with scratch() as folder, Stage() as stage:
+        yield Bench(stage, folder)
+
+
+def test_whatever_system_call_fails_a_restart_finds_what_was_reported(request: pytest.FixtureRequest) -> None:
+    seed, tally = int(request.config.option.hypothesis_seed), Tally()
+    with scratch() as folder, CallSweep().planned(folder, seed=seed, num=NUM_CASES, only="") as cases:
+        run(cases, tally)
+    assert tally.violations == []
+    assert tally.num_cases == NUM_CASES
+
+
+def test_every_program_changes_its_folder_by_many_calls(bench: Bench) -> None:
+    num_calls = {name: len({(it.fault.call, it.fault.number) for it in bench.cases(name)}) for name in PROGRAMS}
+    assert sum(num_calls.values()) > 250
+    assert min(num_calls.values()) > 5
+
+
+def test_a_program_that_writes_in_place_is_found_out(bench: Bench) -> None:
+    kills = [case for case in bench.cases("careless") if case.fault.kind is Kind.KILL]
+    outcomes = [bench.run(case) for case in kills]
+    assert all(outcome.was_struck for outcome in outcomes)
+    assert any(outcome.violations for outcome in outcomes)

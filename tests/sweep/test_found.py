@@ -1,0 +1,117 @@
+"""What the sweeps have found, each in its place."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stream_server import disk
+from stream_server.errors import DamagedCheckpoint
+from stream_server.launcher.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.records import AttemptGiven, decode
+from stream_server.server.model_export import MODEL_FILE, export_model
+from stream_server.server.normalization import Normalization
+from stream_server.server.output import OutputFolder
+from stream_server.server.tensor_file import read_tensors
+from stream_server.server.warm_start import find_source
+from tests.sweep.calls.programs.output import CONFIG
+from tests.sweep.corruption.stores import record
+
+
+class FailingOs:
+    """Stands in for `os`: these functions fail once, one after the other; one with a "+" succeeds."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = list(names)
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(os, name)
+        if not self._names or self._names[0].removeprefix("+") != name:
+            return call
+
+        def called(*arguments: Any) -> Any:
+            if self._names.pop(0).startswith("+"):
+                return call(*arguments)
+            if name == "close":
+                call(*arguments)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        return called
+
+
+@contextmanager
+def failing(*names: str) -> Iterator[None]:
+    """The disk fails like that while the block lasts."""
+    real, disk.os = disk.os, FailingOs(*names)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        disk.os = real
+
+
+def write(journal: Journal, number: int) -> None:
+    journal.write(AttemptGiven(simulation=number, attempt=0))
+
+
+def test_a_start_that_was_killed_while_it_wrote_study_json_can_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").touch()
+    (tmp_path / "study.json.0123456789ab.tmp").write_text('{"study": ')
+    OutputFolder(tmp_path).prepare(CONFIG, fresh=False, resume=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", "study.json"}
+
+
+def test_a_record_that_could_neither_be_synced_nor_taken_back_is_gone_before_the_next_one(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        write(journal, 1)
+        with failing("fsync", "truncate"), pytest.raises(OSError, match="Input/output"):
+            write(journal, 2)
+        write(journal, 3)
+        with failing("fsync"), pytest.raises(OSError, match="Input/output"):
+            write(journal, 4)
+    found = list(decode((tmp_path / JOURNAL_FILE).read_bytes()))
+    assert found == [AttemptGiven(simulation=number, attempt=0) for number in (1, 3)]
+
+
+def test_a_recording_whose_file_cannot_be_closed_ends_and_the_study_goes_on(tmp_path: Path) -> None:
+    recorder = record.recorder(tmp_path, [(2, 1), (2, 2)], rank=0, epoch=1, position=0, study=0)
+    with recorder:
+        recorder.append([0, 1])
+        real, disk.os = disk.os, FailingOs("close")  # type: ignore[assignment]
+    disk.os = real
+    assert recorder.error is not None
+    assert "Input/output" in recorder.marker.read_text()
+
+
+@pytest.mark.parametrize("calls", [["rename"], ["+rename", "fsync"], ["+rename", "rename"]])
+def test_a_model_that_cannot_be_replaced_stays(tmp_path: Path, calls: list[str]) -> None:
+    export(tmp_path, 1)
+    with failing(*calls), pytest.raises(OSError, match="Input/output"):
+        export(tmp_path, 2)
+    assert read_tensors(tmp_path / "model" / MODEL_FILE, as_torch=False)["w"] == 1
+
+
+def test_a_model_that_was_put_aside_by_an_export_that_was_killed_is_not_lost(tmp_path: Path) -> None:
+    export(tmp_path, 1)
+    (tmp_path / "model").rename(tmp_path / "model.old")
+    with failing("mkdir"), pytest.raises(OSError, match="Input/output"):
+        export(tmp_path, 2)
+    assert read_tensors(tmp_path / "model" / MODEL_FILE, as_torch=False)["w"] == 1
+
+
+def test_a_study_does_not_start_from_a_model_of_which_a_bit_is_another(tmp_path: Path) -> None:
+    export(tmp_path, 1)
+    path = tmp_path / "model" / MODEL_FILE
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DamagedCheckpoint, match="does not match"):
+        find_source(tmp_path / "model")
+
+
+def export(folder: Path, number: int) -> None:
+    tensors = {"w": np.array([number])}
+    export_model(folder / "model", tensors, owner="S", config=CONFIG, normalization=Normalization.of(CONFIG))
