@@ -5,6 +5,7 @@ import random
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from tests.chaos.campaign import Campaign, Outcome
 from tests.chaos.kills import Kill
 from tests.chaos.plan import Plan
 from tests.chaos.summary import line, story, table
+from tests.figures import record
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, default=2, help="ranks of the server (2)")
     parser.add_argument("--mpi", choices=("mpich", "openmpi"), default="mpich")
     parser.add_argument("--stops", action="store_true", help="stop some processes (SIGSTOP) instead of killing them")
+    parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.json")
     parser.add_argument("--keep", action="store_true", help="keep the folders of studies with violations")
     return parser
 
@@ -66,6 +69,11 @@ def main() -> int:
         outcomes = campaign.run()
     console.print(table(outcomes))
     violated = any(outcome.violations for outcome in outcomes)
+    if arguments.record:
+        kills = Counter(f"{kill.kind}s" for outcome in outcomes for kill in outcome.kills)
+        num_violations = sum(len(outcome.violations) for outcome in outcomes)
+        wall_s = sum(outcome.wall_s for outcome in outcomes)
+        record("chaos: kills", cases=kills, violations=num_violations, wall_s=wall_s, seed=seed)
     if not (violated and arguments.keep):
         shutil.rmtree(folder)
     return 1 if violated else 0
