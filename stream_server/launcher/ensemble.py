@@ -102,6 +102,8 @@ class Ensemble:
 
     def turn(self) -> list[link.ToLauncher]:
         """Do all that is due; returns what rank 0 has said."""
+        # Before what has come is taken: no clock may run out by what is not heard yet, however long this turn takes.
+        now = time.monotonic()
         messages = self.server.receive()
         had_come = self.schedule.anything_came
         for message in messages:
@@ -109,7 +111,7 @@ class Ensemble:
         if self.schedule.anything_came and not had_come:
             self.journal.note(records.FirstStep())
         self._poll_jobs()
-        self._carry_out(self.schedule.tick(time.monotonic()))
+        self._carry_out(self.schedule.tick(now))
         self._tell_status()
         if self.has_left and not self._said_bye:
             self._said_bye = True

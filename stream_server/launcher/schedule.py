@@ -89,6 +89,9 @@ class Schedule:
         self._floors = dict(floors)
         self.anything_came = anything_came
         for it in entries:
+            if it.state is State.WAITING and it.failures > self.limits.retries:
+                # Its launcher was killed before it had given it up.
+                it.state = State.GIVEN_UP
             self._simulations[it.id] = it
             if it.state is State.RUNNING:
                 self._live[it.id] = it
@@ -133,6 +136,11 @@ class Schedule:
         it = self._simulations[simulation]
         assert attempt >= it.attempt
         it.attempt = attempt
+
+    def begun(self, simulation: int, now: float) -> None:
+        """The job of an attempt runs only now: it may have taken long to start it, and those before it."""
+        it = self._simulations[simulation]
+        it.started = it.quiet_since = now
 
     def postpone(self, simulation: int, now: float) -> list[Action]:
         """The job of an attempt could not even be begun; that is not its fault. Nothing is started for a while."""

@@ -39,11 +39,13 @@ class Starter:
         self._connection: dict[str, Any] = {}
         self._parameters: dict[int, dict[str, float]] = {}
         self._public_keys: dict[int, str | None] = {}
+        self._is_held_back = False
 
     def planned(self, plan: link.Plan) -> None:
         """From now on attempts find the server where this plan says."""
         self._connection = plan.connection
         self._parameters |= {it.simulation: it.parameters for it in plan.simulations}
+        self._is_held_back = False
 
     def added(self, run: link.Run) -> None:
         """A simulation that was not in the plan is to be run as well."""
@@ -76,6 +78,7 @@ class Starter:
             self.journal.write(*self._starting(list(specs)))
         except OSError as error:
             return self._postpone(members, error)
+        self._is_held_back = False
         for simulation, attempt in members:
             # The server must know the key before the client can use it.
             public_key = self._public_keys[simulation]
@@ -128,7 +131,12 @@ class Starter:
         ]
 
     def _postpone(self, members: Sequence[tuple[int, int]], error: OSError) -> list[Action]:
-        log.error("no simulation is started as long as the disk refuses: %s", error)
+        text = f"no simulation is started as long as the disk refuses: {error}"
+        log.error("%s", text)
+        if not self._is_held_back:
+            # On a full disk our log cannot tell anybody.
+            self.server.send(link.HeldBack(text=text))
+            self._is_held_back = True
         for attempt in members:
             shutil.rmtree(self.attempts.folder(*attempt), ignore_errors=True)
         now = time.monotonic()
@@ -144,6 +152,8 @@ class Starter:
             log.info("simulation %d, attempt %d: %s", simulation, attempt, spec.command)
         failpoint("launcher.before_submit")
         leader = self.jobs.submit(specs)
+        for simulation, _ in specs:
+            self.schedule.begun(simulation, time.monotonic())
         failpoint("launcher.after_submit")
         if leader is not None:
             for simulation, attempt in specs:

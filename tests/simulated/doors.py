@@ -1,0 +1,136 @@
+"""The doors of the product to the machine it runs on, and what is put into them for a simulation.
+
+Ours are: threads and clocks (`threads`, `stand_ins`), the module zmq and the network (`messaging`, `network`),
+processes, signals and file locks (`machine`, `kernel`), mpirun, MPI and the shell of a job (`starting`, `ranks`), the
+launcher's connections to the ranks, not its judgement of them (`signs`), the learner and the simulation (`programs`),
+and nothing where a person looks on. Everything else is the product's own code, from `connect` over receiver, buffer,
+rounds and checkpoints to launcher, jobs and journal.
+
+Files are real ones in memory: a process that is killed leaves what it wrote, and no power cut is simulated.
+"""
+
+import fcntl
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from stream_server.client_api import transport
+from stream_server.launcher import (
+    jobs,
+    private_folder,
+    processes,
+    runs,
+    server_job,
+    supervisor,
+)
+from stream_server.launcher import sockets as launcher_sockets
+from stream_server.server import closing, reception_parts, set_up, sockets, study
+from stream_server.server.training import checkpoints, display, gauges, lockstep, phases, progress, stop
+from tests.simulated import messaging
+from tests.simulated.kernel import Signals, os_of
+from tests.simulated.programs import Learner, NotedRank, silent
+from tests.simulated.signs import SimulatedLiveness
+from tests.simulated.stand_ins import stand_in
+from tests.simulated.starting import Executor, subprocess_of
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
+
+PRODUCT = [module for name, module in sys.modules.items() if name.startswith("stream_server.")]
+# Their clock is a default value, which is as old as the module.
+CLOCKED: tuple[Any, ...] = (
+    checkpoints.Checkpoints.__init__,
+    display.Display.__init__,
+    gauges.SpeedGauge.__init__,
+    gauges.Rationed.__init__,
+    lockstep.in_lockstep,
+    phases.Phases.__init__,
+    progress.Progress.__init__,
+)
+
+
+@contextmanager
+def opened(world: "World") -> Iterator[None]:
+    """The product runs on the simulated machine while the `with` block lasts."""
+    with ExitStack() as stack:
+        stack.enter_context(stand_in(world.threads, *PRODUCT, on_failpoint=world.passed))
+        for function in CLOCKED:
+            stack.enter_context(_clock(function, lambda: world.threads.now))
+        for module, name, value in replaced(world):
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+def replaced(world: "World") -> list[tuple[Any, str, Any]]:
+    """What is not the product's: the network, processes, MPI, and what people look at."""
+    machine = world.machine
+    zmq = messaging.module(world.network, machine.has_bytes)
+    locks = SimpleNamespace(**{**vars(fcntl), "flock": machine.flock})
+    environment = SimpleNamespace(get=lambda name, default=None: machine.current.environment.get(name, default))
+    return [
+        (sockets, "zmq", zmq),
+        (sockets, "Socket", messaging.Socket),
+        (launcher_sockets, "zmq", zmq),
+        (transport, "zmq", zmq),
+        (sockets, "os", os_of(machine)),
+        (reception_parts, "os", _os_with(reception_parts, environ=environment)),
+        (processes, "running", machine.running),
+        (processes, "_status", machine.of_pid),
+        (processes, "send", machine.send),
+        (jobs, "_Executor", partial(Executor, world)),
+        (server_job, "subprocess", subprocess_of(world)),
+        *((module, "fcntl", locks) for module in PRODUCT if vars(module).get("fcntl") is fcntl),
+        (runs, "Signals", partial(Signals, machine)),
+        (runs, "_start_log", lambda config: None),
+        (private_folder, "new_name", lambda: world.folder / f"{private_folder.PREFIX}here"),
+        (supervisor, "Liveness", _of_world(SimulatedLiveness, world=world)),
+        (supervisor, "say", lambda text: None),
+        (study, "StudyRank", _of_world(NotedRank, machine=machine)),
+        (study, "Logs", silent),
+        (set_up, "load_server_class", lambda config: _named(partial(Learner, world))),
+        (set_up, "open_writers", lambda *_: []),
+        (set_up, "open_own_writer", lambda *_: _NoWriter()),
+        (set_up, "Display", silent),
+        (stop.StopRequests, "on_signals", lambda self: nullcontext()),
+        (closing, "Console", lambda **_: SimpleNamespace(print=lambda text: None)),
+        (closing, "summary", lambda report: ""),
+    ]
+
+
+class _NoWriter:
+    def write(self, record: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def _clock(function: FunctionType, clock: Callable[[], float]) -> Iterator[None]:
+    """Let a function have another clock where `time.monotonic` is the default."""
+    defaults, named = function.__defaults__, function.__kwdefaults__
+    function.__defaults__ = tuple(clock if it is time.monotonic else it for it in defaults or ())
+    function.__kwdefaults__ = {name: clock if it is time.monotonic else it for name, it in (named or {}).items()}
+    try:
+        yield
+    finally:
+        function.__defaults__, function.__kwdefaults__ = defaults, named
+
+
+def _os_with(module: ModuleType, **names: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{**vars(vars(module)["os"]), **names})
+
+
+def _of_world(cls: type, **names: Any) -> type:
+    """A subclass that belongs to one simulation."""
+    return type(cls.__name__, (cls,), names)
+
+
+def _named(make: Any) -> Any:
+    make.__name__ = "Learner"
+    return make

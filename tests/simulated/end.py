@@ -1,0 +1,34 @@
+"""How a schedule ended."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos.audit import Audit, Epoch
+from tests.simulated.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """What a schedule left behind.
+
+    `hang` tells what each thread waited for, if it did not end; `errors` what programs of the product died of, and
+    `seen` what was wrong already while it ran. `happened` counts the faults that really came to pass,
+    `lost_steps` the attempts that ended since steps were gone which they ought to have kept.
+    """
+
+    plan: Plan
+    exit_code: int | None
+    report: dict[str, Any]
+    epochs: tuple[Epoch, ...]
+    audit: Audit
+    happened: Counter[str]
+    virtual_s: float
+    num_switches: int
+    num_messages: int
+    num_attempts: int
+    lost_steps: int
+    trace: list[tuple[float, str, str]]
+    hang: str = ""
+    errors: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()

@@ -1,0 +1,103 @@
+"""What must hold when a schedule has ended. Pure: how it ended in, sentences out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+from tests.chaos import invariants
+from tests.chaos.invariants import Evidence
+from tests.simulated.end import End
+from tests.simulated.plan import Plan
+
+SERVER = ("of a rank", "of a mpirun")
+PLENTY = 1 << 20
+ENDS_ATTEMPTS = frozenset(
+    {"kill of a client", "kill of a shell", "crash of a simulation", "cut of a connection", "stop of a client"}
+)
+ENDS_NO_ATTEMPT = frozenset({"kill of a launcher", "stop of a launcher", "duplicate"})
+# What a client that is well-behaved may be told: another server or attempt has come between. Where the socket of an
+# older server was it knocks at the wrong door.
+EXPECTED_REFUSALS = frozenset({"stale_epoch", "stale_attempt", "not_open", "busy"})
+WRONG_DOOR = "malformed"
+
+
+def violations(end: End) -> list[str]:
+    """A sentence for each promise that was broken; none when all is well."""
+    found = [*end.seen]
+    if end.hang:
+        return [*found, f"the study hangs (G9): {end.hang}", *end.errors]
+    evidence = Evidence(
+        plan=cast(Any, end.plan), exit_code=end.exit_code or 0, report=end.report, epochs=end.epochs, audit=end.audit
+    )
+    return [
+        *found,
+        *end.errors,
+        *wrong_end(end),
+        *wrong_refusals(end),
+        *needless(end),
+        *invariants.wrong_epochs(end.epochs),
+        *invariants.missing_batches(evidence),
+        *invariants.wrong_counts(_without_crasher(evidence)),
+        *invariants.lost_generations(evidence),
+        *invariants.long_replays(evidence),
+    ]
+
+
+def _without_crasher(evidence: Evidence) -> Evidence:
+    """What may be trained, or not, counts as not trained; what was never sent does not."""
+    plan = cast(Plan, evidence.plan)
+    optional = plan.possible - plan.keys
+    trained = [replace(it, keys=tuple(key for key in it.keys if key not in optional)) for it in evidence.audit.trained]
+    return replace(evidence, audit=replace(evidence.audit, trained=tuple(trained)))
+
+
+def wrong_end(end: End) -> Iterator[str]:
+    """The study says of itself that it is complete and balanced, the simulation that always crashes aside (G2, G13)."""
+    report, plan = end.report, end.plan
+    if not report:
+        yield f"there is no report.json, and the command ended with exit code {end.exit_code}"
+        return
+    samples, simulations = report["samples"], report["simulations"]
+    num_expected = plan.num_simulations * plan.num_steps
+    given_up = 0 if plan.crasher is None else 1
+    found = {
+        "the exit code of the command": (end.exit_code, 0),
+        "exit_code": (report["exit_code"], 0),
+        "exit_reason": (report["exit_reason"], "finished"),
+        "balanced": (report["balanced"], True),
+        "restarts": (report["restarts"], len(end.epochs) - 1),
+        "simulations.finished": (simulations["finished"], plan.num_simulations - given_up),
+        "simulations.given_up": (simulations["given_up"], given_up),
+        "samples.expected": (samples["expected"], num_expected),
+        "samples.trained": (samples["trained"], samples["accepted"]),
+        "samples.untrained": (samples["untrained"], 0),
+        "samples.never_produced": (sum(samples["never_produced"].values()), num_expected - samples["accepted"]),
+    }
+    if plan.crasher is None:
+        found["samples.accepted"] = (samples["accepted"], num_expected)
+    for name, (is_so, must_be) in found.items():
+        if is_so != must_be:
+            yield f"{name} is {is_so!r} instead of {must_be!r}: {report['message']}"
+
+
+def needless(end: End) -> Iterator[str]:
+    """Nothing was started again, or lost, for which there was no reason (G10, G12)."""
+    happened, plan = end.happened, end.plan
+    num_hits = sum(happened[what] for what in happened if what.endswith(SERVER))
+    if len(end.epochs) > 1 + num_hits:
+        yield f"the server was started {len(end.epochs)} times, and {num_hits} times something befell it"
+    # A second attempt holds nothing of what the first one sent.
+    if end.lost_steps and plan.window_bytes >= PLENTY and not happened.keys() & ENDS_ATTEMPTS:
+        yield f"{end.lost_steps} attempts did not hold the steps any more that no checkpoint has"
+    if happened.keys() <= ENDS_NO_ATTEMPT:
+        limit = plan.num_simulations + happened["kill of a launcher"]
+        if end.num_attempts > limit:
+            yield f"there were {end.num_attempts} attempts, although only launchers were killed or stopped"
+
+
+def wrong_refusals(end: End) -> Iterator[str]:
+    """No message of the client was outside its window or at odds with the protocol."""
+    refused = end.report.get("samples", {}).get("refused", {})
+    expected = EXPECTED_REFUSALS | ({WRONG_DOOR} if len(end.epochs) > 1 else set())
+    for reason in sorted(refused.keys() - expected):
+        yield f"the server refused {refused[reason]} messages: {reason}"

@@ -1,0 +1,88 @@
+"""What one schedule is: a study, a machine, and what goes wrong."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Something bad. It happens at `at` seconds, or when a program passes a failpoint for the `passage`-th time.
+
+    `kind` is kill, stop, cut or stall, `target` what it happens to; `lasts_s` is for stops and stalls.
+    """
+
+    kind: str
+    target: str
+    at: float = 0.0
+    failpoint: str = ""
+    passage: int = 1
+    lasts_s: float = 0.0
+
+    def __str__(self) -> str:
+        when = f"at {self.failpoint}@{self.passage}" if self.failpoint else f"at {self.at:.3f} s"
+        lasts = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
+        return f"{self.kind} {self.target} {when}{lasts}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A study, the machine that it runs on, and what goes wrong.
+
+    `crasher` is a simulation that never gets beyond its first steps; `crash` the probability that another attempt
+    crashes by itself.
+    """
+
+    seed: str
+    policy: str = "fifo"
+    num_ranks: int = 2
+    num_simulations: int = 3
+    num_steps: int = 8
+    max_running: int = 2
+    pseudo_epochs: int = 1
+    batch_size: int = 2
+    every_batches: int = 3
+    capacity: int = 16
+    window_bytes: int = 1 << 20
+    simulation_step_s: float = 0.3
+    step_s: float = 0.2
+    retries: int = 1000
+    crasher: int | None = None
+    crash: float = 0.0
+    duplicates: float = 0.0
+    delay_s: float = 1e-3
+    linger: float = 0.8
+    mpirun_notices: bool = True
+    faults: tuple[Fault, ...] = field(default_factory=tuple)
+
+    @property
+    def possible(self) -> frozenset[tuple[int, int]]:
+        """Every sample that may be trained: some of the crasher, too."""
+        return frozenset((i, j) for i in range(self.num_simulations) for j in range(self.num_steps))
+
+    @property
+    def keys(self) -> frozenset[tuple[int, int]]:
+        """Every sample that is to be trained: the simulation and the time step."""
+        complete = (i for i in range(self.num_simulations) if i != self.crasher)
+        return frozenset((i, j) for i in complete for j in range(self.num_steps))
+
+    def settings(self) -> dict[str, Any]:
+        """The study.json."""
+        firo = {"pseudo_epochs": self.pseudo_epochs} if self.policy == "firo" else {}
+        return {
+            "study": {"name": "simulated", "simulations": self.num_simulations, "time_steps": self.num_steps}
+            | {"fields": {"u": [2]}},
+            "parameters": {"bounds": {"phase": [0, 1]}},
+            "simulation": {
+                "command": ["python", "none.py"],
+                "retries": self.retries,
+                "timeout_s": 20,
+                "max_failed": 1.0,
+            },
+            "server": {"class": "learner.py:Learner", "ranks": self.num_ranks},
+            "launcher": {"max_running": self.max_running, "restarts": 1000},
+            "buffer": {"policy": self.policy, "capacity": self.capacity, **firo},
+            "training": {"batch_size": self.batch_size},
+            "checkpoint": {"every_batches": self.every_batches},
+            "client": {"window": self.window_bytes, "max_attached": 1},
+            "network": {"security": "none"},
+        }

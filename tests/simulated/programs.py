@@ -1,0 +1,153 @@
+"""What the programs of a simulated study do: the product's code, called as its commands call it.
+
+Ours are the learner, which notes what it trains, and the simulation, which sends what its plan says.
+"""
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stream_server import StreamServer
+from stream_server.client_api import connect
+from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError, NoUsableCheckpoint, RankLost
+from stream_server.launcher import runs
+from stream_server.launcher.programs import ServerCommand
+from stream_server.server import study
+from stream_server.server.start import Start
+from tests.chaos.audit import Committed, Trained
+from tests.simulated.machine import Machine
+from tests.simulated.ranks import Job, SimulatedRanks
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
+
+STARTS_S = 1.0
+
+
+def value(simulation: int, time_step: int) -> np.ndarray:
+    """What a sample holds."""
+    return np.array([simulation, time_step], np.float64)
+
+
+class Learner(StreamServer):
+    """Learns nothing, slowly, and notes every sample that it was given."""
+
+    def __init__(self, world: "World", config: StudyConfig) -> None:
+        super().__init__(config)
+        self.world = world
+        self.mean = np.zeros(2)
+
+    def process_batch(self, batch: Any, config: Any) -> Any:
+        return batch.simulation_ids, batch.time_steps, batch.fields["u"]
+
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        simulations, steps, values = batch
+        for simulation, step, row in zip(simulations, steps, values, strict=True):
+            if not np.array_equal(row, value(simulation, step)):
+                raise ArithmeticError(f"time step {step} of simulation {simulation} holds {row}")
+        self.world.threads.sleep(self.world.plan.step_s)
+        (gradient,) = self.all_reduce([self.mean - values.mean(axis=0)])
+        self.mean -= 0.1 * gradient
+        return float(gradient @ gradient)
+
+    def on_batch_end(self, batch: Any, batch_idx: int, loss: Any) -> None:
+        keys = tuple(zip(batch[0].tolist(), batch[1].tolist(), strict=True))
+        world = self.world
+        world.trained.append(
+            Trained(
+                epoch=world.machine.current.epoch, rank=self.rank, batch=batch_idx, keys=keys, time=world.threads.now
+            )
+        )
+
+    def on_checkpoint(self, path: Path) -> None:
+        if self.rank == 0:
+            self.world.committed.append(Committed(epoch=self.world.machine.current.epoch, generation=int(path.name)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean = state["mean"]
+
+
+def serve(world: "World", job: Job, rank: int, start: Start) -> int:
+    """One rank of the server, as `run_study` and the command do it."""
+    world.threads.sleep(world.draw.uniform(0.0, STARTS_S))
+    ranks = SimulatedRanks(job, rank)
+    assert start.alive is not None
+    world.machine.current.has_come = True
+    world.signs.come(start.alive, rank, world.machine.current, world.threads.now)
+    try:
+        code = study._run(world.config, ranks, start)
+    except (ConfigError, NoUsableCheckpoint) as error:
+        world.machine.current.error = error
+        code = error.exit_code
+    except Exception as error:
+        world.machine.current.error = error
+        ranks.abort(RankLost.exit_code)
+    world.signs.leave(start.alive, rank)
+    return code
+
+
+def launch(world: "World") -> int:
+    """The command stream-launcher."""
+    command = ServerCommand(
+        config=world.folder / "study.json",
+        overrides=(),
+        resume=False,
+        ranks=world.plan.num_ranks,
+        environment={},
+    )
+    return runs.run_study(world.config, command, ends_at=math.inf)
+
+
+def simulate(world: "World", environment: Mapping[str, str]) -> int:
+    """A simulation: sends its steps, some of them twice, and may crash before any of them."""
+    plan, threads = world.plan, world.threads
+    number, attempt = int(environment["STREAM_SIMULATION_ID"]), int(environment["STREAM_ATTEMPT"])
+    draw = Random(f"{plan.seed}/{number}/{attempt}")
+    crash_at = _crash_at(world, number, draw)
+    threads.sleep(draw.uniform(0.0, STARTS_S))
+    world.num_attempts += 1
+    with connect(environment["STREAM_CONNECTION"]) as simulation:
+        for step in simulation.time_steps or ():
+            threads.sleep(draw.expovariate(1.0 / plan.simulation_step_s))
+            if step == crash_at:
+                world.happened["crash of a simulation"] += 1
+                raise ArithmeticError("a simulation crashes")
+            if not simulation.send(step, u=value(number, step)):
+                break
+            if draw.random() < plan.duplicates:
+                world.happened["duplicate"] += 1
+                simulation.send(step, u=value(number, step))
+    return 0
+
+
+def _crash_at(world: "World", number: int, draw: Random) -> int | None:
+    plan = world.plan
+    if number == plan.crasher:
+        return draw.randrange(3)
+    # Three failures in a row before the first sample stop a study, as they should.
+    return draw.randrange(plan.num_steps) if draw.random() < plan.crash and world.trained else None
+
+
+class NotedRank(study.StudyRank):
+    """A rank that tells its epoch."""
+
+    machine: Machine
+
+    def __init__(self, config: StudyConfig, ranks: Any, folder: Any, continuation: Any, start: Start) -> None:
+        self.machine.current.epoch = continuation.identity.epoch
+        super().__init__(config, ranks, folder, continuation, start)
+
+
+def silent(*_: Any, **__: Any) -> Any:
+    """A context without any effect, in place of what people look at."""
+    return nullcontext(SimpleNamespace(update=lambda status: None))

@@ -1,0 +1,96 @@
+"""The ranks of a simulated MPI job: each a process, and collectives that wait for all of them."""
+
+import json
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.simulated.machine import Machine, Program
+from tests.simulated.threads import Threads
+
+
+class Meeting:
+    """Where the ranks exchange one value each, again and again. Who waits for a rank that died waits for ever."""
+
+    def __init__(self, threads: Threads, size: int) -> None:
+        self._threads = threads
+        self._size = size
+        self._num_met = [0] * size
+        self._values: dict[int, dict[int, Any]] = {}
+
+    def exchange(self, rank: int, value: Any, timeout_s: float | None = None) -> list[Any] | None:
+        """What each rank passed, in their order; None when they did not all come in time."""
+        number = self._num_met[rank]
+        self._num_met[rank] += 1
+        values = self._values.setdefault(number, {})
+        values[rank] = value
+        if not self._threads.wait(lambda: len(values) == self._size, timeout_s, "collective"):
+            return None
+        self._values.pop(number, None)
+        return [values[rank] for rank in range(self._size)]
+
+
+class Job:
+    """What the ranks of one start of the server share; `members` are their processes."""
+
+    def __init__(self, machine: Machine, size: int) -> None:
+        self.machine = machine
+        self.size = size
+        self.rounds = Meeting(machine.threads, size)
+        self.others = Meeting(machine.threads, size)
+        self.members: list[Program] = []
+
+
+class SimulatedRanks:
+    """One rank's view, with the promises of `stream_server.server.ranks.Ranks`."""
+
+    node = 0
+    num_nodes = 1
+    mpi_version = ""
+    num_cores = 1
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self._job = job
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = job.size
+
+    def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        total: NDArray[np.int64] = np.sum(self._meet(self._job.rounds, values.copy()), axis=0)
+        return total
+
+    def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
+        met = self._job.rounds.exchange(self.rank, values.copy(), timeout_s)
+        return None if met is None else np.asarray(np.sum(met, axis=0))
+
+    def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
+        total: NDArray[Any] = np.sum(self._meet(self._job.others, values.copy()), axis=0)
+        return total
+
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        return json.loads(self._meet(self._job.others, json.dumps(value))[root])
+
+    def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
+        received: bytes = self._meet(self._job.others, data)[root]
+        return received
+
+    def gather(self, value: Any) -> list[Any] | None:
+        gathered = [json.loads(text) for text in self._meet(self._job.others, json.dumps(value))]
+        return gathered if self.rank == 0 else None
+
+    def barrier(self) -> None:
+        self._meet(self._job.others, None)
+
+    def abort(self, exit_code: int) -> NoReturn:
+        machine = self._job.machine
+        me = machine.current
+        for program in self._job.members:
+            if program is not me:
+                machine.end(program, exit_code)
+        machine.end(me, exit_code)
+        raise AssertionError("a program that was aborted goes on")
+
+    def _meet(self, meeting: Meeting, value: Any) -> list[Any]:
+        met = meeting.exchange(self.rank, value)
+        assert met is not None
+        return met

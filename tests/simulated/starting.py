@@ -1,0 +1,103 @@
+"""How programs are started on the simulated machine: mpirun with its ranks, and the shell of a simulation."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from stream_server.launcher import jobs
+from stream_server.server.start import Start
+from tests.simulated.machine import Machine, Program
+from tests.simulated.programs import serve, simulate
+from tests.simulated.ranks import Job
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
+
+MPIRUN_NOTICES_S = 2.0
+SHELL_S = 0.01
+
+
+class Mpirun:
+    """`subprocess.Popen` of the server's command line: mpirun, and the ranks that it starts."""
+
+    def __init__(self, world: "World", command: Sequence[str], *, env: Mapping[str, str], **_: Any) -> None:
+        self._world = world
+        self._program = world.machine.start("mpirun", None, environment=env)
+        self.pid = self._program.pid
+        options = dict(pairwise(command))
+        start = Start(link=options["--link"], alive=options["--alive"])
+        job = Job(world.machine, world.plan.num_ranks)
+        for rank in range(job.size):
+            main = partial(serve, world, job, rank, start)
+            member = world.machine.start(f"rank {rank}", main, environment=env, session=self.pid)
+            member.on_end.append(partial(self._has_ended, job, member))
+            job.members.append(member)
+
+    def poll(self) -> int | None:
+        return self._program.status
+
+    def _has_ended(self, job: Job, member: Program, status: int) -> None:
+        world = self._world
+        if all(member.status is not None for member in job.members):
+            worst = max((abs(member.status or 0) for member in job.members), default=0)
+            world.threads.after(SHELL_S, lambda: world.machine.end(self._program, worst))
+        elif status < 0 and (world.plan.mpirun_notices or not member.has_come):
+            delay_s = world.draw.uniform(0.0, MPIRUN_NOTICES_S)
+            world.threads.after(delay_s, partial(self._kill_all, job))
+
+    def _kill_all(self, job: Job) -> None:
+        for member in job.members:
+            self._world.machine.kill(member)
+
+
+class Executor:
+    """PSI/J's executor: a shell that starts the simulation and writes how it ended."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def submit(self, job: Any) -> None:
+        world, machine = self._world, self._world.machine
+        environment, folder = job.spec.environment, Path(job.spec.directory)
+        self._look(environment["STREAM_SIMULATION_ID"])
+        shell = machine.start("shell", None, environment=environment)
+        shell.traps_term = True
+        client = machine.start(
+            "client", partial(simulate, world, environment), environment=environment, session=shell.pid
+        )
+        launcher = machine.current
+
+        def write(status: int) -> None:
+            world.threads.after(SHELL_S, lambda: self._leave(shell, launcher, folder, status))
+
+        client.on_end.append(write)
+        job._native_id = str(shell.pid)
+
+    def _look(self, simulation: str) -> None:
+        """Before another one starts: no more run than may, and none of the same simulation."""
+        world = self._world
+        shells = [it for it in world.machine.living() if it.name == "shell"]
+        if len(shells) >= world.plan.max_running:
+            world.seen.append(f"{len(shells) + 1} jobs run at once, launcher.max_running is {world.plan.max_running}")
+        if any(it.environment.get("STREAM_SIMULATION_ID") == simulation for it in world.machine.living()):
+            world.seen.append(f"two attempts of simulation {simulation} run at once")
+
+    def _leave(self, shell: Program, launcher: Program, folder: Path, status: int) -> None:
+        if shell.status is not None:
+            return
+        code = status if status >= 0 else 128 - status
+        if folder.is_dir():
+            (folder / jobs.EXIT_FILE).write_text(f"{code}\n")
+        machine: Machine = self._world.machine
+        machine.end(shell, code)
+        if launcher.status is None:
+            machine.tell(launcher, signal.SIGCHLD)
+
+
+def subprocess_of(world: "World") -> SimpleNamespace:
+    """What stands in for the module `subprocess` where the server is started."""
+    return SimpleNamespace(Popen=partial(Mpirun, world), DEVNULL=None)
