@@ -37,7 +37,7 @@ def table(figures: Mapping[str, Any]) -> str:
     lines = ["| campaign | cases | violations | seed | time | date |", "|---|---|---|---|---|---|"]
     for campaign, found in sorted(figures.items()):
         total = f"**{sum(found['cases'].values()):,}**"
-        kinds = ", ".join(f"{number:,} {kind}" for kind, number in found["cases"].items())
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(found["cases"].items()))
         seed = "" if found["seed"] is None else found["seed"]
         minutes, seconds = divmod(found["wall_s"], 60)
         row = (
