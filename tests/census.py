@@ -1,4 +1,4 @@
-"""Counts what a test may leave behind: threads, processes, sockets, open files, temporary folders."""
+"""Counts what a test may leave behind: threads, processes, sockets, open files, temporary folders, shared memory."""
 
 import gc
 import os
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 import zmq
+
+from tests.resources.listeners import listeners
+from tests.resources.shared_things import shared_things, unused
 
 GRACE_S = 2.0
 HARMLESS_FILES = ("/dev/", "anon_inode:[eventpoll]", "/proc/")
@@ -44,6 +47,7 @@ class Census:
     zmq_objects: frozenset[int]
     files: frozenset[tuple[int, str]]
     temporary: frozenset[str]
+    shared: frozenset[str]
 
     @classmethod
     def take(cls, temporary: Path) -> "Census":
@@ -53,6 +57,7 @@ class Census:
             zmq_objects=frozenset(id(it) for it in _sockets_and_contexts if not it.closed),
             files=frozenset(_open_files()),
             temporary=frozenset(str(it) for it in temporary.iterdir() if not it.name.startswith(HARMLESS_FOLDERS)),
+            shared=shared_things(),
         )
 
     def since(self, before: "Census") -> list[str]:
@@ -62,8 +67,9 @@ class Census:
             *(f"thread {thread.name}" for thread in self.threads - before.threads),
             *(f"process {_describe(process)}" for process in self.processes - before.processes),
             *(f"open {alive.get(key)!r}" for key in self.zmq_objects - before.zmq_objects),
-            *(f"file descriptor {number}: {target}" for number, target in self.files - before.files),
+            *(_describe_file(number, target) for number, target in self.files - before.files),
             *(f"temporary {path}" for path in self.temporary - before.temporary),
+            *unused(self.shared - before.shared),
         ]
 
 
@@ -90,8 +96,15 @@ def _open_files() -> list[tuple[int, str]]:
     return found
 
 
+def _describe_file(number: int, target: str) -> str:
+    listens_at = listeners().get(target)
+    return f"file descriptor {number}: {target}" + (f", which listens at {listens_at}" if listens_at else "")
+
+
 def _describe(process: psutil.Process) -> str:
     try:
-        return f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}"
+        # Of a zombie only the status is left.
+        facts = process.as_dict(["status", "cmdline"], ad_value=())
     except psutil.Error:
         return str(process.pid)
+    return f"{process.pid} ({facts['status']}): {' '.join(facts['cmdline'])}"

@@ -1,5 +1,6 @@
 """The client's only door to ZeroMQ: sockets that speak the messages of the protocol."""
 
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -15,20 +16,27 @@ from stream_server.errors import MalformedMessage, Refused, Unreachable
 LINGER_MS = 2000
 # ZeroMQ's own.
 DEFAULT_MAX_SOCKETS = 1023
+# What ZeroMQ's threads open; without them it ends the process.
+FILES_OF_A_CONTEXT = 8
+FILES_OF_A_SOCKET = 2
 
 
 class Dealer:
-    """One connection to one socket of the server."""
+    """One connection to one socket of the server.
+
+    `is_lost`: ZeroMQ has given it up, as it does when what came was forged or damaged; nothing goes out any more.
+    """
 
     def __init__(self, socket: "zmq.Socket[bytes]", address: str, *, encrypted: bool) -> None:
         self._socket = socket
         self.address = address
+        self.is_lost = False
         self.needs_checksum = address.startswith("tcp:") and not encrypted
 
     def send(self, message: Message) -> None:
         """Give a message without a payload to ZeroMQ; never blocks."""
         (header,) = wire.encode(message)
-        self._socket.send(header)
+        self._send(header)
 
     def send_data(self, data: Data, payload: Sequence[np.ndarray]) -> list[memoryview]:
         """Give a message to ZeroMQ, which copies it at once; never blocks. Returns these copies, to be kept or not.
@@ -37,10 +45,7 @@ class Dealer:
         """
         header, *frames = wire.encode(data, payload)
         copies = [zmq.Frame(frame, copy=True) for frame in frames]
-        self._socket.send(header, zmq.SNDMORE)
-        for copy in copies[:-1]:
-            self._socket.send(copy, zmq.SNDMORE, copy=False)
-        self._socket.send(copies[-1], copy=False)
+        self._send(header, *copies)
         return [copy.buffer for copy in copies]
 
     def receive(self) -> Message | None:
@@ -59,11 +64,27 @@ class Dealer:
                 f"the server at {self.address} does not speak the protocol of this client: {error}"
             ) from error
 
+    def _send(self, header: wire.Frame, *payload: zmq.Frame) -> None:
+        num_left = len(payload)
+        try:
+            self._socket.send(header, zmq.NOBLOCK | (zmq.SNDMORE if num_left else 0))
+            for frame in payload:
+                num_left -= 1
+                self._socket.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if num_left else 0), copy=False)
+        except zmq.Again:
+            # No mark can be reached here: there is nobody at the other end, and there will not be.
+            self.is_lost = True
+
 
 class Transport:
-    """The sockets of one simulation, and the context they live in. `close` ends them all."""
+    """The sockets of one simulation, and the context they live in. `close` ends them all.
+
+    Raises:
+        OSError: this process may not open as many files as they need.
+    """
 
     def __init__(self, *, host: str, security: Security | None, num_connections: int = 1) -> None:
+        _require_files(FILES_OF_A_CONTEXT + FILES_OF_A_SOCKET * num_connections)
         self._is_same_node = host == socket.gethostname()
         self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -101,6 +122,24 @@ class Transport:
             connection.close(linger=LINGER_MS if linger else 0)
         self._dealers.clear()
         self._context.term()
+
+
+def _require_files(num: int) -> None:
+    opened: list[int] = []
+    try:
+        for _ in range(num):
+            opened.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return
+        raise OSError(
+            error.errno,
+            f"ZeroMQ cannot be started: the connections to the server take {num} open files, but only {len(opened)} "
+            "more are allowed (ulimit -n tells how many this process may have)",
+        ) from error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def usable(addresses: Sequence[str], *, is_same_node: bool) -> str:

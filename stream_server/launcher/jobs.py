@@ -17,8 +17,8 @@ from typing import Any, Self
 import psij
 from psij.executors.local import LocalJobExecutor
 
-from stream_server.launcher import processes
-from stream_server.launcher.job_spec import LOG_FILE, Ended, JobSpec, describe
+from stream_server.launcher import processes, shared_memory
+from stream_server.launcher.job_spec import LOG_FILE, Ended, JobSpec, describe, exit_code_of
 from stream_server.launcher.processes import Leader, Process
 
 GRACE_S = 5.0
@@ -44,6 +44,7 @@ class _Job:
     ended: Ended | None = None
     kill_at: float | None = None
     told: set[int] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)
 
     def members(self, running: list[Process]) -> set[int]:
         return processes.members(running, self.leader, self.marks)
@@ -51,8 +52,14 @@ class _Job:
     def ask_to_end(self, running: list[Process]) -> None:
         """TERM to those that have not had it: a shell that got it may start its command just after."""
         untold = self.members(running) - self.told
+        self.note_shared_memory(untold)
         processes.send(untold, signal.SIGTERM)
         self.told |= untold
+
+    def note_shared_memory(self, members: set[int]) -> None:
+        """Ranks that are about to be killed will not take away what they share."""
+        for pid in members:
+            self.shared |= shared_memory.names_of(pid)
 
 
 class LocalJobs:
@@ -173,7 +180,10 @@ def _exists(spec: JobSpec) -> bool:
 def _kill(job: _Job, running: list[Process]) -> bool:
     """KILL all processes of the job; True when none was left."""
     left = job.members(running)
+    job.note_shared_memory(left)
     processes.send(left, signal.SIGKILL)
+    if not left:
+        shared_memory.remove(job.shared)
     return not left
 
 
@@ -184,7 +194,7 @@ def _leads(job: _Job) -> bool:
 def _how_it_ended(job: _Job) -> Ended | None:
     # The leader first: it writes how the job ended before it goes.
     gone = job.leader is not None and not job.leader.alive
-    code = _exit_code(job.folder / EXIT_FILE)
+    code = exit_code_of(job.folder / EXIT_FILE)
     if code is not None:
         return Ended(folder=job.folder, exit_code=code, reason=describe(code))
     if job.adopted or not gone:
@@ -199,15 +209,6 @@ def _unseen(job: _Job) -> Ended:
         reason="ended while no launcher watched it, without a word",
         unseen=job.kill_at is None,
     )
-
-
-def _exit_code(file: Path) -> int | None:
-    """What the shell wrote, or None as long as its line is not complete."""
-    try:
-        text = file.read_text()
-    except OSError:
-        return None
-    return int(text) if text.strip().isdecimal() and text.endswith("\n") else None
 
 
 class _Session(psij.Launcher):

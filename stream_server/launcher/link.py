@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from stream_server.errors import MalformedMessage
+from stream_server.launcher.typed import typed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,12 +194,19 @@ class Status:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HeldBack:
+    """To server: no simulation is started for now, and why; it is tried again until it can be done."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Bye:
     """To server: every job has ended and so does the launcher."""
 
 
 ToLauncher = Here | Plan | Run | Progress | Finished | Invalid | AttachRequest | Committed | Leaving | StopAll
-ToServer = AskPlan | Ready | Attempt | Failed | GaveUp | Attached | NoneLeft | TooMany | Status | Leave | Bye
+ToServer = AskPlan | Ready | Attempt | Failed | GaveUp | Attached | NoneLeft | TooMany | Status | HeldBack | Leave | Bye
 
 _TO_LAUNCHER: dict[str, type[ToLauncher]] = {cls.__name__: cls for cls in get_args(ToLauncher)}
 _TO_SERVER: dict[str, type[ToServer]] = {cls.__name__: cls for cls in get_args(ToServer)}
@@ -218,8 +226,8 @@ def to_launcher(frame: bytes) -> ToLauncher:
     name, values = _object(frame)
     try:
         if "simulations" in values:
-            values["simulations"] = tuple(Planned(**planned) for planned in values["simulations"])
-        return _TO_LAUNCHER[name](**values)
+            values["simulations"] = tuple(typed(Planned, planned) for planned in values["simulations"])
+        return typed(_TO_LAUNCHER[name], values)
     except (KeyError, TypeError) as error:
         raise MalformedMessage(f"rank 0 sent no message of the launcher's link: {frame[:200]!r}") from error
 
@@ -232,7 +240,7 @@ def to_server(frame: bytes) -> ToServer:
     """
     name, values = _object(frame)
     try:
-        return _TO_SERVER[name](**values)
+        return typed(_TO_SERVER[name], values)
     except (KeyError, TypeError) as error:
         raise MalformedMessage(f"the launcher sent no message of its link: {frame[:200]!r}") from error
 

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-from stream_server.launcher import processes
+from stream_server.launcher import processes, shared_memory
 from stream_server.launcher.processes import Leader, Process
 
 MARK = "STREAM_SERVER_JOB"
@@ -33,6 +33,7 @@ class ServerJob:
         self._process = process
         self._registered: Callable[[], Sequence[Leader]] = tuple
         self._stopped_since: dict[int, float] = {}
+        self._shared: set[str] = set()
 
     @classmethod
     def start(cls, command: Sequence[str], environment: Mapping[str, str], mark: str) -> Self:
@@ -76,8 +77,12 @@ class ServerJob:
         members = self._members(running)
         self._note_stopped(running, members, now)
         if ending:
+            # Ranks that are killed before they have met do not take away what they share.
+            self._shared = self._shared.union(*map(shared_memory.names_of, members))
             processes.send(members, signal.SIGKILL)
             self.is_over = not members and first_is_over
+            if self.is_over:
+                shared_memory.remove(self._shared)
         self.wake_at = now + (LOOK_KILLED_S if ending else LOOK_S)
 
     def stopped_pid(self, now: float) -> int | None:

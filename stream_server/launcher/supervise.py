@@ -10,8 +10,10 @@ from pathlib import Path
 
 from stream_server.config import load
 from stream_server.errors import StreamServerError
+from stream_server.launcher import descriptors
 from stream_server.launcher.mpirun import require
 from stream_server.launcher.programs import ServerCommand
+from stream_server.launcher.screen import outliving_a_full_disk
 
 DESCRIPTION = """\
 Run a study under supervision: the server as one MPI job of server.ranks ranks, and the simulations.
@@ -95,11 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # psij starts a thread and sets a signal handler when it is imported.
         from stream_server.launcher.runs import rename_earlier_run, run_simulations, run_study
 
-        if arguments.simulations_only:
-            return run_simulations(config, arguments.link)
-        if arguments.fresh:
-            rename_earlier_run(config.output_dir)
-        return run_study(config, command, ends_at=began + arguments.time_limit)
+        with outliving_a_full_disk():
+            descriptors.require(2 * config.launcher.max_running + config.server.ranks, "jobs and ranks")
+            if arguments.simulations_only:
+                return run_simulations(config, arguments.link)
+            if arguments.fresh:
+                rename_earlier_run(config.output_dir)
+            return run_study(config, command, ends_at=began + arguments.time_limit)
     except StreamServerError as error:
         print(f"stream-launcher: {error}", file=sys.stderr)
         return error.exit_code

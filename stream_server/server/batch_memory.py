@@ -16,6 +16,14 @@ def _most_references(arrays: FieldArrays) -> int:
 _UNUSED = _most_references({"": np.empty(0)})
 
 
+def no_memory(error: MemoryError) -> str:
+    """What to tell a person when a rank is refused the memory of its buffer."""
+    return (
+        f"buffer.capacity: the system refuses a rank the memory of its buffer ({error}). Write a smaller capacity, or "
+        "give the ranks more memory (ulimit -v, the limit of the batch job)"
+    )
+
+
 class BatchMemory:
     """Hands out arrays for `batch_size` rows of every field, and the same ones again once nobody refers to them.
 

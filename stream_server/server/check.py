@@ -3,10 +3,9 @@
 import resource
 
 from stream_server.config import StudyConfig
+from stream_server.launcher.descriptors import OWN
 from stream_server.launcher.mpirun import shown
 from stream_server.server.plan import Plan, make_plan
-
-DESCRIPTORS_OF_A_RANK = 64
 
 
 def describe(config: StudyConfig) -> str:
@@ -21,9 +20,9 @@ def _lines(config: StudyConfig, plan: Plan) -> list[tuple[str, str]]:
     size = plan.sample_bytes
     samples = "unknown number of" if steps is None else f"{num_simulations * steps.num:,}"
     total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
-    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    descriptors = plan.connections + DESCRIPTORS_OF_A_RANK
-    verdict = "fits" if descriptors <= soft_limit else "does NOT fit: raise it with `ulimit -n`"
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fits = limit == resource.RLIM_INFINITY or plan.connections + OWN <= limit
+    verdict = "fits" if fits else "does NOT fit: raise it with `ulimit -n`"
     return [
         ("study", f"{config.study.name} -> {config.output_dir}"),
         ("simulations", f"{config.study.simulations} for training, {config.validation.simulations} for validation"),
@@ -38,7 +37,7 @@ def _lines(config: StudyConfig, plan: Plan) -> list[tuple[str, str]]:
         ),
         ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
         ("batch size", f"{config.training.batch_size} per rank"),
-        ("connections", f"{plan.connections} per rank; ulimit -n is {soft_limit}: {verdict}"),
+        ("connections", f"{plan.connections} per rank; ulimit -Hn is {limit}: {verdict}"),
     ]
 
 

@@ -137,6 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from stream_server.server.evaluate import evaluate
 
         return evaluate(config, arguments.evaluate)
+    from stream_server.launcher.screen import outliving_a_full_disk
     from stream_server.server.start import Start
     from stream_server.server.study import run_study
 
@@ -148,7 +149,8 @@ def _run(arguments: argparse.Namespace) -> int:
         link=arguments.link,
         alive=arguments.alive,
     )
-    return run_study(config, start)
+    with outliving_a_full_disk():
+        return run_study(config, start)
 
 
 def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:

@@ -28,7 +28,7 @@ class StudyFailed:
 class FromLauncher:
     """Word of the launcher that concerns people or the main thread (rank 0)."""
 
-    message: link.Ready | link.Failed | link.Status | link.Leave | link.Bye
+    message: link.Ready | link.Failed | link.Status | link.HeldBack | link.Leave | link.Bye
 
 
 Event = SimulationFinished | ReceptionEnded | StudyFailed | FromLauncher

@@ -4,10 +4,12 @@ import json
 import logging
 import threading
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stream_server.errors import PeerFailed, ProducerFailed, RankLost, StreamServerError
+from stream_server.launcher.typed import typed
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.lockstep import offer_failure
 
@@ -43,19 +45,24 @@ class Failure:
         )
 
     def record(self, output_dir: Path) -> None:
-        """Write exit.json, unless another rank was first."""
+        """Write exit.json, unless another rank was first; a disk that refuses it hides no failure."""
+        path = output_dir / "exit.json"
         try:
-            with (output_dir / "exit.json").open("x") as file:
+            with path.open("x") as file:
                 json.dump(asdict(self), file, indent=2)
         except FileExistsError:
             return
+        except OSError as error:
+            _log.warning("%s cannot be written: %s", path, error)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, output_dir: Path) -> "Failure | None":
         """The first failure of a run, if there was one."""
         try:
-            return cls(**json.loads((output_dir / "exit.json").read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
+            return typed(cls, json.loads((output_dir / "exit.json").read_text()))
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):
             return None
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_server.client_api.messages import ALL_FIELDS, MAX_PART_BYTES, Data, Refusal
-from stream_server.errors import NonFiniteData
+from stream_server.errors import ConfigError, NonFiniteData
+from stream_server.server.batch_memory import no_memory
 from stream_server.server.filling import Inlet, Unfit, all_finite, fill_part, fill_rows, fill_whole, side_by_side
 from stream_server.server.streak import Streak
 from stream_server.server.tracker import Tracker
@@ -90,12 +91,19 @@ class Intake:
         self.assembly.claim = self.claim
 
     def allocate(self) -> None:
-        """Make the arrays once the types of all fields are known."""
+        """Make the arrays once the types of all fields are known.
+
+        Raises:
+            ConfigError: the system refuses the memory.
+        """
         slots, openings = self.buffer.slots, self.tracker.openings
         if not openings.dtypes_known:
             return
         if not slots.arrays:
-            slots.allocate({name: openings.dtypes[name] for name in self.tracker.fields})
+            try:
+                slots.allocate({name: openings.dtypes[name] for name in self.tracker.fields})
+            except MemoryError as error:
+                raise ConfigError(no_memory(error)) from error
         if not self._checked:
             self._checked = [name for name in self.tracker.fields if openings.dtypes[name].kind in "fc"]
 
@@ -244,6 +252,8 @@ class Intake:
         self.validation.withdraw(simulation)
         if self.recorder is not None:
             self.recorder.withdraw(simulation)
+        # What waited has room now, and nobody else would say so.
+        self.flush()
 
     def _place_apart(self, connection: Connection, streak: Streak, slots: list[int]) -> Run:
         """A message of the streak that must not be settled together with those before it."""

@@ -10,6 +10,8 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_server.launcher import shared_memory
+
 SPIN_S = 0.002
 LONGEST_NAP_S = 0.005
 
@@ -127,6 +129,9 @@ class MpiRanks:
         here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
         self.local_rank = here.index(self.rank)
         self.local_size = len(here)
+        if self.local_rank == 0:
+            # All ranks have left MPI_Init by now, and none looks for the name again.
+            shared_memory.remove(shared_memory.names_of())
         nodes = list(dict.fromkeys(hosts))
         self.node = nodes.index(hosts[self.rank])
         self.num_nodes = len(nodes)

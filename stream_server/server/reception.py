@@ -107,6 +107,8 @@ class Reception:
             receiver = self._receiver = self._make_receiver(ipc_folder)
             if self.restored is not None:
                 take_back(self.restored, receiver, self.buffer, self.validation_store, self.ranks)
+            # Where all types are known, a rank without the memory is noticed before any simulation runs.
+            receiver.intake.allocate()
             if self.config.checkpoint.record:
                 self.recorder = receiver.intake.recorder = stack.enter_context(self._make_recorder(receiver))
             stack.callback(self.receiver.close)

@@ -16,6 +16,8 @@ LINGER_MS = 1000
 MAX_WORDS = 64
 MAX_WORD_BYTES = 1024 * 1024
 MAX_NOTICE_BYTES = 256 * 1024 * 1024
+# ZeroMQ compares what is on the wire, where CURVE adds 33 bytes to a frame.
+MAX_FRAME_BYTES = MAX_PART_BYTES + 64
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 RANK = b"rank-"
 
@@ -190,18 +192,19 @@ class Sockets:
         if self.access is not None:
             self._zap = self._socket(zmq.REP)
             self._zap.bind(ZAP_ADDRESS)
-        self._data = self._socket(zmq.ROUTER, unread=self.max_unread, unsent=MAX_WORDS, num_bytes=MAX_PART_BYTES)
+        self._data = self._socket(zmq.ROUTER, unread=self.max_unread, unsent=MAX_WORDS, num_bytes=MAX_FRAME_BYTES)
         self.inlet = Inlet(self._data)
         self._usual = {self._wake_reader, self._data}
         endpoints = {"data": self._bind(self._data, f"d{self.rank}")}
         if self.rank == 0:
             self._control = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
             endpoints["control"] = self._bind(self._control, "c")
-            self._peers = self._socket(zmq.ROUTER, num_bytes=MAX_NOTICE_BYTES)
+            # Ranks say little to rank 0, and say it again. Whoever has a key may come here, too.
+            self._peers = self._socket(zmq.ROUTER, unread=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
             endpoints["peers"] = self._bind(self._peers, "p")
             self._link = self._socket(zmq.DEALER)
         else:
-            self._peers = self._socket(zmq.DEALER)
+            self._peers = self._socket(zmq.DEALER, num_bytes=MAX_NOTICE_BYTES)
             self._peers.routing_id = RANK + str(self.rank).encode()
         return Endpoints(host=self.settings.host, **endpoints)
 

@@ -11,8 +11,10 @@ from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError, NoUsableCheckpoint, RankLost
 from stream_server.failpoints import failpoint
+from stream_server.launcher import descriptors
 from stream_server.launcher.journal import Journal
 from stream_server.server import parts
+from stream_server.server.batch_memory import no_memory
 from stream_server.server.closing import Closing, outcome_of, rank_report
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.design import ParameterDesign
@@ -57,6 +59,9 @@ def run_study(config: StudyConfig, start: Start) -> int:
             return _run(config, ranks, start)
         except (ConfigError, NoUsableCheckpoint):
             raise
+        except MemoryError as error:
+            print(f"rank {rank}: {no_memory(error)}", file=sys.stderr, flush=True)
+            ranks.abort(ConfigError.exit_code)
         except BaseException:
             traceback.print_exc()
             ranks.abort(RankLost.exit_code)
@@ -64,6 +69,7 @@ def run_study(config: StudyConfig, start: Start) -> int:
 
 def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
     check_ranks(config, ranks.size)
+    _require_descriptors(config, ranks)
     if start.replay is not None and config.checkpoint.record:
         raise ConfigError("checkpoint.record must be left out with --replay: these samples are recorded already")
     folder = OutputFolder(config.output_dir)
@@ -77,6 +83,14 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
     continuation = find_continuation(config, ranks, folder)
     with Logs(folder.path, ranks.rank):
         return StudyRank(config, ranks, folder, continuation, start).run()
+
+
+def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
+    """See to it that each rank may open the files that it needs; the limits of nodes may differ."""
+    said = ranks.gather(descriptors.lacking(make_plan(config).connections, "connections of simulations"))
+    problem = ranks.broadcast(said and next(filter(None, said), ""))
+    if problem:
+        raise ConfigError(problem)
 
 
 def leave_at(time_limit_s: float | None, began_s: float) -> float:

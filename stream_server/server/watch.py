@@ -47,5 +47,7 @@ class Watch(Callback):
                 log.warning(
                     "simulation %d, attempt %d failed: %s%s", failed.simulation, failed.attempt, failed.reason, where
                 )
+            case events.FromLauncher(message=link.HeldBack(text=text)):
+                log.warning("%s", text)
             case _:
                 return

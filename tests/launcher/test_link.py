@@ -43,6 +43,7 @@ TO_SERVER = [
     link.NoneLeft(token=1, text="none", busy=False),
     link.TooMany(text="é\n"),
     link.Status(waiting=1, running=2, done=3, failed=4),
+    link.HeldBack(text="no room"),
     link.Bye(),
 ]
 

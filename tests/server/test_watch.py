@@ -55,3 +55,8 @@ def test_other_words_of_the_launcher_stop_nothing(caplog: pytest.LogCaptureFixtu
     stops, told = look(events.FromLauncher(message=failed), events.FromLauncher(message=link.Ready()))
     assert (stops.pending, told) == (None, [])
     assert "simulation 3, attempt 1 failed: exit code 1; its log: output.log" in caplog.text
+
+
+def test_why_no_simulation_is_started_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    look(events.FromLauncher(message=link.HeldBack(text="the disk refuses")))
+    assert "the disk refuses" in caplog.text

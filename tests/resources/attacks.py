@@ -1,0 +1,147 @@
+"""What a hostile or broken client may do to the memory of a server, and how much of it that may take.
+
+`num` says how long it goes on. Each returns when the server has dealt with it, or takes no more.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+import zmq
+
+from stream_server.client_api import wire
+from stream_server.client_api.messages import MAX_PART_BYTES, Ping
+from stream_server.server.sockets import MAX_WORD_BYTES, MAX_WORDS
+from tests.resources.raw_client import HALF, RawClient, data_of, drained
+from tests.resources.victim import Victim, until
+
+# Frees are not given back at once, and buffers of sockets are on both sides.
+SLACK = 48 << 20
+FRAME = os.urandom(MAX_PART_BYTES)
+WORD = FRAME[:MAX_WORD_BYTES]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attack:
+    """Something done to a server; `allowed` is by how many bytes its memory may grow."""
+
+    name: str
+    run: Callable[[RawClient, int], None]
+    allowed: Callable[[Victim], int] = lambda victim: SLACK
+
+
+def unread(victim: Victim) -> int:
+    """What one client may have in the queues of a rank that does not read."""
+    plan = victim.plan
+    return (plan.credit + MAX_WORDS) * MAX_PART_BYTES + SLACK
+
+
+def junk(client: RawClient, num: int) -> None:
+    """The largest frames that a data socket takes, full of nonsense."""
+    client.flood("d0", [FRAME], num * MAX_PART_BYTES)
+
+
+def junk_in_parts(client: RawClient, num: int) -> None:
+    """Messages of many frames, none of which is ours."""
+    client.flood("d0", [b"junk", *[FRAME[:1024]] * 1000], num << 20)
+
+
+def too_large(client: RawClient, num: int) -> None:
+    """Frames beyond what is allowed, for which libzmq closes the connection."""
+    for name, frame in (("d0", FRAME + b"."), ("c", WORD + b".")):
+        for _ in range(num):
+            client.flood(name, [frame], len(frame))
+
+
+def words(client: RawClient, num: int) -> None:
+    """The largest messages that a control socket takes."""
+    client.flood("c", [WORD], num * MAX_WORD_BYTES)
+
+
+def hellos_of_one(client: RawClient, num: int) -> None:
+    """Hello after Hello on one connection, and no answer is read."""
+    frame = client.hello(simulation=1, attempt=7)
+    client.flood("c", [frame], num * 100 * len(frame))
+
+
+def hellos_of_many(client: RawClient, num: int) -> None:
+    """Each Hello on a connection of its own, for an attempt that will never come."""
+    for _ in range(num):
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(client.socket("c")) for _ in range(20)]
+            for it in sockets:
+                it.send(client.hello(simulation=1, attempt=7))
+            for it in sockets:
+                assert it.poll(20_000)
+
+
+def pings(client: RawClient, num: int) -> None:
+    """Questions whose answers nobody reads."""
+    (frame,) = wire.encode(Ping())
+    client.flood("d0", [bytes(frame)], num * 100 * len(frame))
+
+
+def letters(client: RawClient, num: int) -> None:
+    """Large messages to the socket where the ranks speak among themselves."""
+    client.flood("p", [WORD], 4 * num * MAX_WORD_BYTES)
+
+
+def beyond_the_credit(client: RawClient, num: int) -> None:
+    """A client that never waits for an acknowledgement, and never reads one."""
+    welcome = client.seat(1)
+    data, _ = client.open(welcome)
+    with data:
+        payload = bytes(8 * 65536)
+        with suppress(zmq.Again):
+            for number in range(num):
+                data.send_multipart(data_of(welcome, number % 40, payload))
+    client.withdraw(welcome)
+
+
+def endless_halves(client: RawClient, num: int) -> None:
+    """Rank 0 of two, whose other rank never comes: no step is ever complete."""
+    welcome = client.seat(2)
+    data, _ = client.open(welcome, HALF, num_ranks=2)
+    with data:
+        payload = bytes(4 * 65536)
+        for number in range(num):
+            with suppress(zmq.Again):
+                data.send_multipart(data_of(welcome, number % 40, payload))
+            drained(data)
+    client.withdraw(welcome)
+
+
+def strangers(client: RawClient, num: int) -> None:
+    """Connections to a TCP port that say nothing, or nothing that ZeroMQ understands, and stay."""
+    victim = client.victim
+    before = victim.num_files
+    with ExitStack() as stack:
+        for number in range(num):
+            it = stack.enter_context(socket.create_connection(victim.port))
+            with suppress(OSError):
+                it.sendall(FRAME[: (0, 3, 64, 4096)[number % 4]])
+        until(lambda: victim.num_files > before)
+        # libzmq lets go of those that have not shaken hands after five seconds.
+        until(lambda: victim.num_files <= before + 4)
+
+
+UNHELD = (
+    Attack(name="junk", run=junk, allowed=unread),
+    Attack(name="junk in parts", run=junk_in_parts, allowed=unread),
+    Attack(name="too large", run=too_large),
+    Attack(name="words", run=words, allowed=lambda _: MAX_WORDS * MAX_WORD_BYTES + SLACK),
+    Attack(name="hellos of one", run=hellos_of_one),
+    Attack(name="hellos of many", run=hellos_of_many),
+    Attack(name="pings", run=pings),
+    Attack(name="beyond the credit", run=beyond_the_credit, allowed=lambda it: it.plan.buffer_bytes + SLACK),
+    Attack(name="endless halves", run=endless_halves, allowed=lambda it: it.plan.buffer_bytes + SLACK),
+    Attack(name="strangers", run=strangers),
+)
+HELD = (
+    Attack(name="junk, held", run=junk, allowed=unread),
+    Attack(name="words, held", run=words, allowed=lambda _: MAX_WORDS * MAX_WORD_BYTES + SLACK),
+    Attack(name="letters, held", run=letters, allowed=lambda _: MAX_WORDS * MAX_WORD_BYTES + SLACK),
+    Attack(name="pings, held", run=pings),
+)

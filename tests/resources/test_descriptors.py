@@ -1,0 +1,57 @@
+"""Too few open files: clear words at the start, no hang, nothing lost, and strangers take none away for long."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from stream_server.launcher.descriptors import OWN
+from tests.resources.victim import NUM_SIMULATIONS, limited, until, victim
+from tests.study.conftest import NUMPY_STUDY
+from tests.study.runs import run_study
+
+LIMIT = OWN + 8
+
+
+@pytest.mark.parametrize(("program", "num"), [("stream-server", 30), ("stream-launcher", OWN)])
+def test_a_command_that_may_open_too_few_files_says_how_many_it_needs(tmp_path: Path, program: str, num: int) -> None:
+    done = run_study(NUMPY_STUDY, tmp_path / "run", mpi=None, program=program, within=limited("-n", num))
+    assert done.exit_code == 2
+    assert f"open files are needed, {'8 of' if program == 'stream-server' else '5 of'} them for" in done.output
+    assert f"but only {num} are allowed here (ulimit -Hn)" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_soft_limit_that_may_be_raised_is_raised(tmp_path: Path) -> None:
+    within = limited("-Sn", 20)
+    done = run_study(NUMPY_STUDY, tmp_path / "run", mpi=None, within=within, settings={"study.simulations": 1})
+    assert done.exit_code == 0, done.output
+
+
+def test_a_client_that_may_open_too_few_files_says_so_and_ends_no_process_of_a_user() -> None:
+    with victim() as it:
+        command = [sys.executable, "-m", "tests.resources.client_limits", str(it.live.connection), "0", "40"]
+        told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=50)
+        *refused, last = json.loads(told.stdout).values()
+        assert last == "finished"
+        assert len(refused) > 8
+        assert all("open files, but only" in words for words in refused), refused
+        it.simulate(*range(1, NUM_SIMULATIONS))
+        it.end()
+
+
+def test_a_server_whose_open_files_strangers_have_taken_goes_on_when_they_leave() -> None:
+    with victim(within=limited("-n", LIMIT)) as it:
+        client = threading.Thread(target=it.simulate, args=range(NUM_SIMULATIONS), name="simulations")
+        with ExitStack() as stack:
+            for _ in range(LIMIT):
+                stack.enter_context(socket.create_connection(it.port))
+            until(lambda: it.num_files == LIMIT)
+            client.start()
+        client.join()
+        it.end()

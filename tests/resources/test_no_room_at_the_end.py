@@ -1,0 +1,48 @@
+"""What is said of the end of a study when the disk has no room for it."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.server.failure import Failure
+from tests.study.conftest import NUMPY_STUDY
+from tests.study.runs import failpoints, run_study
+from tests.study.test_every_way import assert_complete
+
+SETTINGS: dict[str, Any] = {"study.simulations": 2}
+
+
+def test_a_study_without_room_for_its_report_says_so_and_is_closed_by_the_next_start(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"mpi": None, "settings": SETTINGS}
+    full = failpoints(tmp_path / "met", "server.before_report=raise:ENOSPC")
+    done = run_study(NUMPY_STUDY, tmp_path / "run", environment=full, **options)
+    assert done.exit_code == 7
+    assert "there is no report: [Errno 28] No space left on device" in done.output
+    assert "40 accepted" in done.output
+    assert "Traceback" not in done.output
+    assert not (done.output_dir / "report.json").exists()
+    assert_complete(run_study(NUMPY_STUDY, tmp_path / "run", **options), num_simulations=2)
+
+
+def test_a_failure_that_cannot_be_written_down_is_still_that_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failure = Failure.of(ArithmeticError("the user's own"), rank=1, phase="training", batch=3)
+    monkeypatch.setattr(Path, "open", refusing(Path.open))
+    with caplog.at_level(logging.WARNING):
+        failure.record(tmp_path)
+    assert "exit.json cannot be written: [Errno 28]" in caplog.text
+    assert Failure.read(tmp_path) is None
+
+
+def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens files that take nothing."""
+
+    def opened(path: Path, *arguments: Any, **more: Any) -> Any:
+        call(path, *arguments, **more).close()
+        return open("/dev/full", "w", buffering=1)
+
+    return opened

@@ -1,0 +1,88 @@
+"""Memory that ranks share goes with them, however they end."""
+
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+from stream_server.launcher.job_spec import JobSpec
+from stream_server.launcher.jobs import LocalJobs
+from stream_server.launcher.server_job import ServerJob
+from tests.study.conftest import NUMPY_STUDY
+from tests.study.runs import start_study
+
+SHARED = re.compile(r"/dev/shm/\S+")
+RANKS = "from mpi4py import MPI; import time; MPI.COMM_WORLD.Barrier(); print('here', flush=True); time.sleep(600)"
+DEADLINE_S = 30.0
+
+
+def mapped(processes: Iterable[psutil.Process]) -> set[str]:
+    """The files of shared memory that some processes have mapped, whether they have a name still or not."""
+    return {name for it in processes for name in SHARED.findall(Path(f"/proc/{it.pid}/maps").read_text())}
+
+
+def parallel(folder: Path) -> tuple[tuple[str, ...], dict[str, str]]:
+    """A command line of two ranks that know nothing of us, and its environment."""
+    command = (str(Path(sys.prefix) / "bin" / "mpirun"), "-n", "2", sys.executable, "-c", RANKS)
+    return command, {"PATH": os.environ["PATH"], "STREAM_CONNECTION": str(folder / "connection.json")}
+
+
+def is_there(log: Path) -> bool:
+    """Both ranks have left MPI_Init."""
+    return log.read_text().count("here") == 2
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_server_of_which_everything_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
+    settings = {"simulation.command": ["python", "endless.py"], "study.time_steps": None}
+    # What is killed removes no temporary folders either; a short path, for sockets will be in it.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        start_study(
+            NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings, environment={"TMPDIR": folder}
+        ) as live,
+    ):
+        live.wait_until(lambda: "running" in live.log(0))
+        shared = mapped(live.ranks)
+        assert shared
+        for process in live.processes():
+            process.kill()
+        live.process.wait()
+    assert [name for name in shared if os.path.exists(name)] == []
+
+
+def test_a_parallel_simulation_that_is_cancelled_leaves_no_shared_memory(tmp_path: Path) -> None:
+    command, environment = parallel(tmp_path)
+    marks = frozenset({environment["STREAM_CONNECTION"]})
+    spec = JobSpec(command=command, environment=environment, folder=tmp_path, marks=marks)
+    with LocalJobs(grace_s=1.0) as jobs:
+        jobs.submit(spec)
+        wait_until(lambda: (tmp_path / "output.log").exists() and is_there(tmp_path / "output.log"))
+        shared = mapped(psutil.Process().children(recursive=True))
+        assert shared
+        jobs.cancel(tmp_path, time.monotonic())
+        wait_until(lambda: jobs.poll(time.monotonic()))
+    assert [name for name in shared if os.path.exists(name)] == []
+
+
+def test_ranks_of_a_server_that_have_not_met_yet_leave_no_shared_memory(tmp_path: Path) -> None:
+    command, environment = parallel(tmp_path)
+    log = tmp_path / "output.log"
+    job = ServerJob.start(["sh", "-c", 'exec "$@" >"$0"', str(log), *command], environment, str(tmp_path))
+    wait_until(lambda: log.exists() and is_there(log))
+    shared = mapped(psutil.Process().children(recursive=True))
+    assert shared
+    job.kill(time.monotonic())
+    wait_until(lambda: job.look(time.monotonic()) or job.is_over)
+    assert [name for name in shared if os.path.exists(name)] == []

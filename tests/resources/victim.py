@@ -1,0 +1,124 @@
+"""A real server, of which nobody is a client yet: what it holds, and where it can be reached."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stream_server.client_api import connect
+from stream_server.client_api.connection import ConnectionFile
+from stream_server.config import load
+from stream_server.server.plan import Plan, make_plan
+from tests.study.runs import LiveRun, Run, start_study
+
+STUDY = Path(__file__).parent / "study" / "study.json"
+NUM_SIMULATIONS = 4
+NUM_STEPS = 40
+SHAPE = (65536,)
+DEADLINE_S = 40.0
+FIELDS = {"VmRSS": "rss", "VmHWM": "peak"}
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A study of one rank that waits for clients which attach by themselves."""
+
+    live: LiveRun
+
+    @property
+    def pid(self) -> int:
+        return self.live.process.pid
+
+    @cached_property
+    def connection(self) -> ConnectionFile:
+        self.live.wait_until(self.live.connection.exists)
+        return ConnectionFile.read(self.live.connection)
+
+    @cached_property
+    def plan(self) -> Plan:
+        return make_plan(load(STUDY))
+
+    @property
+    def ipc(self) -> Path:
+        """The folder of its sockets."""
+        return Path(self.connection.control[0].removeprefix("ipc://")).parent
+
+    @property
+    def port(self) -> tuple[str, int]:
+        """Where its control socket listens."""
+        host, _, port = self.connection.control[1].removeprefix("tcp://").rpartition(":")
+        return host, int(port)
+
+    @property
+    def num_files(self) -> int:
+        """How many descriptors it has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes now, and at their peak since `forget_peak`."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        found = (line.partition(":") for line in lines)
+        return {FIELDS[key]: 1024 * int(text.split()[0]) for key, _, text in found if key in FIELDS}
+
+    def forget_peak(self) -> None:
+        """Count the peak of the memory from now on."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        self.live.wait_until(condition, DEADLINE_S)
+
+    def simulate(self, *simulations: int) -> None:
+        """Be the clients of some simulations, from beginning to end."""
+        for simulation in simulations:
+            with connect(self.live.connection, simulation_id=simulation) as client:
+                for time_step in client.time_steps:
+                    client.send(time_step, u=np.full(SHAPE, float(time_step)))
+
+    def end(self) -> Run:
+        """The study once all simulations were sent: nothing is lost, whatever was done to it meanwhile."""
+        done = self.live.end(DEADLINE_S)
+        assert done.exit_code == 0, done.output
+        assert done.account["trained"] == NUM_SIMULATIONS * NUM_STEPS
+        return done
+
+
+@contextmanager
+def victim(
+    *, settings: Mapping[str, Any] | None = None, within: Sequence[str] = (), is_held: bool = False
+) -> Iterator[Victim]:
+    """Start one. While it `is_held`, simulation 0 has been sent as far as the credit goes, and Python is stuck."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vic-")))
+        live = stack.enter_context(
+            start_study(
+                STUDY,
+                folder / "run",
+                mpi=None,
+                settings={"user.hold": is_held} | dict(settings or {}),
+                within=within,
+                environment={"TMPDIR": str(folder)},
+            )
+        )
+        it = Victim(live)
+        it.connection  # noqa: B018
+        yield it
+
+
+def limited(option: str, value: int) -> list[str]:
+    """Runs a command with a limit of its own, such as `limited("-n", 40)` for so many open files."""
+    return ["sh", "-c", f'ulimit {option} {value} && exec "$@"', "limited"]
+
+
+def until(condition: Callable[[], object], limit_s: float = DEADLINE_S) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {limit_s} s"
+        time.sleep(0.01)
