@@ -43,10 +43,10 @@ def _ask(
     file: ConnectionFile,
     patience: Patience,
 ) -> Message | None:
-    """The answer; None if none came in time, or there is a newer connection file."""
+    """The answer; None if none came in time, the connection was lost, or there is a newer connection file."""
     dealer = transport.connect(file.control)
     dealer.send(question)
-    while not patience.is_over:
+    while not patience.is_over and not dealer.is_lost:
         if watch.newer_than(file.epoch):
             patience.heard()
             return None

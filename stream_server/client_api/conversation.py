@@ -1,4 +1,4 @@
-"""What one client rank tells the study, over all starts of the server."""
+"""What one client rank tells the study, over all starts of the server and all losses of a connection."""
 
 import contextlib
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from stream_server.client_api.control import ask
 from stream_server.client_api.entered import Entered
 from stream_server.client_api.messages import Block, Hello, Stop, Welcome
 from stream_server.client_api.retention import Retention, Steps
-from stream_server.client_api.session import ServerMoved, Session, StudyEnded, epoch_of
+from stream_server.client_api.session import Session, SessionOver, StudyEnded, epoch_of
 from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, SimulationError, StepsLost
 from stream_server.failpoints import failpoint
 
 
 class Conversation:
-    """Sends steps to the server, and again to one that was started again and does not know them.
+    """Sends steps to the server, and again to one that was started again, or has lost them, and does not know them.
 
     It begins with the first step, or with the end if there is none. `has_stopped` says that the study has ended,
     `stop_reason` why, as far as the server told.
@@ -59,6 +59,8 @@ class Conversation:
                 if session is None or self._has_sent:
                     session = self._current_session()
                 connection = session.connection(index)
+                if connection.is_lost:
+                    raise SessionOver
                 is_wanted = bool(arrays) and index not in connection.known
                 if is_wanted and not connection.has_room:
                     session.wait_for_room(connection)
@@ -71,7 +73,7 @@ class Conversation:
                 if connection.has_stopped:
                     self._stop(connection.stop_reason)
                 return
-            except ServerMoved:
+            except SessionOver:
                 self.close()
             except StudyEnded as ended:
                 self._stop(str(ended))
@@ -82,7 +84,7 @@ class Conversation:
             try:
                 self._current_session().end()
                 return
-            except ServerMoved:
+            except SessionOver:
                 self.close()
             except StudyEnded as ended:
                 self._stop(str(ended))
@@ -125,10 +127,11 @@ class Conversation:
         return self._session
 
     def _new_session(self) -> Session:
-        """Speak to the newest server, and let it have all that was sent to older ones."""
+        """Speak to the newest server, and let it have all that it does not have."""
         while True:
             self._set_aside()
-            if self._watch.newer_than(self._epoch):
+            is_new = self._watch.newer_than(self._epoch)
+            if is_new:
                 self._say_hello()
             self._session = Session(
                 self._watch, self._hello, self.welcome, self._blocks, self._retention, silence_s=self._silence_s
@@ -136,9 +139,9 @@ class Conversation:
             try:
                 self._session.open()
                 failpoint("client.after_opened")
-                self._send_again(self._session)
+                self._send_again(self._session, is_new=is_new)
                 return self._session
-            except ServerMoved:
+            except SessionOver:
                 continue
 
     def _set_aside(self) -> None:
@@ -160,13 +163,16 @@ class Conversation:
         self.welcome = answer
         self._epoch = epoch_of(self._watch.file, answer)
 
-    def _send_again(self, session: Session) -> None:
+    def _send_again(self, session: Session, *, is_new: bool) -> None:
         retention = self._retention
         num_lost = 0
         for index in self._entered:
             connection = session.connection(index)
             connection.num_steps += 1
             if index in connection.known:
+                # All that a new server knows is in a checkpoint.
+                if not is_new and index in retention.unsent:
+                    connection.keep(index, retention.unsent[index])
                 retention.forget(index)
             elif index not in retention.unsent:
                 num_lost += 1

@@ -31,7 +31,6 @@ from stream_server.failpoints import failpoint
 MESSAGE_BYTES = 512 * 1024
 PENDING_BYTES = 16 * 1024 * 1024
 PENDING_S = 0.005
-OF_ANOTHER_EPOCH = (Reason.STALE_EPOCH, Reason.NOT_OPEN)
 
 
 class DataConnection:
@@ -64,6 +63,7 @@ class DataConnection:
         self.known = Bits()
         self.num_steps = 0
         self.stale = ""
+        self._is_unknown = False
         self._opening = opening
         self._server_rank = server_rank
         self._stride = stride
@@ -76,6 +76,11 @@ class DataConnection:
 
     def __str__(self) -> str:
         return f"server rank {self._server_rank} at {self.dealer.address}"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is another one to the server than what was opened: what was under way may not have come."""
+        return self._is_unknown or self.dealer.is_lost
 
     @property
     def has_room(self) -> bool:
@@ -118,6 +123,12 @@ class DataConnection:
             indices, present = pending.indices, pending.present
             self._send(indices, present, pending.take())
         self.take_answers()
+
+    def keep(self, index: int, steps: Steps) -> None:
+        """Have a step that the server knows in the retention, until it is durable."""
+        payload = [[_bytes_of(np.ascontiguousarray(it))] for it in steps.arrays(index, self._opening.blocks)]
+        # What is sent next is never durable without it.
+        self._backlog.add(1, Steps(range(index, index + 1), steps.present, payload))
 
     def leave(self) -> None:
         """Send nothing more; all that was sent, or waited for company, is in the retention."""
@@ -163,8 +174,11 @@ class DataConnection:
                 self._opened(answer)
             case Stop():
                 self.has_stopped, self.stop_reason = True, answer.text
-            case Refusal() if answer.reason in OF_ANOTHER_EPOCH:
+            case Refusal() if answer.reason is Reason.STALE_EPOCH:
                 self.stale = answer.text
+                return False
+            case Refusal() if answer.reason is Reason.NOT_OPEN:
+                self._is_unknown = True
                 return False
             case Refusal() if answer.reason is not Reason.BUSY:
                 raise Refused(f"{self} refused simulation {self._opening.simulation}: {answer.text}")

@@ -1,4 +1,4 @@
-"""One client rank's connections to all server ranks, for as long as the server is not started again."""
+"""One client rank's connections to all server ranks, as long as none is lost and the server is not started again."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,8 +17,8 @@ PING_S = 0.5
 REOPEN_S = 1.0
 
 
-class ServerMoved(Exception):
-    """The server was started again; the connection file says where it is."""
+class SessionOver(Exception):
+    """The server was started again, and the connection file says where; or a connection to it was lost."""
 
 
 class StudyEnded(Exception):
@@ -26,10 +26,10 @@ class StudyEnded(Exception):
 
 
 class Session:
-    """Connections to the server of one epoch. Whatever waits here gives up when the server moved or the study ended.
+    """Connections to the server of one epoch. Whatever waits here gives up when they are no good or the study ended.
 
     Raises, wherever it waits:
-        ServerMoved, StudyEnded: as they say.
+        SessionOver, StudyEnded: as they say.
         Unreachable: the server rank that is waited for said nothing for `silence_s`.
         Refused: a server rank refused a message.
     """
@@ -135,7 +135,7 @@ class Session:
         patience = Patience(timeout_s=self._silence_s, repeat_s=repeat_s)
         while not done(connection):
             if self._watch.newer_than(self.epoch):
-                raise ServerMoved
+                raise SessionOver
             if patience.is_over:
                 stale = f"; a new server is there ({connection.stale})" if connection.stale else ""
                 raise Unreachable(f"{self._who} waits for {connection}: no word for {self._silence_s:g} s{stale}")
@@ -158,6 +158,8 @@ class Session:
                     f"{connection} was started again: {connection.stale}. {self._who} cannot find it any more, "
                     "since it was not given the path of a connection file"
                 )
+        if any(connection.is_lost for connection in self._connections):
+            raise SessionOver
 
 
 def epoch_of(file: ConnectionFile, welcome: Welcome) -> int:

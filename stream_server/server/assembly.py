@@ -88,13 +88,17 @@ class Assembly:
         for step in steps:
             if step is None:
                 continue
-            step.senders &= ~(1 << connection.rank)
+            step.forget(connection.rank)
             for claim in [claim for claim in step.claims if claim[0] is connection]:
                 step.claims.remove(claim)
                 connection.settle(claim[1], 1)
             if not step.senders and not step.claims:
                 del step.track.filling[step.index]
                 self.settlement.freed.append(step.slot)
+
+    def leave(self, connection: Connection) -> None:
+        """A connection is lost: what it has brought of steps that are not whole comes again over the next one."""
+        self.abandon(connection, list(connection.track.filling.values()))
 
     def room_for_streak(self, connection: Connection, index: int) -> int:
         """How many steps from `index` on need not be looked at one by one: all are new, and inside the window."""

@@ -127,11 +127,29 @@ class Clients:
         if self.access is not None and user is not None and (problem := self.access.problem(user, message)):
             self.reply(peer, self.tracker.refuse(Reason.WRONG_KEY, problem))
             return
+        if self.tracker.has_finished(message):
+            self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
+            return
+        self._leave_behind(message)
         answer = self.tracker.open(peer, message)
         if answer is None:
             self._ask_for_patience(peer)
         else:
             self._opened(peer, answer)
+
+    def _leave_behind(self, message: Open) -> None:
+        """Who opens again has lost the connection: what still comes over the old one is late, and refused.
+
+        It would take up credit of the new connection, which knows nothing of it.
+        """
+        for peer in [peer for peer, other in self.tracker.openings.waiting.items() if other == message]:
+            del self.tracker.openings.waiting[peer]
+        track = self.tracker.track(message.simulation)
+        lost = None if track is None else track.connections.get(message.rank)
+        if lost is None or lost.opening != message or self.connections.pop(lost.peer, None) is None:
+            return
+        self.intake.settle_streak(lost.track)
+        self.tracker.assembly.leave(lost)
 
     def _opened(self, peer: bytes, answer: Connection | Refusal) -> None:
         if isinstance(answer, Refusal):

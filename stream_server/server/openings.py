@@ -50,7 +50,9 @@ class Openings:
         # A share that is settled already, maybe in an earlier epoch, needs no room.
         has_room = self.dtypes_known and (track.complete or self.room.reserve(track))
         track.waits_for_room = self.dtypes_known and not has_room
-        if not has_room:
+        # Its credit begins anew with the connection: what it has sent over a lost one must not take up any of it.
+        has_credit = message.rank not in track.connections or not track.num_waiting
+        if not (has_room and has_credit):
             self.waiting[peer] = message
             return None
         return self._connection(peer, message, track)

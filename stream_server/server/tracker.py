@@ -155,6 +155,13 @@ class Tracker:
                 track.num_known = len(track.marks.settled) if track.num_known is None else track.num_known
         return connection
 
+    def has_finished(self, message: Open) -> bool:
+        """Whether who opens has said its end, and lost the connection before it heard that all is settled."""
+        track = self._tracks.get(message.simulation)
+        if track is None or track.terminal != "finished":
+            return False
+        return (message.study, message.attempt, message.epoch) == (self.openings.study, track.attempt, self.epoch)
+
     def come_in(self) -> list[tuple[bytes, Connection | Refusal]]:
         """The answers to those `Open`s that need not wait any longer."""
         waiting = list(self.openings.waiting.items())

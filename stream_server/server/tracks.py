@@ -58,6 +58,12 @@ class Step:
     parts: dict[tuple[int, int], int] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
 
+    def forget(self, rank: int) -> None:
+        """What this client rank has sent of it is no good."""
+        self.senders &= ~(1 << rank)
+        self.present = {name: left for name, ranks in self.present.items() if (left := ranks & ~(1 << rank))}
+        self.parts = {part: num_bytes for part, num_bytes in self.parts.items() if part[0] != rank}
+
     def torn_field(self) -> str | None:
         """A field of which only some client ranks sent their part."""
         owners = self.track.layout.owners

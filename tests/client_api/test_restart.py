@@ -239,7 +239,7 @@ def test_a_new_server_at_the_old_address_is_waited_for_until_the_file_tells_of_i
         send(simulation, 0, 1, 2)
         server.do_now(lambda: server.restart_in_place(epoch=4))
         finishing = pool.submit(simulation.finish)
-        server.wait_until(lambda: len(messages(server, Ping)) > 2)
+        server.wait_until(lambda: len(messages(server, Open)) > 2)
         assert not finishing.done()
         dataclasses.replace(server.connection, epoch=4).write(server.path)
         finishing.result(20)

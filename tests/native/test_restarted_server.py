@@ -222,7 +222,7 @@ def test_a_new_server_at_the_old_address_is_waited_for_until_the_file_tells_of_i
         client.send(0, 1, 2)
         server.do_now(lambda: server.restart_in_place(epoch=4))
         finishing = client.begin("finish")
-        server.wait_until(lambda: len(messages(server, Ping)) > 2)
+        server.wait_until(lambda: len(messages(server, Open)) > 2)
         dataclasses.replace(server.connection, epoch=4).write(server.path)
         assert finishing() == "ok"
         assert_has(server, 3)
@@ -247,7 +247,7 @@ def test_a_new_server_at_the_old_address_that_no_file_tells_of_is_named(client: 
         server.do_now(lambda: server.restart_in_place(epoch=4))
         answer = client.ask("finish")
     assert "UNREACHABLE" in answer
-    assert answer.endswith("no word for 0.3 s; a new server is there (nothing was opened)")
+    assert answer.endswith("no word for 0.3 s; a new server is there (say Hello again)")
 
 
 def test_a_file_that_is_no_connection_file_for_a_moment_does_no_harm(client: NativeClient) -> None:

@@ -75,21 +75,16 @@ def test_one_of_a_wrong_size_is_refused_alone(size: int) -> None:
         assert sorted(study.first.drawn) == [(0, step) for step in range(NUM)]
 
 
-def test_two_connections_that_send_the_same_steps_make_duplicates() -> None:
+def test_steps_that_come_again_over_a_second_connection_make_duplicates() -> None:
     with reception(SHAPE) as study:
         welcome(study)
         with RawClient(study.endpoints[0].data[0]) as one, RawClient(study.endpoints[0].data[0]) as other:
-            for client in (one, other):
-                assert isinstance(client.ask(opening()), Opened)
-            with study.first.receiver.turn:
-                for step in range(NUM - 1):
-                    for client in (one, other):
-                        client.say(data(step, step), [value(0, step).tobytes()])
-            for client in (one, other):
-                assert hear_all(client, NUM - 1) == []
-            # The simulation is finished with its last step, and refuses what comes after it.
-            one.say(data(NUM - 1, NUM - 1), [value(0, NUM - 1).tobytes()])
-            assert hear_all(one, NUM) == []
+            assert isinstance(one.ask(opening()), Opened)
+            send_at_once(study, one, [value(0, step).tobytes() for step in range(NUM - 1)])
+            assert hear_all(one, NUM - 1) == []
+            assert isinstance(other.ask(opening()), Opened)
+            send_at_once(study, other, [value(0, step).tobytes() for step in range(NUM)])
+            assert hear_all(other, NUM) == []
         study.first.drain()
         assert sorted(study.first.drawn) == [(0, step) for step in range(NUM)]
         assert study.first.receiver.account().duplicates == NUM - 1

@@ -51,8 +51,12 @@ static void take_text(char **place, char **text) {
 }
 
 static int take_refusal(sc_data_connection *connection, sc_refusal *refusal, bool *heard, sc_error *error) {
-    if (refusal->reason == SC_STALE_EPOCH || refusal->reason == SC_NOT_OPEN) {
+    if (refusal->reason == SC_STALE_EPOCH) {
         take_text(&connection->stale, &refusal->text);
+        return STREAM_OK;
+    }
+    if (refusal->reason == SC_NOT_OPEN) {
+        connection->is_unknown = true;
         return STREAM_OK;
     }
     *heard = true;

@@ -28,7 +28,7 @@ static int hear(sc_dealer *dealer, sc_patience *patience, bool *is_answered, sc_
     }
 }
 
-/* Ask until there is an answer, or none came in time, or there is a newer connection file. */
+/* Ask until there is an answer, or none came in time, the connection was lost, or there is a newer connection file. */
 static int ask_here(const sc_asker *asker, sc_transport *transport, const sc_message *question, sc_patience *patience,
                     bool *is_answered, sc_reply *answer, sc_error *error) {
     sc_watch *watch = asker->watch;
@@ -38,7 +38,7 @@ static int ask_here(const sc_asker *asker, sc_transport *transport, const sc_mes
         return code;
     sc_dealer *dealer = &transport->dealers[0];
     code = sc_dealer_send(dealer, question, error);
-    while (code == STREAM_OK && !sc_patience_is_over(patience)) {
+    while (code == STREAM_OK && !dealer->is_lost && !sc_patience_is_over(patience)) {
         if (sc_watch_is_newer_than(watch, epoch, false)) {
             sc_patience_heard(patience);
             return STREAM_OK;

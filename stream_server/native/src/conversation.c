@@ -62,6 +62,8 @@ static int send_now(sc_conversation *conversation, int64_t index, uint64_t prese
     if (code != STREAM_OK)
         return code;
     sc_data_connection *connection = sc_session_connection(&conversation->session, index);
+    if (sc_data_connection_is_lost(connection))
+        return SC_OVER;
     bool is_wanted = present != 0 && !sc_bits_has(&connection->known, index), ignored = false;
     if (is_wanted && (code = sc_session_wait_for_room(&conversation->session, connection, error)) != STREAM_OK)
         return code;
@@ -83,7 +85,7 @@ int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t 
                          sc_error *error) {
     while (!conversation->has_stopped) {
         int code = send_now(conversation, index, present, arrays, error);
-        if (code == SC_MOVED)
+        if (code == SC_OVER)
             sc_conversation_close(conversation);
         else if (code == SC_ENDED)
             notice_end(conversation);
@@ -98,7 +100,7 @@ int sc_conversation_finish(sc_conversation *conversation, sc_error *error) {
         int code = current_session(conversation, error);
         if (code == STREAM_OK)
             code = sc_session_end(&conversation->session, error);
-        if (code == SC_MOVED)
+        if (code == SC_OVER)
             sc_conversation_close(conversation);
         else if (code == SC_ENDED)
             notice_end(conversation);

@@ -25,6 +25,25 @@ bool sc_data_connection_has_room(const sc_data_connection *connection) {
     return connection->window.room > connection->pending.steps.num;
 }
 
+bool sc_data_connection_is_lost(const sc_data_connection *connection) {
+    return connection->is_unknown || connection->dealer->is_lost;
+}
+
+int sc_data_connection_keep(sc_data_connection *connection, const sc_unsent *unsent, sc_error *error) {
+    const sc_opening *opening = connection->opening;
+    const void *arrays[SC_MAX_FIELDS];
+    sc_steps steps;
+    int code = sc_steps_begin(&steps, opening->pool, opening->layout, unsent->steps.present, 1, error);
+    if (code != STREAM_OK)
+        return code;
+    sc_steps_arrays(&unsent->steps, opening->layout, unsent->row, arrays);
+    sc_steps_add(&steps, opening->layout, arrays);
+    steps.index = unsent->index;
+    steps.stride = opening->stride;
+    /* What is sent next is never durable without it. */
+    return sc_backlog_add(connection->backlog, 1, &steps, error);
+}
+
 int sc_data_connection_ask_to_open(sc_data_connection *connection, sc_error *error) {
     return sc_dealer_send(connection->dealer, &connection->opening->open, error);
 }

@@ -23,7 +23,7 @@ typedef struct {
  * Nothing here waits: whoever wants to send looks whether there is room, and reads the answers if not. What was sent is
  * in the backlog. `known` are the steps that the server had before the connection was opened, num_steps how many
  * different steps belong to this server rank so far (whoever sends counts them), `stale` what a server that was started
- * again has answered, or NULL. */
+ * again has answered, or NULL; is_unknown: the server says that it was never opened. */
 typedef struct {
     sc_dealer *dealer;
     const sc_opening *opening;
@@ -35,6 +35,7 @@ typedef struct {
     sc_bits known;
     int64_t num_steps;
     char *stale;
+    bool is_unknown;
     uint32_t epoch;
     sc_window window;
     sc_backlog *backlog;
@@ -49,8 +50,14 @@ void sc_data_connection_begin(sc_data_connection *connection, const sc_opening *
 /* Send nothing more; all that was sent, or waited for company, is in the backlog. */
 void sc_data_connection_leave(sc_data_connection *connection);
 
+/* Whether it is another one to the server than what was opened: what was under way may not have come. */
+bool sc_data_connection_is_lost(const sc_data_connection *connection);
+
 /* Whether credit is left for one more step. */
 bool sc_data_connection_has_room(const sc_data_connection *connection);
+
+/* Have a step that the server knows in the backlog, until it is durable. */
+int sc_data_connection_keep(sc_data_connection *connection, const sc_unsent *unsent, sc_error *error);
 
 /* Announce this rank's blocks; may be repeated until the answer is there. */
 int sc_data_connection_ask_to_open(sc_data_connection *connection, sc_error *error);

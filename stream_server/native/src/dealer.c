@@ -4,9 +4,6 @@
 
 #include "transport.h"
 
-/* Nothing can be sent: with nobody at the other end, not even a connection that is being made. */
-#define NOBODY_THERE 1
-
 static void let_go(void *bytes, void *buffer) {
     (void)bytes;
     sc_buffer_release(buffer);
@@ -19,8 +16,11 @@ static int send_frame(sc_dealer *dealer, zmq_msg_t *frame, int flags, sc_error *
         int reason = errno;
         char text[SC_REASON_BYTES];
         zmq_msg_close(frame);
-        if (reason == EAGAIN)
-            return NOBODY_THERE;
+        if (reason == EAGAIN) {
+            /* No mark can be reached here: there is nobody at the other end, and there will not be. */
+            dealer->is_lost = true;
+            return STREAM_OK;
+        }
         return sc_fail(error, STREAM_ERROR_SYSTEM, "cannot send to the server at %s: %s", dealer->address,
                        sc_zmq_reason(reason, text));
     }
@@ -38,8 +38,7 @@ static int send_copy(sc_dealer *dealer, const void *bytes, size_t num_bytes, int
 int sc_dealer_send(sc_dealer *dealer, const sc_message *message, sc_error *error) {
     if (message->bytes == NULL)
         return sc_no_memory(error);
-    int code = send_copy(dealer, message->bytes, message->num_bytes, 0, error);
-    return code == NOBODY_THERE ? STREAM_OK : code;
+    return send_copy(dealer, message->bytes, message->num_bytes, 0, error);
 }
 
 int sc_dealer_send_data(sc_dealer *dealer, const sc_data *data, const sc_frame *frames, int num_frames,
@@ -47,7 +46,7 @@ int sc_dealer_send_data(sc_dealer *dealer, const sc_data *data, const sc_frame *
     uint8_t header[SC_DATA_BYTES];
     sc_encode_data(data, header);
     int code = send_copy(dealer, header, sizeof header, ZMQ_SNDMORE, error);
-    for (int i = 0; i < num_frames && code == STREAM_OK; ++i) {
+    for (int i = 0; i < num_frames && code == STREAM_OK && !dealer->is_lost; ++i) {
         zmq_msg_t frame;
         sc_buffer_hold(buffer);
         if (zmq_msg_init_data(&frame, frames[i].bytes, frames[i].num_bytes, let_go, buffer) != 0) {
@@ -56,7 +55,7 @@ int sc_dealer_send_data(sc_dealer *dealer, const sc_data *data, const sc_frame *
         }
         code = send_frame(dealer, &frame, i + 1 < num_frames ? ZMQ_SNDMORE : 0, error);
     }
-    return code == NOBODY_THERE ? STREAM_OK : code;
+    return code;
 }
 
 /* Read the further frames of a message. They are there: a message arrives as a whole. */

@@ -52,32 +52,43 @@ static int steps_lost(sc_conversation *conversation, size_t num, sc_error *error
                    num, conversation->client.who, (double)conversation->welcome->window_bytes / 1048576);
 }
 
-/* Count each step for its new server rank, and forget those that are known there. */
-static int account(sc_conversation *conversation, sc_error *error) {
+/* A step is known. All that a new server knows is in a checkpoint; what the same one knows is kept until it is. */
+static int take_as_known(sc_conversation *conversation, sc_unsent *unsent, bool is_new, sc_error *error) {
+    sc_data_connection *connection = sc_session_connection(&conversation->session, unsent->index);
+    int code = is_new ? STREAM_OK : sc_data_connection_keep(connection, unsent, error);
+    sc_retention_forget(&conversation->client.retention, unsent);
+    return code;
+}
+
+/* Count each step for its new server rank, and have only those unsent that are not known there. */
+static int account(sc_conversation *conversation, bool is_new, sc_error *error) {
     sc_retention *retention = &conversation->client.retention;
     const sc_entered *entered = &conversation->entered;
     size_t num_lost = 0, next = retention->first_unsent;
+    int code = STREAM_OK;
     /* The unsent steps are in the order of all steps. */
-    for (size_t i = 0; i < entered->num; ++i) {
+    for (size_t i = 0; i < entered->num && code == STREAM_OK; ++i) {
         int64_t index = entered->order[i];
         sc_data_connection *connection = sc_session_connection(&conversation->session, index);
         bool is_known = sc_bits_has(&connection->known, index);
         ++connection->num_steps;
         if (next < retention->end_unsent && retention->unsent[next].index == index) {
             if (is_known)
-                sc_retention_forget(retention, &retention->unsent[next]);
+                code = take_as_known(conversation, &retention->unsent[next], is_new, error);
             ++next;
         } else if (!is_known) {
             ++num_lost;
         }
     }
     sc_retention_close_up(retention);
+    if (code != STREAM_OK)
+        return code;
     return num_lost > 0 && conversation->client.num_blocks > 0 ? steps_lost(conversation, num_lost, error) : STREAM_OK;
 }
 
-static int send_again(sc_conversation *conversation, sc_error *error) {
+static int send_again(sc_conversation *conversation, bool is_new, sc_error *error) {
     sc_retention *retention = &conversation->client.retention;
-    int code = account(conversation, error);
+    int code = account(conversation, is_new, error);
     for (sc_unsent *first; code == STREAM_OK && (first = sc_retention_first(retention)) != NULL;) {
         const void *arrays[SC_MAX_FIELDS];
         bool ignored;
@@ -95,19 +106,20 @@ static int send_again(sc_conversation *conversation, sc_error *error) {
 
 static int begin_session(sc_conversation *conversation, sc_error *error) {
     int code = sc_renewal_set_aside(conversation, error);
-    if (code == STREAM_OK && sc_watch_is_newer_than(conversation->client.watch, conversation->epoch, false))
+    bool is_new = code == STREAM_OK && sc_watch_is_newer_than(conversation->client.watch, conversation->epoch, false);
+    if (is_new)
         code = say_hello(conversation, error);
     if (code != STREAM_OK)
         return code;
     conversation->has_session = true;
     code = sc_session_open(&conversation->session, &conversation->client, conversation->welcome, error);
-    return code == STREAM_OK ? send_again(conversation, error) : code;
+    return code == STREAM_OK ? send_again(conversation, is_new, error) : code;
 }
 
 int sc_renewal_session(sc_conversation *conversation, sc_error *error) {
     int code;
     do
         code = begin_session(conversation, error);
-    while (code == SC_MOVED);
+    while (code == SC_OVER);
     return code;
 }

@@ -111,6 +111,13 @@ int sc_session_end(sc_session *session, sc_error *error) {
     return code;
 }
 
+bool sc_session_has_lost(const sc_session *session) {
+    for (int i = 0; i < session->num; ++i)
+        if (sc_data_connection_is_lost(&session->connections[i]))
+            return true;
+    return false;
+}
+
 bool sc_session_has_stopped(const sc_session *session, const char **reason) {
     bool has_stopped = false;
     *reason = NULL;

@@ -1,4 +1,4 @@
-/* One client rank's connections to all server ranks, for as long as the server is not started again. */
+/* One client rank's connections to all server ranks, as long as none is lost and the server is not started again. */
 #ifndef SC_SESSION_H
 #define SC_SESSION_H
 
@@ -7,8 +7,8 @@
 
 /* Beside STREAM_OK and the errors, whatever waits may give these. */
 enum {
-    SC_MOVED = 101, /* the server was started again; the connection file says where it is */
-    SC_ENDED = 102  /* the study has ended: nothing more is wanted */
+    SC_OVER = 101, /* the server was started again, and the connection file says where; or a connection was lost */
+    SC_ENDED = 102 /* the study has ended: nothing more is wanted */
 };
 
 /* What outlives the sessions of one client rank. */
@@ -53,6 +53,8 @@ int sc_session_flush(sc_session *session, sc_error *error);
 /* Say that all has been sent, and wait until it is settled. */
 int sc_session_end(sc_session *session, sc_error *error);
 
+/* Whether a connection was lost. */
+bool sc_session_has_lost(const sc_session *session);
 /* Whether a server rank has said that the study has ended; *reason is why, or NULL if none told. */
 bool sc_session_has_stopped(const sc_session *session, const char **reason);
 

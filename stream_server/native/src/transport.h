@@ -13,10 +13,12 @@ void *sc_context_new(sc_error *error);
 /* All sockets must be closed. What lingers is waited for, two seconds at most. NULL does nothing. */
 void sc_context_close(void *context);
 
-/* One connection to one socket of the server. */
+/* One connection to one socket of the server. is_lost: ZeroMQ has given it up, as it does when what came was forged or
+ * damaged; nothing goes out any more. */
 typedef struct {
     void *socket;
     char *address;
+    bool is_lost;
     bool needs_checksum;
 } sc_dealer;
 
@@ -52,7 +54,7 @@ typedef struct {
     size_t num_bytes;
 } sc_frame;
 
-/* Give a message to ZeroMQ; never blocks. Without anybody at the other end it is lost, as on the way. */
+/* Give a message to ZeroMQ; never blocks. Without anybody at the other end it is lost, and so is the connection. */
 int sc_dealer_send(sc_dealer *dealer, const sc_message *message, sc_error *error);
 /* The same with a payload, which is not copied: ZeroMQ becomes an owner of the buffer. */
 int sc_dealer_send_data(sc_dealer *dealer, const sc_data *data, const sc_frame *frames, int num_frames,

@@ -42,7 +42,7 @@ int sc_wait(sc_session *session, sc_data_connection *connection, sc_awaited awai
     const char *reason;
     while (!awaited.is_done(connection)) {
         if (sc_watch_is_newer_than(client->watch, session->epoch, false))
-            return SC_MOVED;
+            return SC_OVER;
         if (sc_patience_is_over(&patience))
             return unreachable(client, connection, error);
         double slice_s = sc_patience_slice_s(&patience), look_s = sc_watch_slice_s(client->watch);
@@ -58,6 +58,8 @@ int sc_wait(sc_session *session, sc_data_connection *connection, sc_awaited awai
             sc_patience_heard(&patience);
         if (sc_session_has_stopped(session, &reason))
             return SC_ENDED;
+        if (sc_session_has_lost(session))
+            return SC_OVER;
         if (sc_patience_may_repeat(&patience) && (code = awaited.repeat(connection, error)) != STREAM_OK)
             return code;
     }

@@ -14,7 +14,7 @@ typedef struct {
 bool sc_is_open(const sc_data_connection *connection);
 bool sc_has_ended(const sc_data_connection *connection);
 
-/* Gives up when the server moved (SC_MOVED), the study ended (SC_ENDED), a server rank refused a message, or the one
+/* Gives up when the session is over (SC_OVER), the study ended (SC_ENDED), a server rank refused a message, or the one
  * that is waited for said nothing for too long (STREAM_ERROR_UNREACHABLE). */
 int sc_wait(sc_session *session, sc_data_connection *connection, sc_awaited awaited, sc_error *error);
 

@@ -1,0 +1,82 @@
+"""Another node on this machine: a network namespace and a host name of its own, at the end of a cable."""
+
+import os
+import subprocess
+from types import TracebackType
+from typing import Self
+
+HOLD = "hostname {name} && ip link set lo up && echo ready && exec cat"
+
+
+class Node:
+    """There while the block lasts. Needs root; see `allowed`.
+
+    `here` is the address of this end of the cable. What runs on the node finds all files that are here, too.
+    """
+
+    def __init__(self) -> None:
+        number = os.getpid() % 2**14
+        self._cable, self._far_end = f"sst{number}a", f"sst{number}b"
+        network = f"10.{64 + (number >> 8)}.{number & 255}"
+        self.here, self._there = f"{network}.1", f"{network}.2"
+
+    def __enter__(self) -> Self:
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "--uts", "sh", "-c", HOLD.format(name=f"node-{os.getpid()}")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            assert self._holder.stdout is not None
+            if self._holder.stdout.readline() != b"ready\n":
+                raise PermissionError("no network namespace can be made")
+            self._lay_cable()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _run("ip", "link", "delete", self._cable)
+        self._leave()
+
+    def command(self, *words: str) -> list[str]:
+        """A command that runs this one on the node."""
+        return ["nsenter", "--target", str(self._holder.pid), "--net", "--uts", "--", *words]
+
+    def cut(self) -> None:
+        """Pull the plug: what is sent from now on gets nowhere, and nobody is told."""
+        _run("ip", "link", "set", self._cable, "down")
+
+    def mend(self) -> None:
+        """Put the plug in again."""
+        _run("ip", "link", "set", self._cable, "up")
+
+    def _lay_cable(self) -> None:
+        _run("ip", "link", "add", self._cable, "type", "veth", "peer", "name", self._far_end)
+        _run("ip", "link", "set", self._far_end, "netns", str(self._holder.pid))
+        _run("ip", "address", "add", f"{self.here}/24", "dev", self._cable)
+        _run("ip", "link", "set", self._cable, "up")
+        _run(*self.command("ip", "address", "add", f"{self._there}/24", "dev", self._far_end))
+        _run(*self.command("ip", "link", "set", self._far_end, "up"))
+
+    def _leave(self) -> None:
+        self._holder.communicate()
+
+
+def allowed() -> str:
+    """Why there can be no other node here; "" if there can."""
+    try:
+        with Node():
+            return ""
+    except OSError as error:
+        return str(error)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    if done.returncode != 0:
+        raise PermissionError(f"{' '.join(words)}: {done.stderr.strip()}")
