@@ -281,3 +281,10 @@ def test_the_account_balances_after_any_number_of_restarts(
             account = close_account([rank.account() for rank in ranks], ends, learned, complete=False)
             assert account.problems == []
             assert sum(rank.num_drawn for rank in ranks) == num_drawn
+
+
+def test_what_ranks_have_observed_since_the_last_sync_comes_to_one_rank(tmp_path: Path) -> None:
+    folder = save_all(busy_ranks(3, POLICIES["fifo"]), tmp_path)
+    for num, expected in ((2, [3, 0]), (3, [1, 1, 1]), (4, [3, 0, 0, 0])):
+        restores, _ = restore_all(folder, 3, num, POLICIES["fifo"])
+        assert [len(restore.state["normalization"]) for restore in restores] == expected

@@ -1,0 +1,23 @@
+"""A launcher that is killed while it starts a job leaves it to the next one, which does not start it once more."""
+
+import signal
+from pathlib import Path
+
+from tests.launcher.study_run import StudyRun
+from tests.launcher.test_adoption import STAYING
+
+
+def test_a_job_whose_launcher_was_killed_right_after_its_start_is_taken_over(tmp_path: Path) -> None:
+    failpoints = {
+        "STREAM_FAILPOINTS": "launcher.after_submit=kill",
+        "STREAM_FAILPOINTS_DIR": str(tmp_path / "failpoints"),
+    }
+    with StudyRun(tmp_path, STAYING, environment=failpoints) as run:
+        assert run.launcher.wait(30) == -signal.SIGKILL
+        run.launcher = run.start()
+        run.wait_until(lambda: len(run.attempts(0)) == 2)
+        assert run.attempts(0) == [(0, 0), (0, 0)]
+        run.wait_for_output(0)
+        (tmp_path / "go").touch()
+        assert run.end() == 0
+        assert [folder.name for folder in run.folder_of(0).parent.iterdir()] == ["attempt-0"]
