@@ -24,6 +24,7 @@ from pathlib import Path
 VARIABLE = "STREAM_FAILPOINTS"
 FOLDER_VARIABLE = "STREAM_FAILPOINTS_DIR"
 TRACE_FILE = "trace"
+LONGEST_S = 1e9
 
 
 class FailpointError(RuntimeError):
@@ -105,9 +106,13 @@ def _act(word: str, value: str, name: str) -> Callable[[], None]:
         return lambda: os.kill(os.getpid(), number)
     if word == "exit":
         code = int(value)
+        if not 0 <= code <= 255:
+            raise ValueError(f"{code} is no exit code")
         return lambda: os._exit(code)
     if word == "delay":
         seconds = float(value)
+        if not 0 <= seconds <= LONGEST_S:
+            raise ValueError(f"nobody can wait {value} s")
         return lambda: time.sleep(seconds)
     if word == "raise":
         return _raise(value, name)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def read_histograms(run: Run, name: str) -> list[Line]:
     Raises:
         ConfigError: a line is damaged.
     """
-    return [line for line in read_lines(run.metrics / "histograms.jsonl") if line["name"] == name]
+    lines = read_lines(run.metrics / "histograms.jsonl", _is_histogram)
+    return [line for line in lines if line["name"] == name]
 
 
 def read_ranks(run: Run) -> dict[int, list[Line]]:
@@ -47,11 +49,11 @@ def read_ranks(run: Run) -> dict[int, list[Line]]:
     return records
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path, is_sound: Callable[[Line], bool] | None = None) -> list[Line]:
     """The objects in a file of JSON lines, without a last line that is still being written; none without a file.
 
     Raises:
-        ConfigError: a line is no JSON object.
+        ConfigError: a line is no JSON object, or not sound; by itself it is if all its values are numbers or null.
     """
     if not path.exists():
         return []
@@ -60,9 +62,9 @@ def read_lines(path: Path) -> list[Line]:
     for number, text in enumerate(whole.splitlines(), 1):
         try:
             line = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"line {number} of {path} is damaged: {error}") from error
-        if not isinstance(line, dict) or "batch" not in line:
+        if not isinstance(line, dict) or "batch" not in line or not (is_sound or _is_record)(line):
             raise ConfigError(f"line {number} of {path} is damaged: it is no record of metrics")
         lines.append(line)
     return lines
@@ -71,6 +73,19 @@ def read_lines(path: Path) -> list[Line]:
 def names_in(records: list[Line]) -> list[str]:
     """The names of all that was logged, in the order in which they first came."""
     return [name for name in dict.fromkeys(name for record in records for name in record) if name not in AXES]
+
+
+def _is_record(line: Line) -> bool:
+    return all(value is None or isinstance(value, int | float) for value in line.values())
+
+
+def _is_histogram(line: Line) -> bool:
+    intervals = line.get("intervals")
+    return isinstance(line.get("name"), str) and isinstance(intervals, list) and all(map(_is_interval, intervals))
+
+
+def _is_interval(interval: Any) -> bool:
+    return isinstance(interval, list) and len(interval) == 3 and all(isinstance(it, int | float) for it in interval)
 
 
 def _with_nan(line: Line) -> Line:

@@ -1,15 +1,20 @@
 """What the keys of a connection file must hold."""
 
+import sys
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 KEY_CHARACTERS = 40
+MOST = sys.float_info.max
 
 Rule = tuple[Callable[[Any], bool], str]
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and "\0" not in value and len(value.encode(errors="surrogatepass")) < 2**16
+    try:
+        return isinstance(value, str) and "\0" not in value and len(value.encode()) < 2**16
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_key(value: Any) -> bool:
@@ -21,7 +26,10 @@ def _is_whole(value: Any, bits: int) -> bool:
 
 
 def _are_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(number) in (int, float) for number in value.values())
+    if not isinstance(value, dict) or not all(map(_is_text, value)):
+        return False
+    # False for NaN, too, and for a whole number beyond what a float can say.
+    return all(type(number) in (int, float) and abs(number) <= MOST for number in value.values())
 
 
 TEXT: Rule = (_is_text, "must be a text of at most 65535 bytes without a zero character")

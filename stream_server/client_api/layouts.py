@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stream_server.client_api.messages import (
+    MAX_CLIENT_RANKS,
     MAX_DIMENSIONS,
     MAX_FIELDS,
     Ack,
@@ -150,7 +151,9 @@ def _repetition(names: Iterable[str]) -> str | None:
 
 NUM_DIMENSIONS = Integer("B", low=0, high=MAX_DIMENSIONS)
 POSITIVE = Integer("Q", low=1, high=LARGEST)
-NUM_RANKS = Integer("I", low=1, high=2**32 - 1)
+# The server keeps a bit for each client rank.
+NUM_RANKS = Integer("I", low=1, high=MAX_CLIENT_RANKS)
+CREDIT = Integer("I", low=1, high=2**32 - 1)
 
 FIELD = Record(
     cls=FieldSpec,
@@ -218,7 +221,7 @@ LAYOUTS: dict[int, Record[Any]] = {
         },
         problem=_open_problem,
     ),
-    4: Record(cls=Opened, attributes={"epoch": U32, "credit": NUM_RANKS, "known": BLOB}),
+    4: Record(cls=Opened, attributes={"epoch": U32, "credit": CREDIT, "known": BLOB}),
     6: Record(cls=End, attributes={"simulation": COUNT, "attempt": U32, "epoch": U32, "share": COUNT, "total": COUNT}),
     7: Record(cls=Ping, attributes={}),
     8: Record(cls=Ack, attributes={"received": COUNT, "durable": COUNT, "ended": FLAG, "stop": FLAG}),

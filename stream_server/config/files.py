@@ -78,7 +78,7 @@ def _class_problem(path: str, reference: str, study_dir: Path) -> Iterator[Probl
 
 def _near_class(file: Path, name: str, study_dir: Path) -> str:
     """The class that was probably meant, of a file beside the missing `file`."""
-    folder = file.parent if file.parent.is_dir() else study_dir
+    folder = file.parent if os.path.isdir(file.parent) else study_dir
     classes = {other: _classes_in(other) for other in sorted(folder.glob("*.py"))}
     by_stem = {other.stem: other for other, names in classes.items() if name in names}
     by_stem = by_stem or {other.stem: other for other, names in classes.items() if names}

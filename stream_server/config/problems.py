@@ -29,7 +29,7 @@ class Problem:
 def config_error(file: Path | str, problems: Sequence[Problem]) -> ConfigError:
     """The error that lists `problems`, one per line."""
     count = counted(len(problems), "problem")
-    return ConfigError("\n".join([f"{file} has {count}:", *(f"  {problem}" for problem in problems)]))
+    return ConfigError(printable("\n".join([f"{file} has {count}:", *(f"  {problem}" for problem in problems)])))
 
 
 def wrong(found: str, instead: str, *, needs: str | None = None) -> PydanticCustomError:
@@ -39,8 +39,13 @@ def wrong(found: str, instead: str, *, needs: str | None = None) -> PydanticCust
 
 def shown(value: object) -> str:
     """A value as it stands in study.json, shortened for a message."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = printable(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """The text without what no file can hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def counted(num: int, noun: str) -> str:

@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stream_server.config.problems import Problem, config_error, shown
+from stream_server.config.problems import Problem, config_error, printable, shown
 from stream_server.config.values import MAX_INTEGER
 from stream_server.errors import ConfigError
 
@@ -35,11 +36,11 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     repeated: list[Problem] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
+        keys = Counter(key for key, _ in pairs)
         repeated.extend(
             Problem(path=key, found="the key is written twice in one object", instead="Remove one of the two")
-            for key in dict.fromkeys(keys)
-            if keys.count(key) > 1
+            for key, num in keys.items()
+            if num > 1
         )
         return dict(pairs)
 
@@ -84,7 +85,7 @@ def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Probl
     match node:
         case dict() | list() if depth > MAX_DEPTH:
             found = f"brackets within brackets more than {MAX_DEPTH} levels deep"
-            yield Problem(path=_printable(path), found=found, instead="Write something flatter")
+            yield Problem(path=printable(path), found=found, instead="Write something flatter")
         case dict():
             for key, value in node.items():
                 yield from unusable_values(key, path)
@@ -92,14 +93,10 @@ def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Probl
         case list():
             for position, value in enumerate(node):
                 yield from unusable_values(value, f"{path}[{position}]", depth + 1)
-        case str() if node != _printable(node) or "\0" in node:
-            yield Problem(path=_printable(path), found=f"{node!a} is no text", instead="Remove what no font can show")
+        case str() if node != printable(node) or "\0" in node:
+            yield Problem(path=printable(path), found=f"{node!a} is no text", instead="Remove what no font can show")
         case int() if abs(node) > MAX_INTEGER:
-            yield Problem(path=_printable(path), found="the number does not fit 64 bits", instead="Write a smaller one")
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+            yield Problem(path=printable(path), found="the number does not fit 64 bits", instead="Write a smaller one")
 
 
 def override(raw: dict[str, Any], assignments: Sequence[str]) -> list[Problem]:

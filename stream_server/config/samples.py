@@ -1,6 +1,7 @@
 """What one sample holds, and which time steps a simulation sends."""
 
 import math
+import re
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -15,12 +16,14 @@ MAX_FIELDS = 64
 MAX_DIMENSIONS = 8
 MAX_TIME_STEPS = 2**31 - 1
 BYTES_OF_AN_UNKNOWN_DTYPE = 8
+DTYPE = re.compile(r"[<>=|]?([A-Za-z]\w*|\?)")
 
 
 def _check_dtype(value: str) -> str:
     example = 'Write a numeric NumPy type such as "float32", or leave it out to keep what is sent'
     try:
-        dtype = np.dtype(value)
+        # Of other texts NumPy makes structures, which it reads like a program.
+        dtype = np.dtype(value if DTYPE.fullmatch(value) else "void")
     except (TypeError, ValueError, DeprecationWarning) as error:
         raise wrong(f"{shown(value)} is no NumPy type", example) from error
     if dtype.kind not in "biufc" or dtype.char in "gG":

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema
 from stream_server.config.problems import shown, wrong
 
 MAX_INTEGER = 2**63 - 1
+MOST_CHARACTERS = 40
 
 SIZE_PATTERN = r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?i?B)\s*$"
 SIZE_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
@@ -62,6 +63,8 @@ def size_in_bytes(text: str) -> int | None:
     if match is None:
         return None
     number, unit = match[1], match[2][:-1]
+    if len(number) > MOST_CHARACTERS:
+        return None
     factor = SIZE_FACTORS.get(unit.replace("K", "k"))
     size = math.floor(Exact(number) * factor) if factor else 0
     return size if 0 < size <= MAX_INTEGER else None

@@ -1,5 +1,6 @@
 """What pydantic found wrong, in the words of someone who wrote a study.json."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from stream_server.config.study import StudyConfig, model_in
 Location = tuple[int | str, ...]
 
 KEY_MARK = "[key]"
+WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,20}\s*")
 KINDS = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -98,7 +100,7 @@ def _not_a_choice(value: Any, location: Location) -> tuple[str, str]:
 def _write_kind(kind: str, value: Any) -> str:
     if kind == "text in quotes" and isinstance(value, int | float) and not isinstance(value, bool):
         return f"Write {shown(str(value))}"
-    if kind in ("a whole number", "a number") and isinstance(value, str) and value.strip().lstrip("+-").isdigit():
+    if kind in ("a whole number", "a number") and isinstance(value, str) and WHOLE_NUMBER.fullmatch(value):
         return f"Write {int(value)} without quotes"
     if kind == "a whole number" and isinstance(value, float) and value.is_integer():
         return f"Write {int(value)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from stream_server.launcher.entry import RESTARTED
-from stream_server.launcher.job_spec import LOG_FILE, Ended, describe
+from stream_server.launcher.job_spec import LOG_FILE, Ended, describe, exit_code_in
 from stream_server.launcher.log_end import log_end
 from stream_server.launcher.mpirun import RANKS_FILE
 from stream_server.launcher.verdict import ENDED_WITH_JOB, excuse_of_failed
@@ -95,10 +95,11 @@ def _end(attempt: Attempt, job: Ended, log: Path, exit_code: int | None, reason:
 
 def _codes(folder: Path) -> tuple[int, ...]:
     try:
-        words = (folder / RANKS_FILE).read_text(errors="replace").split()
+        words = (folder / RANKS_FILE).read_bytes().split()
     except OSError:
         return ()
-    return tuple(int(word) for word in words if word.isdecimal())
+    codes = map(exit_code_in, words)
+    return tuple(code for code in codes if code is not None)
 
 
 def _log(folder: Path, job: Path) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOG_FILE = "output.log"
+MOST_DIGITS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,21 @@ class Ended:
     exit_code: int | None
     reason: str
     unseen: bool = False
+
+
+def exit_code_in(line: bytes) -> int | None:
+    """What a shell wrote of how a process ended; None when that is no exit code."""
+    word = line.strip()
+    return int(word) if word.isdigit() and len(word) <= MOST_DIGITS else None
+
+
+def exit_code_of(file: Path) -> int | None:
+    """What a shell wrote into a file, or None as long as its line is not complete."""
+    try:
+        line = file.read_bytes()
+    except OSError:
+        return None
+    return exit_code_in(line) if line.endswith(b"\n") else None
 
 
 def describe(code: int) -> str:

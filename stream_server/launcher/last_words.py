@@ -10,6 +10,7 @@ from stream_server.launcher.restarts import ServerEnd, lost
 REPORT_FILE = "report.json"
 EXIT_FILE = "exit.json"
 REFUSED_CODES = frozenset({2, 6})
+LARGEST_CODE = 255
 
 
 class LastWords:
@@ -33,13 +34,14 @@ class LastWords:
         """
         report, failure = self._fresh(0, REPORT_FILE), self._fresh(1, EXIT_FILE)
         for said in (report, failure):
-            if isinstance(said.get("exit_code"), int):
+            code = said.get("exit_code")
+            if type(code) is int and 0 <= code <= LARGEST_CODE:
                 batch = failure.get("batch")
                 text = f": {said['message']}" if said.get("message") else ""
                 return ServerEnd(
-                    exit_code=said["exit_code"],
-                    message=f"the server ended with exit code {said['exit_code']}{text}",
-                    batch=batch if isinstance(batch, int) else None,
+                    exit_code=code,
+                    message=f"the server ended with exit code {code}{text}",
+                    batch=batch if type(batch) is int else None,
                 )
         if status is not None and not was_planned:
             if status in REFUSED_CODES:
@@ -64,7 +66,7 @@ def _version(file: Path) -> str:
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -141,7 +141,7 @@ class Liveness:
         try:
             said = json.loads(frame)
             rank = int(said["rank"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return
         if said.get("leaving"):
             self.presence.leave(rank)

@@ -28,6 +28,7 @@ class OpenAttempt:
     """An attempt of which no end was written: with `folder` that of a job, without that of a client that attached.
 
     `job` is the folder in which its job runs, with `ranks` ranks for each attempt. `cancelled` if that is to end.
+    `saw_restart`: it began under an earlier server.
     """
 
     simulation: int
@@ -38,6 +39,7 @@ class OpenAttempt:
     public_key: str | None = None
     leader: Leader | None = None
     cancelled: AttemptCancelled | None = None
+    saw_restart: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,7 +56,8 @@ class Past:
 
     `highest` has the highest attempt of every simulation and `num_starts` counts the server's starts, over all runs.
     All else is of the last run alone, the one that the `launcher` began which wrote last, or that it resumed. `jobs`
-    has all attempts, open or not, of each job that was shared, by its folder.
+    has all attempts, open or not, of each job that was shared, by its folder. `reasons` tell how the last attempt of a
+    simulation ended.
     """
 
     launcher: LauncherStarted | None = None
@@ -65,6 +68,7 @@ class Past:
     attempts: dict[int, OpenAttempt] = field(default_factory=dict)
     jobs: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
     given_up: dict[int, str] = field(default_factory=dict)
     anything_came: bool = False
     server: OpenServer | None = None
@@ -96,6 +100,8 @@ class Past:
             case LauncherLeft():
                 self.ended_in_order = True
             case PlanTaken(epoch=epoch):
+                for it in self.attempts.values():
+                    it.saw_restart |= epoch != self.epoch
                 self.epoch = epoch
             case FirstStep():
                 self.anything_came = True
@@ -146,3 +152,4 @@ class Past:
             case AttemptEnded():
                 self.attempts.pop(simulation, None)
                 self.failures[simulation] = self.failures.get(simulation, 0) + record.counted
+                self.reasons[simulation] = record.reason

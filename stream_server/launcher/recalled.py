@@ -1,13 +1,18 @@
 """What the schedule starts with after a launcher was killed. Pure."""
 
-from stream_server.launcher.entry import Entry, State
+from stream_server.launcher.entry import RESTARTED, Entry, State
 from stream_server.launcher.past import Past
 
 
 def entries_of(past: Past, now: float) -> list[Entry]:
     """The simulations that run, have failed before or were given up."""
     entries = {
-        simulation: Entry(id=simulation, attempt=past.highest.get(simulation, -1), failures=failures)
+        simulation: Entry(
+            id=simulation,
+            attempt=past.highest.get(simulation, -1),
+            failures=failures,
+            reason=past.reasons[simulation],
+        )
         for simulation, failures in past.failures.items()
     }
     for simulation, reason in past.given_up.items():
@@ -22,4 +27,5 @@ def entries_of(past: Past, now: float) -> list[Entry]:
             entry.mates = tuple(mate.simulation for mate in past.in_job(it.job))
         if it.cancelled is not None:
             entry.cancelled, entry.reason, entry.excuse = True, it.cancelled.reason, it.cancelled.excuse
+        entry.excuse = entry.excuse or (RESTARTED if it.saw_restart else "")
     return list(entries.values())

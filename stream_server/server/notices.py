@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from stream_server.errors import MalformedMessage
+from stream_server.launcher.typed import typed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +115,7 @@ def decode(frame: bytes) -> Letter:
     """
     try:
         plain = json.loads(frame)
-        return Letter(number=int(plain["number"]), received=int(plain["received"]), notice=_notice(plain))
+        return typed(Letter, {"number": plain["number"], "received": plain["received"], "notice": _notice(plain)})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedMessage(f"not a notice of a server rank: {frame[:200]!r}") from error
 
@@ -125,7 +126,7 @@ def _notice(plain: dict[str, Any]) -> Notice | None:
     values = plain["values"]
     if plain["notice"] == "Final":
         values = {"states": {int(simulation): state for simulation, state in values["states"].items()}}
-    return _NOTICES[plain["notice"]](**values)
+    return typed(_NOTICES[plain["notice"]], values)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -16,6 +16,17 @@ def can_be_described(dtype: np.dtype[Any]) -> bool:
     return bool(_DTYPE.fullmatch(dtype.str)) and dtype.itemsize > 0 and np.dtype(dtype.str) == dtype
 
 
+def dtype_of(text: str) -> np.dtype[Any]:
+    """The type that a text stands for, as `dtype.str` is one. NumPy itself would read small programs.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    if not _DTYPE.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is no type")
+    return np.dtype(text)
+
+
 def description(array: NDArray[Any]) -> list[Any]:
     """Type, shape and order, as JSON can say them."""
     return [array.dtype.str, list(array.shape), "F" if _is_fortran(array) else "C"]
@@ -37,11 +48,11 @@ class Described:
             ValueError, TypeError: it is something else.
         """
         dtype, shape, self._order = plain
-        if not _DTYPE.fullmatch(dtype) or self._order not in ("C", "F") or len(shape) > _MOST_DIMENSIONS:
+        self._dtype = dtype_of(dtype)
+        if self._order not in ("C", "F") or len(shape) > _MOST_DIMENSIONS:
             raise ValueError("an array is not described")
         if not all(type(extent) is int and 0 <= extent < _EXTENT_END for extent in shape):
             raise ValueError("an array has no shape")
-        self._dtype = np.dtype(dtype)
         self._shape = tuple(shape)
         self.num_bytes = self._dtype.itemsize
         if not self.num_bytes:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Protocol
 
 from numpy.typing import NDArray
 
+from stream_server.disk import ordinary
 from stream_server.errors import DamagedCheckpoint
 from stream_server.server.plain_array import Described, array_bytes, description
 from stream_server.server.plain_tree import TreeReader, TreeWriter
@@ -100,7 +101,7 @@ def read_state(path: Path) -> Any:
         DamagedCheckpoint: the file is something else, or cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=ordinary) as file:
             return _read(file, os.fstat(file.fileno()).st_size)
     except (OSError, DamagedCheckpoint) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import DamagedCheckpoint
+from stream_server.server.plain_array import can_be_described, dtype_of
 
 CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -42,8 +43,20 @@ class SampleLayout:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "SampleLayout":
-        fields = tuple((name, dtype, tuple(shape)) for name, dtype, shape in plain["fields"])
-        return cls(num_rows=plain["num_rows"], fields=fields)
+        """What `to_plain` gave.
+
+        Raises:
+            DamagedCheckpoint: it is something else.
+        """
+        try:
+            fields = tuple((name, dtype, tuple(shape)) for name, dtype, shape in plain["fields"])
+            layout = cls(num_rows=plain["num_rows"], fields=fields)
+            is_sound = layout._is_sound
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedCheckpoint(f"not a layout of samples: {error!r}"[:200]) from error
+        if not is_sound:
+            raise DamagedCheckpoint(f"not a layout of samples: {plain}"[:200])
+        return layout
 
     def to_plain(self) -> dict[str, Any]:
         return {"num_rows": self.num_rows, "fields": [[name, dtype, list(shape)] for name, dtype, shape in self.fields]}
@@ -51,6 +64,14 @@ class SampleLayout:
     @property
     def row_bytes(self) -> int:
         return sum(np.dtype(dtype).itemsize * prod(shape) for _, dtype, shape in self.fields)
+
+    @property
+    def _is_sound(self) -> bool:
+        counts = [self.num_rows, *(extent for _, _, shape in self.fields for extent in shape)]
+        are_counts = all(type(count) is int and count >= 0 for count in counts)
+        are_known = all(type(name) is str and can_be_described(dtype_of(dtype)) for name, dtype, _ in self.fields)
+        # Any number of rows of nothing would fit into an empty file.
+        return are_counts and are_known and (self.row_bytes > 0 or self.num_rows == 0)
 
     def chunks(self) -> Iterator[range]:
         """The rows of each chunk."""

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from stream_server.client_api.layouts import DTYPES
 from stream_server.client_api.messages import (
+    MAX_CLIENT_RANKS,
     MAX_PART_BYTES,
     Ack,
     Away,
@@ -36,7 +37,7 @@ shapes = st.lists(st.integers(1, 100), max_size=8).map(tuple)
 
 @st.composite
 def ranks(draw: st.DrawFn) -> dict[str, int]:
-    num_ranks = draw(st.integers(1, 2**32 - 1))
+    num_ranks = draw(st.integers(1, MAX_CLIENT_RANKS))
     return {"rank": draw(st.integers(0, num_ranks - 1)), "num_ranks": num_ranks}
 
 

@@ -87,7 +87,10 @@ def test_rows_of_another_byte_order_are_written_as_the_layout_says(tmp_path: Pat
 
 @given(
     st.integers(0, 2**40),
-    st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["<f8", "|b1", "<i2"]), st.lists(st.integers(1, 9)))),
+    st.lists(
+        st.tuples(st.text(max_size=5), st.sampled_from(["<f8", "|b1", "<i2"]), st.lists(st.integers(1, 9))),
+        min_size=1,
+    ),
 )
 def test_a_layout_survives_being_written(num: int, fields: list[tuple[str, str, list[int]]]) -> None:
     layout = SampleLayout(num_rows=num, fields=tuple((name, dtype, tuple(shape)) for name, dtype, shape in fields))

@@ -1,0 +1,284 @@
+"""A server for one client rank in its simplest form: what it knows, and messages under way. No sockets, no clock.
+
+It is strict with the client: sequences, credit, payloads and the End must be right. It may lose connections, be started
+again with whatever it knows then, and be slow; `random` decides.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+
+from stream_server.client_api import conversation, data_connection, patience, session
+from stream_server.client_api.messages import (
+    Ack,
+    Away,
+    Block,
+    Data,
+    End,
+    FieldSpec,
+    Hello,
+    Message,
+    Open,
+    Opened,
+    Reason,
+    Refusal,
+    Routing,
+    TimeSteps,
+    Welcome,
+)
+from stream_server.client_api.retention import ENTRY_BYTES
+from stream_server.client_api.routing import server_rank, stride
+
+SIMULATION = 2
+BLOCK = Block(field="u", dtype="<f8", shape=(4,), offset=(0,), count=(4,))
+STEP_BYTES = ENTRY_BYTES + 32
+MAX_RANKS = 3
+TURN_S = 0.3
+LONGEST_S = 2000.0
+
+
+def values_of(index: int) -> np.ndarray:
+    """What the client sends as step `index`."""
+    return np.array([index, index + 0.5, -index, 7.0])
+
+
+@dataclass(eq=False, kw_only=True)
+class Peer:
+    """Both ends of one connection; it is the client's `Dealer`, too.
+
+    `sent` has, for each message, its steps; those from `told` on are under way as far as the client knows.
+    """
+
+    study: "Study"
+    rank: int
+    num_ranks: int
+    address: str = "ipc://model"
+    needs_checksum: bool = False
+    is_lost: bool = False
+    is_open: bool = False
+    known: set[int] = field(default_factory=set)
+    under_way: deque[tuple[Message, list[bytes]]] = field(default_factory=deque)
+    answers: deque[Message] = field(default_factory=deque)
+    sent: list[range] = field(default_factory=list)
+    told: int = 0
+    next_sequence: int = 0
+    received: int = 0
+    durable: int = 0
+    has_ended: bool = False
+
+    def send(self, message: Message) -> None:
+        if not self.is_lost:
+            self.under_way.append((message, []))
+
+    def send_data(self, data: Data, payload: Sequence[np.ndarray]) -> list[memoryview]:
+        content = [array.tobytes() for array in payload]
+        every = stride(self.study.routing, self.num_ranks)
+        steps = range(data.index, data.index + data.num_steps * every, every)
+        assert data.sequence == len(self.sent)
+        self.sent.append(steps)
+        assert sum(map(len, self.sent[self.told :])) <= self.study.credit, "more is under way than the credit"
+        places = [self.study.entered.index(index) for sent in self.sent[-2:] for index in sent]
+        assert places == sorted(places), "steps are sent again in another order"
+        self.study.was_sent |= set(steps)
+        if not self.is_lost:
+            self.under_way.append((data, content))
+        return [memoryview(it) for it in content]
+
+    def receive(self) -> Message | None:
+        if not self.answers:
+            return None
+        answer = self.answers.popleft()
+        if isinstance(answer, Opened):
+            self.study.was_known |= self.known
+        if isinstance(answer, Ack):
+            self.told = max(self.told, answer.received)
+            self.study.safe |= {index for steps in self.sent[: answer.durable] for index in steps}
+        return answer
+
+
+class Study:
+    """All starts of the server.
+
+    `safe` are the steps that the client need not hold: it was told that they are durable, or the server had them when
+    it was asked. The client sent those of `was_sent`, and learnt from a server that it has those of `was_known`.
+    """
+
+    def __init__(
+        self, random: Random, *, routing: Routing, credit: int, window: int, may_pack: bool, known: set[int]
+    ) -> None:
+        self.random = random
+        self.routing = routing
+        self.credit = credit
+        self.window_bytes = window * STEP_BYTES
+        # Steps that follow each other quickly travel together.
+        self.step_s = 0.0 if may_pack else 1.0
+        self.now = 0.0
+        self.epoch = 0
+        self.is_there = False
+        self.known: set[int] = set()
+        self.committed: set[int] = set()
+        self.entered: list[int] = []
+        self.safe: set[int] = set()
+        self.was_sent: set[int] = set()
+        self.was_known: set[int] = set()
+        self.peers: list[Peer] = []
+        self.start(known, random.randint(1, MAX_RANKS))
+
+    def start(self, known: set[int], num_ranks: int) -> None:
+        """Another start, that knows these steps; all connections are gone."""
+        self.epoch += 1
+        self.is_there = True
+        self.num_ranks = num_ranks
+        self.known, self.committed = set(known), set(known)
+        self.peers = []
+        # The client takes what a new server knows to be in a checkpoint.
+        self.safe |= known & set(self.entered)
+
+    def stop(self) -> None:
+        self.is_there = False
+        for peer in self.peers:
+            peer.under_way.clear()
+
+    def belongs(self, index: int, rank: int) -> bool:
+        return server_rank(self.routing, SIMULATION, index, self.num_ranks) == rank
+
+    @property
+    def must_be_held(self) -> set[int]:
+        """The newest steps, as many as fit into the window beside what cannot go: what is under way, or one message."""
+        num = self.window_bytes // STEP_BYTES - (MAX_RANKS + 1) * self.credit
+        return set(self.entered[-num:] if num > 0 else []) - self.safe
+
+    def take_turn(self) -> None:
+        """The server hears some of what is under way, and says how far it is."""
+        self.now += TURN_S
+        assert self.now < LONGEST_S, "the client waits for ever"
+        for peer in self.peers:
+            for _ in range(self.random.randint(1, 4)):
+                if peer.under_way and self.is_there:
+                    self._hear(peer, *peer.under_way.popleft())
+
+    def commit(self) -> None:
+        """A checkpoint of what is known now is committed."""
+        self.committed |= self.known
+        for peer in self.peers:
+            peer.durable = peer.next_sequence
+
+    def _hear(self, peer: Peer, message: Message, content: list[bytes]) -> None:
+        if isinstance(message, Open) and message.epoch != self.epoch:
+            peer.answers.append(Refusal(reason=Reason.STALE_EPOCH, text=f"the server is in epoch {self.epoch}"))
+        elif isinstance(message, Open):
+            peer.is_open = True
+            mine = [index for index in self.known if self.belongs(index, peer.rank)]
+            known = np.zeros(max(self.known, default=-1) + 1, bool)
+            known[mine] = True
+            peer.known = set(mine)
+            packed = np.packbits(known, bitorder="little").tobytes()
+            peer.answers.append(Opened(epoch=self.epoch, credit=self.credit, known=packed))
+        elif not peer.is_open:
+            peer.answers.append(Refusal(reason=Reason.NOT_OPEN, text="nothing was opened on this connection"))
+        elif isinstance(message, Data):
+            self._take(peer, message, content)
+            if self.random.random() < 0.5:
+                self._acknowledge(peer)
+        else:
+            if isinstance(message, End):
+                self._end(peer, message)
+            self._acknowledge(peer)
+
+    def _take(self, peer: Peer, data: Data, content: list[bytes]) -> None:
+        assert (data.sequence, data.epoch) == (peer.next_sequence, self.epoch)
+        steps = peer.sent[data.sequence]
+        assert b"".join(content) == b"".join(values_of(index).tobytes() for index in steps)
+        assert all(self.belongs(index, peer.rank) for index in steps)
+        peer.next_sequence += 1
+        self.known |= set(steps)
+
+    def _end(self, peer: Peer, end: End) -> None:
+        mine = [index for index in self.entered if self.belongs(index, peer.rank)]
+        assert (end.share, end.total) == (len(mine), len(self.entered)), "the End is wrong"
+        assert set(mine) <= self.known, "the End came before all steps"
+        peer.has_ended = True
+
+    def _acknowledge(self, peer: Peer) -> None:
+        peer.received = max(peer.received, self.random.randint(peer.received, peer.next_sequence), peer.durable)
+        if not peer.under_way:
+            peer.received = peer.next_sequence
+        peer.answers.append(Ack(received=peer.received, durable=peer.durable, ended=peer.has_ended))
+
+    def welcome(self) -> Welcome:
+        """What rank 0 answers to a Hello."""
+        return Welcome(
+            study="s",
+            simulation=SIMULATION,
+            attempt=0,
+            epoch=self.epoch,
+            endpoints=tuple((str(rank),) for rank in range(self.num_ranks)),
+            parameters={},
+            time_steps=TimeSteps(num=None),
+            fields=(FieldSpec(name="u", shape=(4,), dtype="<f8"),),
+            routing=self.routing,
+            window_bytes=self.window_bytes,
+            if_server_away=Away.WAIT,
+            wait_s=1e9,
+        )
+
+    @contextmanager
+    def inhabited(self) -> Iterator[None]:
+        """The client's modules meet this study, while the `with` block lasts."""
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        with (
+            mock.patch.object(session, "Transport", partial(_Transport, self)),
+            mock.patch.object(conversation, "ask", self._ask),
+            mock.patch.object(data_connection, "time", clock),
+            mock.patch.object(patience, "time", clock),
+        ):
+            yield
+
+    def _ask(self, question: Hello, watch: "Watch", *, who: str, timeout_s: float) -> Welcome:
+        assert self.is_there
+        return self.welcome()
+
+
+class Watch:
+    """The connection file, of which the client takes notice sooner or later."""
+
+    slice_s = TURN_S
+    may_change = True
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.file = SimpleNamespace(epoch=study.epoch, host="here", security=None)
+
+    def newer_than(self, epoch: int, *, look_now: bool = False) -> bool:
+        if self.study.is_there and (look_now or self.study.random.random() < 0.5):
+            self.file.epoch = self.study.epoch
+        return bool(self.file.epoch > epoch)
+
+
+class _Transport:
+    def __init__(self, study: Study, *, host: str, security: None, num_connections: int) -> None:
+        self.study = study
+        self.num_ranks = num_connections
+        self.peers: list[Peer] = []
+
+    def connect(self, addresses: Sequence[str]) -> Peer:
+        peer = Peer(study=self.study, rank=int(addresses[0]), num_ranks=self.num_ranks)
+        self.peers.append(peer)
+        if self.study.is_there:
+            self.study.peers.append(peer)
+        return peer
+
+    def wait(self, timeout_s: float) -> list[Peer]:
+        self.study.take_turn()
+        return [peer for peer in self.peers if peer.answers]
+
+    def close(self, *, linger: bool) -> None:
+        for peer in self.peers:
+            peer.is_lost = True

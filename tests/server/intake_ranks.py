@@ -1,0 +1,228 @@
+"""A server rank without sockets, MPI or training: what clients say goes in as frames, what it answers comes out."""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.buffers import Slots
+from stream_server.client_api import wire
+from stream_server.client_api.messages import FieldSpec, Message, Routing, TimeSteps
+from stream_server.server.clients import Clients
+from stream_server.server.follower import Follower
+from stream_server.server.intake import Intake
+from stream_server.server.ledger import redealt
+from stream_server.server.plain_state import from_bytes, to_bytes
+from stream_server.server.tracker import Tracker
+from stream_server.server.validation_store import ValidationStore
+
+Key = tuple[int, int]
+STUDY = "s"
+U = FieldSpec(name="u", shape=(4,), dtype="<f8")
+V = FieldSpec(name="v", shape=(), dtype="<i4", optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyShape:
+    """What all ranks of a study agree on, and how large they are."""
+
+    routing: Routing
+    num_steps: int | None
+    credit: int
+    room: int
+    capacity: int
+    fields: tuple[FieldSpec, ...]
+
+
+def is_fit(key: Key) -> bool:
+    """Whether a step can be trained on; the others have NaN in them."""
+    return sum(key) % 5 != 3
+
+
+def u_of(key: Key) -> npt.NDArray[np.float64]:
+    """The field `u` of a step."""
+    first = float(key[0]) if is_fit(key) else np.nan
+    return np.array([first, key[1], key[0] * 100 + key[1], 0.5])
+
+
+class Frames:
+    """The payload of one message, as an `Inlet`."""
+
+    def __init__(self, frames: Sequence[Any]) -> None:
+        self._frames = deque(bytes(frame) for frame in frames)
+
+    def more(self) -> bool:
+        return bool(self._frames)
+
+    def into(self, buffer: npt.NDArray[Any], /) -> int:
+        frame = self._frames.popleft()
+        memory = buffer.reshape(-1).view(np.uint8)
+        memory[: len(frame)] = np.frombuffer(frame, np.uint8)[: len(memory)]
+        return len(frame)
+
+    def frame(self) -> memoryview:
+        return memoryview(self._frames.popleft())
+
+
+class Stream:
+    """The training stream of one rank, in place of its buffer.
+
+    Steps that are committed wait in `backlog` until there is room, `num_waited` of them since an earlier start, and are
+    `inside` until they are drawn. `came` are all steps that were ever committed on any rank: none may come twice.
+    """
+
+    def __init__(self, shape: StudyShape, came: set[Key], *, waiting: Sequence[Key], inside: Sequence[Key]) -> None:
+        self.capacity = shape.capacity
+        num_slots = shape.capacity + shape.room + len(waiting) + len(inside)
+        self.slots = Slots({spec.name: spec.shape for spec in shape.fields}, num_slots)
+        self.came = came
+        self.num_waited = len(waiting)
+        self.backlog = [self._hold(key) for key in waiting]
+        self.inside = [self._hold(key) for key in inside]
+
+    def _hold(self, key: Key) -> int:
+        [slot] = self.slots.claim(1)
+        self.slots.simulation_ids[slot], self.slots.time_steps[slot] = key
+        return slot
+
+    def keys(self, slots: Sequence[int]) -> list[Key]:
+        ids, steps = self.slots.simulation_ids[slots], self.slots.time_steps[slots]
+        return list(zip(ids.tolist(), steps.tolist(), strict=True))
+
+    def claim(self, num: int) -> list[int]:
+        return self.slots.claim(num)
+
+    def discard(self, slots: Sequence[int]) -> None:
+        self.slots.free(slots)
+
+    def commit(self, slots: Sequence[int]) -> None:
+        for slot, key in zip(slots, self.keys(slots), strict=True):
+            assert key not in self.came, f"{key} came into the stream twice"
+            assert is_fit(key)
+            assert self.slots.arrays["u"][slot].tolist() == u_of(key).tolist()
+            if "v" in self.slots.arrays:
+                assert bool(self.slots.present["v"][slot]) == (key[1] % 3 != 0)
+                assert self.slots.arrays["v"][slot] == (key[1] if key[1] % 3 else 0)
+            self.came.add(key)
+        self.backlog += slots
+
+    def admit(self) -> list[int]:
+        num = self.capacity - len(self.inside)
+        admitted, self.backlog = self.backlog[:num], self.backlog[num:]
+        self.inside += admitted
+        return admitted
+
+    def withdraw(self, simulation_id: int) -> int:
+        gone = [slot for slot in (*self.backlog, *self.inside) if self.slots.simulation_ids[slot] == simulation_id]
+        self.backlog = [slot for slot in self.backlog if slot not in gone]
+        self.inside = [slot for slot in self.inside if slot not in gone]
+        self.slots.free(gone)
+        return len(gone)
+
+    def close(self, error: BaseException | None = None) -> None:
+        raise NotImplementedError
+
+    def draw(self) -> None:
+        """The training takes the oldest sample."""
+        self.slots.free([self.inside.pop(0)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """The part of one rank in a checkpoint."""
+
+    tracker: dict[str, Any]
+    waiting: list[Key]
+    inside: list[Key]
+    marks: dict[bytes, int]
+
+
+class ServerRank:
+    """The receiving side of one rank, but for its sockets; `answers` has what each peer was told and has not read."""
+
+    def __init__(
+        self,
+        shape: StudyShape,
+        came: set[Key],
+        *,
+        rank: int,
+        num_ranks: int,
+        epoch: int,
+        saved: Sequence[Saved] = (),
+    ) -> None:
+        self.answers: defaultdict[bytes, deque[Message]] = defaultdict(deque)
+        waiting, inside = _dealt(saved, rank, num_ranks)
+        self.stream = Stream(shape, came, waiting=waiting, inside=inside)
+        self.tracker = Tracker(
+            rank=rank,
+            num_ranks=num_ranks,
+            routing=shape.routing,
+            time_steps=TimeSteps(num=shape.num_steps),
+            fields=shape.fields,
+            study=STUDY,
+            epoch=epoch,
+            credit=shape.credit,
+            room=shape.room,
+            claim=self.stream.claim,
+        )
+        validation = ValidationStore(0)
+        self.intake = Intake(buffer=self.stream, tracker=self.tracker, validation=validation, nonfinite="reject")
+        self.clients = Clients(
+            tracker=self.tracker,
+            intake=self.intake,
+            access=None,
+            reply=lambda peer, message: self.answers[peer].append(message),
+        )
+        self.follower = Follower(
+            tracker=self.tracker,
+            clients=self.clients,
+            intake=self.intake,
+            validation=validation,
+            access=None,
+            parameters={},
+            tell_main=lambda event: None,
+        )
+        if saved:
+            states = [from_bytes(to_bytes(it.tracker)) for it in saved]
+            state = dict(states[min(rank, len(states) - 1)])
+            if len(saved) != num_ranks:
+                state["ledger"] = redealt([it["ledger"] for it in states], rank, num_ranks, shape.routing)
+            self.tracker.load_state_dict(state)
+            self.intake.allocate()
+            self.intake.wait_again([simulation for simulation, _ in waiting])
+
+    @property
+    def settled(self) -> set[Key]:
+        """The steps that the ledger of this rank has."""
+        return {
+            (simulation, index)
+            for simulation, marks in self.tracker.ledger.marks.items()
+            for index in range(marks.settled.stop)
+            if index in marks.settled
+        }
+
+    def hear(self, peer: bytes, message: Message, payload: Sequence[Any] = ()) -> None:
+        """A message of a client arrives."""
+        header, *frames = wire.encode(message, payload)
+        self.clients.hear(peer, bytes(header), Frames(frames), None)
+
+    def save(self) -> Saved:
+        """What a checkpoint takes of this rank; between two turns."""
+        self.tracker.saved()
+        return Saved(
+            tracker=self.tracker.state_dict(),
+            waiting=self.stream.keys(self.stream.backlog),
+            inside=self.stream.keys(self.stream.inside),
+            marks=self.clients.received_marks(),
+        )
+
+
+def _dealt(saved: Sequence[Saved], rank: int, num_ranks: int) -> tuple[list[Key], list[Key]]:
+    if len(saved) == num_ranks:
+        return saved[rank].waiting, saved[rank].inside
+    waiting = [key for part in saved for key in part.waiting]
+    inside = [key for part in saved for key in part.inside]
+    return waiting[rank::num_ranks], inside[rank::num_ranks]
