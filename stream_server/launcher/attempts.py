@@ -94,8 +94,8 @@ class Attempts:
         """
         file = self.folder(simulation, attempt) / CONNECTION_FILE
         before = _read(file)
-        own = {name: before[name] for name in ("simulation", "attempt", "parameters") if name in before}
-        content: dict[str, Any] = {**connection, **own}
+        own: dict[str, Any] = {name: before[name] for name in ("simulation", "attempt", "parameters") if name in before}
+        content = {**connection, **own}
         if before.get("security") is not None and connection.get("security") is not None:
             server_key = connection["security"]["server_public_key"]
             content["security"] = {**before["security"], "server_public_key": server_key}
