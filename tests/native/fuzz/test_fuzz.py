@@ -1,31 +1,35 @@
-"""The fuzzers and their seeds: a short campaign, which `make fuzz` makes longer."""
+"""The fuzzers of the C client and their seeds: a short campaign, which `make fuzz` makes longer."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from stream_server.client_api.connection import ConnectionFile
 from tests.client_api.test_protocol_page import EXAMPLES, page_bytes
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.programs import NATIVE, NATIVE_CORPORA, programs
 
-HERE = Path(__file__).parent
+NUM_INPUTS = 20_000
+
+
+def seeds_of(target: str) -> list[Path]:
+    """The inputs that a campaign begins with, but for those that once broke something."""
+    kept = sorted((NATIVE / "corpus" / NATIVE_CORPORA[target]).iterdir())
+    return [path for path in kept if not path.name.startswith("crash-")]
 
 
 def test_the_seeds_of_the_decoder_are_the_examples_of_the_protocol_page() -> None:
-    seeds = {path.name: path.read_bytes() for path in (HERE / "corpus" / "replies").iterdir()}
+    seeds = {path.name: path.read_bytes() for path in seeds_of("decode_reply")}
     assert seeds == {name.lower(): page_bytes(name) for name in EXAMPLES}
 
 
-@pytest.mark.parametrize("path", sorted((HERE / "corpus" / "connection_files").iterdir()), ids=lambda it: it.name)
+@pytest.mark.parametrize("path", seeds_of("parse_connection_file"), ids=lambda it: it.name)
 def test_the_seeds_of_the_parser_are_connection_files(path: Path) -> None:
     assert ConnectionFile.read(path).study == "heat"
 
 
-@pytest.mark.parametrize("target", ["decode_reply", "parse_connection_file"])
+@pytest.mark.parametrize("target", NATIVE_CORPORA)
 def test_a_few_thousand_inputs_do_not_upset_a_parser(target: str, tmp_path: Path) -> None:
-    environment = dict(os.environ) | {"TARGETS": target, "ARTIFACTS": str(tmp_path)}
-    command = [HERE / "run.sh", "20000"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.startswith(f"{target}: 20000 inputs, nothing found")
+    [outcome] = Campaign(programs=programs((target,), tmp_path), folder=tmp_path, seed=1, runs=NUM_INPUTS).run()
+    assert not outcome.told, outcome.told
+    assert outcome.num_inputs == NUM_INPUTS

@@ -1,0 +1,181 @@
+"""Hostile clients at the intake of a server rank: it is bounded, loses no slot, and trains nothing that was not sent.
+
+The script says what the clients send, byte by byte, when the turns end, and when the launcher and rank 0 say something.
+"""
+
+import numpy as np
+
+from stream_server.buffers import Buffer, Fifo, Slots
+from stream_server.client_api import wire
+from stream_server.client_api.messages import Message, Ping, Routing, TimeSteps
+from stream_server.server import notices
+from stream_server.server.clients import Clients
+from stream_server.server.follower import Follower
+from stream_server.server.intake import Intake
+from stream_server.server.tracker import Tracker
+from stream_server.server.validation_store import ValidationStore
+from tests.fuzz.hostile import EPOCH, FIELDS, STUDY, Frames, Peer, Script, allowed, opening, u_block
+from tests.fuzz.target import Target
+
+NUM_PEERS, NUM_SIMULATIONS, NUM_HELD_OUT = 4, 4, 1
+CAPACITY, CREDIT, ROOM, HELD = 5, 3, 6, 2
+STATES = ("finished", "failed", "invalid")
+
+
+class Server:
+    """One server rank, of which all is real but the sockets, and what its clients ever announced."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        num_ranks, routing = 1 + script.one_of(2), Routing(script.one_of(2))
+        self.drawn: set[tuple[int, int]] = set()
+        self.withdrawn: set[int] = set()
+        self.buffer = Buffer(
+            Fifo(capacity=CAPACITY), Slots({it.name: it.shape for it in FIELDS}, CAPACITY + ROOM + HELD)
+        )
+        self.tracker = Tracker(
+            rank=script.one_of(num_ranks),
+            num_ranks=num_ranks,
+            routing=routing,
+            time_steps=TimeSteps(num=8 if script.one_of(2) else None),
+            fields=FIELDS,
+            study=STUDY,
+            epoch=EPOCH,
+            credit=CREDIT,
+            room=ROOM,
+            claim=self.buffer.claim,
+        )
+        validation = ValidationStore(NUM_HELD_OUT)
+        self.intake = Intake(buffer=self.buffer, tracker=self.tracker, validation=validation, nonfinite="reject")
+        self.clients = Clients(tracker=self.tracker, intake=self.intake, access=None, reply=self._reply)
+        self.follower = Follower(
+            tracker=self.tracker,
+            clients=self.clients,
+            intake=self.intake,
+            validation=validation,
+            access=None,
+            parameters={},
+            tell_main=lambda event: None,
+        )
+        for simulation in range(NUM_SIMULATIONS - 1):
+            self.follower.apply(notices.Attempt(simulation=simulation, attempt=0, parameters={}))
+        self.peers = [self._peer(i, num_client_ranks=1 + script.one_of(2)) for i in range(NUM_PEERS)]
+
+    def step(self) -> None:
+        """The next thing happens."""
+        script, peer = self.script, self.peers[self.script.one_of(NUM_PEERS)]
+        match script.one_of(16):
+            case 0:
+                self._hear(peer, peer.open(script))
+            case 1:
+                self.clients.end_turn()
+                self.draw(CAPACITY)
+            case 2 | 3 | 4 | 5 | 6 | 7 | 8:
+                self._hear(peer, *peer.data(script))
+            case 9:
+                self._hear(peer, peer.end(script))
+            case 10:
+                self._hear(peer, Ping())
+            case 11:
+                self.clients.hear(peer.name, script.take(script.one_of(80)), Frames([]), None)
+            case 12:
+                self.clients.end_turn()
+            case 13:
+                self.clients.end_turn()
+                self.draw(script.one_of(3))
+            case 14:
+                self._notice(script.one_of(NUM_SIMULATIONS))
+            case 15:
+                self.tracker.saved()
+                self.clients.make_durable(self.clients.received_marks())
+        self.check()
+
+    def check(self) -> None:
+        """What holds at any time."""
+        assert self.tracker.num_under_way <= ROOM
+        assert len(self.tracker.openings.waiting) <= NUM_PEERS
+        for connection in self.clients.connections.values():
+            assert connection.durable <= connection.received <= connection.next_sequence
+            assert sum(message.num_steps for message in connection.unsettled) <= CREDIT + CAPACITY + ROOM
+
+    def draw(self, num: int) -> None:
+        """Train so many samples, if there are as many."""
+        for _ in range(num):
+            if not self.buffer.population:
+                return
+            draw = self.buffer.draw(1, 0.0)
+            assert draw is not None
+            rows = self.buffer.gather(draw)
+            [slot] = draw.slots.tolist()
+            slots = self.buffer.slots
+            self._look_at((int(slots.simulation_ids[slot]), int(slots.time_steps[slot])), rows["u"][0])
+            self.buffer.release(draw)
+
+    def end(self) -> None:
+        """All simulations end, all is trained, and every slot is free again."""
+        for simulation in range(NUM_SIMULATIONS):
+            self.follower.apply(notices.Terminal(simulation=simulation, state="failed"))
+        for _ in range(CAPACITY + ROOM):
+            self.clients.end_turn()
+            self.draw(CAPACITY)
+        assert not self.tracker.num_under_way
+        slots = self.buffer.slots
+        assert slots.num_free + len(self.intake._stock) == slots.num_slots, "a slot was lost"
+        self.tracker.state_dict()
+        self.clients.stop("over")
+
+    def _look_at(self, key: tuple[int, int], row: np.ndarray) -> None:
+        simulation, index = key
+        assert any(key in peer.announced for peer in self.peers), f"{key} was trained, but nobody sent it"
+        assert key not in self.drawn, f"{key} was trained twice"
+        assert simulation >= NUM_HELD_OUT, "a held-out step was trained"
+        assert simulation not in self.withdrawn, "a step was trained that was withdrawn"
+        assert np.isin(row, allowed(simulation, index)).all(), f"{row} is not what was sent for {key}"
+        self.drawn.add(key)
+
+    def _peer(self, number: int, *, num_client_ranks: int) -> Peer:
+        """One that has opened: the first ones for simulations of one rank, or two for one of two ranks."""
+        simulation, rank = divmod(number, num_client_ranks)
+        numbering = self.tracker.numbering
+        block = u_block(0, rank, num_client_ranks)
+        peer = Peer(
+            name=f"peer-{number}".encode(),
+            stride=numbering.stride,
+            opening=opening(simulation, rank, num_client_ranks, [block]),
+            index=(self.tracker.rank - simulation) % numbering.stride,
+        )
+        self._hear(peer, peer.opening)
+        return peer
+
+    def _hear(self, peer: Peer, message: Message, payload: list[bytes] | None = None) -> None:
+        [header] = wire.encode(message)
+        self.clients.hear(peer.name, bytes(header), Frames(payload or []), None)
+
+    def _reply(self, peer: bytes, message: Message) -> None:
+        wire.encode(message)
+
+    def _notice(self, simulation: int) -> None:
+        match self.script.one_of(4):
+            case 0:
+                self.follower.apply(notices.Attempt(simulation=simulation, attempt=1, parameters={}, goes_on=True))
+            case 1:
+                self.follower.apply(notices.Over(simulation=simulation, attempt=self.script.one_of(2)))
+            case _:
+                state = STATES[self.script.one_of(len(STATES))]
+                if self.tracker.track(simulation) is not None:
+                    self.follower.apply(notices.Terminal(simulation=simulation, state=state))
+                if state == "invalid":
+                    self.withdrawn.add(simulation)
+
+
+def run(data: bytes) -> None:
+    """Play the script to its end."""
+    script = Script(data)
+    with np.errstate(all="ignore"):
+        server = Server(script)
+        while not script.is_over:
+            server.step()
+        server.end()
+
+
+TARGET = Target(run=run, seeds=(b"", bytes(range(64)), bytes(range(0, 256, 3)) * 4), is_script=True, max_bytes=160)

@@ -1,0 +1,62 @@
+"""journal.jsonl of the launchers: records whose lines are written alike again, or `DamagedJournal`; and their sum."""
+
+from stream_server.launcher.past import Past
+from stream_server.launcher.records import (
+    AttemptCancelled,
+    AttemptEnded,
+    AttemptGiven,
+    AttemptStarted,
+    AttemptStarting,
+    DamagedJournal,
+    FirstStep,
+    GivenUp,
+    LauncherLeft,
+    LauncherStarted,
+    PlanTaken,
+    ServerEnded,
+    ServerProgressed,
+    ServerStarted,
+    ServerStarting,
+    decode,
+    encode,
+)
+from tests.fuzz.target import Target
+
+EXAMPLE = b"".join(
+    map(
+        encode,
+        (
+            LauncherStarted(pid=7, boot="b", link="ipc:///tmp/l", supervises=True, resumed=False),
+            ServerStarting(number=1, ranks=2, folder="/tmp/s", alive="ipc:///tmp/a", words_before="- -"),
+            ServerStarted(number=1, pid=8, started=9),
+            PlanTaken(epoch=1),
+            AttemptStarting(simulation=3, attempt=0, folder="/tmp/3", public_key=None, job="/tmp/j", ranks=2),
+            AttemptStarted(simulation=3, attempt=0, pid=10, started=11),
+            AttemptGiven(simulation=4, attempt=0),
+            FirstStep(),
+            AttemptCancelled(simulation=3, attempt=0, reason="r", excuse=""),
+            AttemptEnded(simulation=3, attempt=0, counted=True, reason="r"),
+            GivenUp(simulation=3, reason="r"),
+            ServerProgressed(generation=1),
+            ServerEnded(number=1, exit_code=7, num_in_a_row=1, failed_batch=None),
+            LauncherLeft(exit_code=0),
+        ),
+    )
+)
+
+
+def run(data: bytes) -> None:
+    """Read it as a launcher does that takes over."""
+    try:
+        records = list(decode(data))
+    except DamagedJournal:
+        return
+    assert list(decode(b"".join(map(encode, records)))) == records
+    assert len(records) == data.count(b"\n"), "a line was left out that is not the last"
+    past = Past.of(records)
+    assert all(attempt.attempt <= past.highest[attempt.simulation] for attempt in past.attempts.values())
+
+
+TARGET = Target(
+    run=run, seeds=(EXAMPLE, *(line + b"\n" for line in EXAMPLE.splitlines())), is_json=True, max_bytes=4096
+)

@@ -1,0 +1,41 @@
+"""Frames as the server and the clients receive them: a message and its very bytes again, or `MalformedMessage`."""
+
+from stream_server.client_api import wire
+from stream_server.client_api.messages import Block, Data, Hello, Invalidate, Open, Refusal, Stop
+from stream_server.errors import MalformedMessage
+from tests.client_api.test_protocol_page import EXAMPLES
+from tests.fuzz.target import Target
+
+BLOCKS = (
+    Block(field="u", dtype="<f8", shape=(6, 4), offset=(3, 0), count=(3, 4)),
+    Block(field="large", dtype="|u1", shape=(2**23,), offset=(0,), count=(2**23,)),
+)
+MOST_RANKS = 2**16
+# Their texts are for people, and longer ones are cut when they are written.
+PROSE = (Invalidate, Refusal, Stop)
+
+
+def run(data: bytes) -> None:
+    """Decode, and write what was understood."""
+    try:
+        message = wire.decode(data)
+    except MalformedMessage:
+        return
+    (written,) = wire.encode(message)
+    assert wire.decode(written) == message or isinstance(message, PROSE)
+    assert written == data or (isinstance(message, PROSE) and len(written) < len(data))
+    if isinstance(message, Hello | Open):
+        assert message.num_ranks <= MOST_RANKS, "the server keeps a bit for each"
+    if isinstance(message, Data):
+        _measure(message)
+
+
+def _measure(data: Data) -> None:
+    try:
+        sizes = wire.payload_sizes(data, BLOCKS)
+    except MalformedMessage:
+        return
+    assert 0 < sum(sizes) <= 2**22
+
+
+TARGET = Target(run=run, seeds=tuple(bytes(wire.encode(message)[0]) for message in EXAMPLES.values()))

@@ -1,0 +1,46 @@
+"""record.json: the facts of a record, which are written alike again, or `ConfigError`."""
+
+from stream_server.client_api.messages import FieldSpec
+from stream_server.errors import ConfigError
+from stream_server.server.record.facts import FILE_NAME, RecordFacts
+from tests.fuzz import scratch
+from tests.fuzz.sealing import resealed
+from tests.fuzz.target import Target
+
+FOLDER, AGAIN = scratch.folder(), scratch.folder()
+EXAMPLE = RecordFacts(
+    study="heat",
+    ranks=2,
+    fields=(FieldSpec(name="u", shape=(6, 4), dtype="<f4"), FieldSpec(name="v", shape=(), optional=True)),
+    parameters=("left", "right"),
+    routing="steps",
+    first=0,
+    every=10,
+    num_held_out=1,
+    nonfinite="reject",
+    seed=7,
+)
+
+
+def run(data: bytes) -> None:
+    """Read it, and the same with a checksum that fits."""
+    _read(data)
+    _read(resealed(data))
+
+
+def _read(data: bytes) -> None:
+    (FOLDER / FILE_NAME).write_bytes(data)
+    try:
+        facts = RecordFacts.read(FOLDER)
+    except ConfigError:
+        return
+    assert facts.ranks >= 1 <= facts.every
+    assert all(type(extent) is int for field in facts.fields for extent in field.shape)
+    (AGAIN / FILE_NAME).unlink(missing_ok=True)
+    facts.write(AGAIN)
+    assert RecordFacts.read(AGAIN) == facts
+
+
+AGAIN.mkdir(exist_ok=True)
+EXAMPLE.write(FOLDER)
+TARGET = Target(run=run, seeds=((FOLDER / FILE_NAME).read_bytes(),), is_json=True)

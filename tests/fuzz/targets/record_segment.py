@@ -1,0 +1,74 @@
+"""A file of recorded samples: entries that are sound, or `DamagedRecord`; a torn end is left out."""
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from stream_server.client_api.messages import FieldSpec
+from stream_server.errors import DamagedRecord
+from stream_server.server.record.layout import CHECKSUM_BYTES, Kind, Layout, seal
+from stream_server.server.record.rank_record import RankRecord
+from stream_server.server.record.segments import PREAMBLE_BYTES, Segment
+from tests.fuzz import scratch
+from tests.fuzz.target import Target
+
+FOLDER = scratch.folder()
+SEGMENT = Segment(epoch=1, begin=0, rank=0)
+LAYOUT = Layout((FieldSpec(name="u", shape=(2,), dtype="<f8"), FieldSpec(name="n", shape=(), dtype="<i4")), 2)
+MOST_ENTRIES = 100
+
+
+def run(data: bytes) -> None:
+    """Read the file, and one with the same description and entries whose checksums fit."""
+    _read(data)
+    end = data.find(b"}\n", PREAMBLE_BYTES)
+    if end >= 0:
+        text, entries = data[PREAMBLE_BYTES : end + 1], data[end + 2 :]
+        _read(_preamble(text) + _sealed(entries))
+
+
+def _read(data: bytes) -> None:
+    (FOLDER / SEGMENT.name).write_bytes(data)
+    try:
+        record = RankRecord(FOLDER, 0)
+    except DamagedRecord:
+        return
+    try:
+        for heads in record.heads():
+            assert len(heads) <= len(data)
+        for number in range(min(len(record), MOST_ENTRIES)):
+            entry = record.read(number)
+            assert sum(array.nbytes for array in entry.fields.values()) <= len(data)
+    except DamagedRecord:
+        pass
+    finally:
+        record.close()
+
+
+def _preamble(text: bytes) -> bytes:
+    magic = PREAMBLE[: PREAMBLE_BYTES - 3 * CHECKSUM_BYTES]
+    start = magic + len(text).to_bytes(8, "little") + xxh3_64_intdigest(text).to_bytes(8, "little")
+    return start + xxh3_64_intdigest(start).to_bytes(CHECKSUM_BYTES, "little") + text
+
+
+def _sealed(data: bytes) -> bytes:
+    size = LAYOUT.num_bytes
+    whole = np.frombuffer(data[: len(data) // size * size], LAYOUT.dtype).copy()
+    if len(whole):
+        seal(whole)
+    return whole.tobytes() + data[len(whole) * size :]
+
+
+def _entries() -> bytes:
+    entries = np.zeros(len(Kind), LAYOUT.dtype)
+    for number, kind in enumerate(sorted(Kind)):
+        entries[number]["head"] = (0, number, 3, 10 * number, 3, kind)
+    seal(entries)
+    return entries.tobytes()
+
+
+PREAMBLE = SEGMENT.preamble(LAYOUT)
+TARGET = Target(
+    run=run,
+    seeds=(PREAMBLE + _entries(), PREAMBLE + b"\n" + _entries(), PREAMBLE + _entries()[:-50], PREAMBLE[:-20]),
+    max_bytes=2048,
+)
