@@ -30,10 +30,17 @@ class Scratch:
 
 @contextmanager
 def scratch() -> Iterator[Scratch]:
-    """One that is gone with the block; in memory if the machine has a folder for that."""
+    """One that is gone with the block."""
+    with folder_in_memory() as folder:
+        yield Scratch(folder)
+
+
+@contextmanager
+def folder_in_memory() -> Iterator[Path]:
+    """A folder that is gone with the block; in memory, where syncing takes no time, if the machine has one there."""
     is_there = os.access(MEMORY, os.W_OK)
     with tempfile.TemporaryDirectory(prefix="sst-disk-", dir=MEMORY if is_there else None) as folder:
-        yield Scratch(Path(folder))
+        yield Path(folder)
 
 
 def put(tree: Tree, folder: str) -> None:

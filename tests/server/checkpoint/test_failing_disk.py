@@ -3,7 +3,7 @@
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from stream_server import disk as layer
 from stream_server.server.checkpoint.saver import Committed, Failed, Outcome
+from tests.disk.scratch import folder_in_memory
 from tests.server.checkpoint.stores import names, restart, save, store
 
 CALLS = ("open", "write", "fsync", "mkdir", "rename", "unlink", "rmdir", "posix_fadvise")
@@ -43,6 +44,12 @@ class FailingDisk:
         return failing
 
 
+@pytest.fixture
+def top() -> Iterator[Path]:
+    with folder_in_memory() as folder:
+        yield folder
+
+
 def save_on(folder: Path, disk: FailingDisk) -> Outcome:
     store(folder, 1, 2)
     with pytest.MonkeyPatch.context() as patch:
@@ -58,11 +65,11 @@ def num_calls(folder: Path) -> int:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from-then-on"])
-def test_a_failure_at_any_call_leaves_a_complete_generation(tmp_path: Path, code: int, lasting: bool) -> None:
-    total = num_calls(tmp_path / "whole")
+def test_a_failure_at_any_call_leaves_a_complete_generation(top: Path, code: int, lasting: bool) -> None:
+    total = num_calls(top / "whole")
     assert total > 30
     for first in range(1, total + 1):
-        folder = tmp_path / str(first)
+        folder = top / str(first)
         disk = FailingDisk(first, code, lasting=lasting)
         outcome = save_on(folder, disk)
         if isinstance(outcome, Failed) and not lasting and disk.failed[0] not in REMOVING:
@@ -72,10 +79,10 @@ def test_a_failure_at_any_call_leaves_a_complete_generation(tmp_path: Path, code
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
-def test_the_next_save_after_a_failure_succeeds(tmp_path: Path, code: int) -> None:
-    total = num_calls(tmp_path / "whole")
+def test_the_next_save_after_a_failure_succeeds(top: Path, code: int) -> None:
+    total = num_calls(top / "whole")
     for first in range(1, total + 1, 3):
-        folder = tmp_path / str(first)
+        folder = top / str(first)
         save_on(folder, FailingDisk(first, code, lasting=False))
         assert isinstance(save(folder, 4), Committed), first
         assert restart(folder) == 4
