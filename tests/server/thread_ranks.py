@@ -1,6 +1,5 @@
 """Ranks that are threads of one process."""
 
-import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +7,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tests.server.meeting_ranks import MeetingRanks
 
 DEADLINE_S = 20.0
 
@@ -46,24 +47,17 @@ class Job:
         self.exit_code: int | None = None
 
 
-class ThreadRanks:
+class ThreadRanks(MeetingRanks):
     """One thread's rank; the same promises as MpiRanks, `sum` apart from all other collectives included."""
 
-    node = 0
-    num_nodes = 1
-    mpi_version = ""
-    num_cores = 1
-
     def __init__(self, job: Job, rank: int) -> None:
+        super().__init__(job, rank)
         self._job = job
-        self.rank = self.local_rank = rank
-        self.size = self.local_size = job.size
         self.num_rounds = 0
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         self.num_rounds += 1
-        total: NDArray[np.int64] = np.sum(self._meet(self._job.rounds, values.copy()), axis=0)
-        return total
+        return super().sum(values)
 
     def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
         try:
@@ -71,24 +65,6 @@ class ThreadRanks:
         except threading.BrokenBarrierError:
             return None
         return total
-
-    def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
-        total: NDArray[Any] = np.sum(self._meet(self._job.others, values.copy()), axis=0)
-        return total
-
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        return json.loads(self._meet(self._job.others, json.dumps(value))[root])
-
-    def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
-        received: bytes = self._meet(self._job.others, data)[root]
-        return received
-
-    def gather(self, value: Any) -> list[Any] | None:
-        gathered = [json.loads(text) for text in self._meet(self._job.others, json.dumps(value))]
-        return gathered if self.rank == 0 else None
-
-    def barrier(self) -> None:
-        self._meet(self._job.others, None)
 
     def abort(self, exit_code: int) -> NoReturn:
         self._job.exit_code = exit_code

@@ -1,11 +1,11 @@
 """The ranks of a simulated MPI job: each a process, and collectives that wait for all of them."""
 
-import json
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.server.meeting_ranks import MeetingRanks
 from tests.simulated.machine import Machine, Program
 from tests.simulated.threads import Threads
 
@@ -42,44 +42,16 @@ class Job:
         self.members: list[Program] = []
 
 
-class SimulatedRanks:
-    """One rank's view, with the promises of `stream_server.server.ranks.Ranks`."""
-
-    node = 0
-    num_nodes = 1
-    mpi_version = ""
-    num_cores = 1
+class SimulatedRanks(MeetingRanks):
+    """One rank's view."""
 
     def __init__(self, job: Job, rank: int) -> None:
+        super().__init__(job, rank)
         self._job = job
-        self.rank = self.local_rank = rank
-        self.size = self.local_size = job.size
-
-    def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        total: NDArray[np.int64] = np.sum(self._meet(self._job.rounds, values.copy()), axis=0)
-        return total
 
     def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
         met = self._job.rounds.exchange(self.rank, values.copy(), timeout_s)
         return None if met is None else np.asarray(np.sum(met, axis=0))
-
-    def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
-        total: NDArray[Any] = np.sum(self._meet(self._job.others, values.copy()), axis=0)
-        return total
-
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        return json.loads(self._meet(self._job.others, json.dumps(value))[root])
-
-    def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
-        received: bytes = self._meet(self._job.others, data)[root]
-        return received
-
-    def gather(self, value: Any) -> list[Any] | None:
-        gathered = [json.loads(text) for text in self._meet(self._job.others, json.dumps(value))]
-        return gathered if self.rank == 0 else None
-
-    def barrier(self) -> None:
-        self._meet(self._job.others, None)
 
     def abort(self, exit_code: int) -> NoReturn:
         machine = self._job.machine

@@ -20,7 +20,7 @@ from stream_server.server.output import OutputFolder
 from stream_server.server.tensor_file import read_tensors
 from stream_server.server.warm_start import find_source
 from tests.sweep.calls.programs.output import CONFIG
-from tests.sweep.corruption.stores import record
+from tests.sweep.records import recorder
 
 
 class FailingOs:
@@ -78,13 +78,13 @@ def test_a_record_that_could_neither_be_synced_nor_taken_back_is_gone_before_the
 
 
 def test_a_recording_whose_file_cannot_be_closed_ends_and_the_study_goes_on(tmp_path: Path) -> None:
-    recorder = record.recorder(tmp_path, [(2, 1), (2, 2)], rank=0, epoch=1, position=0, study=0)
-    with recorder:
-        recorder.append([0, 1])
+    opened = recorder(tmp_path, [(2, 1), (2, 2)], epoch=1, position=0)
+    with opened:
+        opened.append([0, 1])
         real, disk.os = disk.os, FailingOs("close")  # type: ignore[assignment]
     disk.os = real
-    assert recorder.error is not None
-    assert "Input/output" in recorder.marker.read_text()
+    assert opened.error is not None
+    assert "Input/output" in opened.marker.read_text()
 
 
 @pytest.mark.parametrize("calls", [["rename"], ["+rename", "fsync"], ["+rename", "rename"]])

@@ -1,22 +1,18 @@
 """A restarted study goes on with its record of accepted samples, and ends in order."""
 
-import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from stream_server.client_api.messages import FieldSpec
 from stream_server.errors import ConfigError
-from stream_server.server.record.facts import RecordFacts
 from stream_server.server.record.layout import Kind
 from stream_server.server.record.rank_record import RankRecord
-from stream_server.server.record.recorder import Recorder
-from tests.server.record.recorded import FIELDS, PARAMETERS, Key, parameters_of, slots_with, u_of
+from tests.server.record.recorded import Key, u_of
 from tests.sweep.calls import faults
 from tests.sweep.calls.programs.program import Program
 from tests.sweep.calls.ran import Ran, Say
+from tests.sweep.records import recorder, warnings_heard
 
 BEFORE: list[Key] = [(2, step) for step in range(6)]
 DURING: list[Key] = [(3, step) for step in range(6)]
@@ -28,16 +24,16 @@ KEPT = BEFORE[: POSITION - 1]
 
 def make(folder: Path) -> None:
     """Epoch 1 recorded two samples more than its last checkpoint speaks of."""
-    with _recorder(folder, BEFORE, epoch=1, position=0) as recorder:
-        recorder.append(range(len(BEFORE)))
+    with recorder(folder, BEFORE, epoch=1, position=0) as opened:
+        opened.append(range(len(BEFORE)))
 
 
 def run(folder: Path, say: Say) -> None:
-    with _recorder(folder, DURING, epoch=2, position=POSITION) as recorder:
+    with recorder(folder, DURING, epoch=2, position=POSITION) as opened:
         for slots in (range(2), range(2, 4), range(4, 6)):
-            recorder.append(slots)
-            say(f"synced {recorder.sync(recorder.position())}")
-    say(f"ended {recorder.error}")
+            opened.append(slots)
+            say(f"synced {opened.sync(opened.position())}")
+    say(f"ended {opened.error}")
 
 
 def judge(folder: Path, ran: Ran) -> Iterator[str]:
@@ -53,10 +49,10 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
     is_read_only = ran.fault.kind is faults.Kind.FULL and ran.fault.call == "openat"
     yield from _of_what_is_there(folder, synced, must_tell=ran.is_done and not ended_well and not is_read_only)
     position = max(synced, default=POSITION)
-    with _recorder(folder, AFTER, epoch=3, position=position) as recorder:
-        recorder.append(range(len(AFTER)))
-    if recorder.error is not None:
-        yield f"the recording does not go on: {recorder.error}"
+    with recorder(folder, AFTER, epoch=3, position=position) as opened:
+        opened.append(range(len(AFTER)))
+    if opened.error is not None:
+        yield f"the recording does not go on: {opened.error}"
         return
     wanted = [*KEPT, *DURING[: max(0, position - POSITION - 1)], *AFTER]
     found, is_closed = _samples(folder)
@@ -69,7 +65,7 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
 
 def _of_what_is_there(folder: Path, synced: Sequence[int], *, must_tell: bool) -> Iterator[str]:
     """A replay of what is left finds whole samples in their order, and is told when there should be more."""
-    with _warnings() as warnings:
+    with warnings_heard() as warnings:
         try:
             found, _ = _samples(folder)
         except ConfigError as error:
@@ -97,37 +93,6 @@ def _samples(folder: Path) -> tuple[list[Key], bool]:
     for entry in samples:
         np.testing.assert_array_equal(entry.fields["u"], u_of((entry.simulation, entry.time_step)))
     return [(entry.simulation, entry.time_step) for entry in samples], is_closed
-
-
-def _recorder(folder: Path, keys: Sequence[Key], *, epoch: int, position: int) -> Recorder:
-    facts = RecordFacts(
-        study="waves",
-        ranks=1,
-        fields=tuple(FieldSpec(name=name, **{**it, "shape": tuple(it["shape"])}) for name, it in FIELDS.items()),
-        parameters=PARAMETERS,
-        routing="steps",
-        first=0,
-        every=1,
-        num_held_out=0,
-        nonfinite="reject",
-        seed=7,
-    )
-    rows = slots_with(keys)
-    return Recorder(folder, facts, rank=0, epoch=epoch, position=position, rows=rows, parameters_of=parameters_of)
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """What is logged meanwhile, and goes nowhere else."""
-    heard: list[str] = []
-    listener = logging.Handler(logging.WARNING)
-    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("stream_server")
-    logger.addHandler(listener)
-    try:
-        yield heard
-    finally:
-        logger.removeHandler(listener)
 
 
 PROGRAM = Program(name="record", make=make, run=run, judge=judge)
