@@ -66,20 +66,25 @@ def value(simulation: int, index: int, rank: int) -> float:
 
 @dataclass(kw_only=True, slots=True)
 class Peer:
-    """One connection of a client that keeps to the protocol as far as its script lets it; `announced` has its steps.
+    """A client rank that keeps to the protocol as far as its script lets it; `announced` has its steps.
 
-    Neighbouring steps of one server rank are `stride` apart.
+    `said` is what it opened with last, `opening` what the server has taken. Neighbouring steps of one server rank are
+    `stride` apart.
     """
 
     name: bytes
     stride: int
+    said: Open
     opening: Open
     sequence: int = 0
     index: int = 0
     announced: set[tuple[int, int]] = field(default_factory=set)
 
     def open(self, script: Script) -> Open:
-        """An `Open` that may be any rank's, with all of a field, a part, or nothing."""
+        """An `Open` that may be any rank's, with all of a field, a part, or nothing; mostly over a new connection."""
+        if script.one_of(4):
+            self.name += b"'"
+            self.sequence = 0
         num_ranks = RANKS[script.one_of(len(RANKS))]
         rank = num_ranks - 1 - script.one_of(min(num_ranks, 3))
         blocks = [u_block(script.one_of(8), rank, num_ranks)]
@@ -87,9 +92,12 @@ class Peer:
             dtype = ("<f8", "<f4", "<i8", "|b1", "<c16")[script.one_of(5)]
             blocks.append(Block(field="v", dtype=dtype, shape=(), offset=(), count=()))
         simulation, attempt = script.one_of(4), script.one_of(2)
-        self.opening = opening(simulation, rank, num_ranks, blocks if script.one_of(8) else blocks[1:], attempt=attempt)
-        self.sequence = 0
-        return self.opening
+        self.said = opening(simulation, rank, num_ranks, blocks if script.one_of(8) else blocks[1:], attempt=attempt)
+        return self.said
+
+    def opened(self) -> None:
+        """The server lets it in."""
+        self.opening = self.said
 
     def data(self, script: Script) -> tuple[Data, list[bytes]]:
         """The next `Data`, with its payload; something may be wrong with either."""

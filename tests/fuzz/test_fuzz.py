@@ -24,33 +24,42 @@ def tried(target: Target, data: bytes, what: str) -> None:
         raise
 
 
-@pytest.mark.parametrize("name", names())
-def test_what_once_broke_a_target_or_reaches_much_of_it_does_not_upset_it(name: str) -> None:
-    target = load(name)
+@pytest.fixture(scope="module", params=names())
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def target(name: str) -> Target:
+    """Loaded before a test begins: it makes folders that stay till the end."""
+    return load(name)
+
+
+def test_what_once_broke_a_target_or_reaches_much_of_it_does_not_upset_it(name: str, target: Target) -> None:
     for number, data in enumerate([*target.seeds, *corpus(name)]):
         tried(target, data, f"input {number}")
 
 
-@pytest.mark.parametrize("name", [name for name in names() if not load(name).is_script])
-def test_great_numbers_of_anything_do_not_upset_a_target(name: str) -> None:
-    for number, data in enumerate(hard_inputs()):
-        tried(load(name), data, f"hard input {number}")
+def test_great_numbers_of_anything_do_not_upset_a_target(target: Target) -> None:
+    for number, data in enumerate(() if target.is_script else hard_inputs()):
+        tried(target, data, f"hard input {number}")
 
 
-@pytest.mark.parametrize("name", names())
-def test_random_changes_to_valid_inputs_do_not_upset_a_target(name: str) -> None:
-    target, chance = load(name), random.Random(f"{SEED}/{name}")
+def test_random_changes_to_valid_inputs_do_not_upset_a_target(name: str, target: Target) -> None:
+    chance = random.Random(f"{SEED}/{name}")
     inputs = [*target.seeds, *corpus(name)]
     for number in range(NUM_CHANGED):
         data = mutated(chance.choice(inputs), chance, is_json=target.is_json, max_bytes=target.max_bytes)
         tried(target, data, f"seed {SEED}, change {number}")
 
 
-@pytest.mark.parametrize("name", names())
-def test_a_corpus_is_small_and_belongs_to_a_target(name: str) -> None:
+def test_a_corpus_is_small(name: str) -> None:
     inputs = corpus(name)
     assert 0 < len(inputs) <= MOST_FILES
     assert sum(map(len, inputs)) <= MOST_BYTES
+
+
+def test_every_corpus_belongs_to_a_target() -> None:
     assert {folder.name for folder in CORPORA.iterdir()} == set(names())
 
 

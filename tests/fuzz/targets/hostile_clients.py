@@ -7,7 +7,7 @@ import numpy as np
 
 from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.client_api import wire
-from stream_server.client_api.messages import Message, Ping, Routing, TimeSteps
+from stream_server.client_api.messages import Message, Opened, Ping, Routing, TimeSteps
 from stream_server.server import notices
 from stream_server.server.clients import Clients
 from stream_server.server.follower import Follower
@@ -60,6 +60,8 @@ class Server:
         for simulation in range(NUM_SIMULATIONS - 1):
             self.follower.apply(notices.Attempt(simulation=simulation, attempt=0, parameters={}))
         self.peers = [self._peer(i, num_client_ranks=1 + script.one_of(2)) for i in range(NUM_PEERS)]
+        for peer in self.peers:
+            self._hear(peer, peer.said)
 
     def step(self) -> None:
         """The next thing happens."""
@@ -93,7 +95,6 @@ class Server:
     def check(self) -> None:
         """What holds at any time."""
         assert self.tracker.num_under_way <= ROOM
-        assert len(self.tracker.openings.waiting) <= NUM_PEERS
         for connection in self.clients.connections.values():
             assert connection.durable <= connection.received <= connection.next_sequence
             assert sum(message.num_steps for message in connection.unsettled) <= CREDIT + CAPACITY + ROOM
@@ -134,25 +135,22 @@ class Server:
         self.drawn.add(key)
 
     def _peer(self, number: int, *, num_client_ranks: int) -> Peer:
-        """One that has opened: the first ones for simulations of one rank, or two for one of two ranks."""
+        """The first ones are of simulations of one rank each, or two of one of two ranks."""
         simulation, rank = divmod(number, num_client_ranks)
-        numbering = self.tracker.numbering
-        block = u_block(0, rank, num_client_ranks)
-        peer = Peer(
-            name=f"peer-{number}".encode(),
-            stride=numbering.stride,
-            opening=opening(simulation, rank, num_client_ranks, [block]),
-            index=(self.tracker.rank - simulation) % numbering.stride,
-        )
-        self._hear(peer, peer.opening)
-        return peer
+        stride = self.tracker.numbering.stride
+        said = opening(simulation, rank, num_client_ranks, [u_block(0, rank, num_client_ranks)])
+        index = (self.tracker.rank - simulation) % stride
+        return Peer(name=b"peer-%d" % number, stride=stride, said=said, opening=said, index=index)
 
     def _hear(self, peer: Peer, message: Message, payload: list[bytes] | None = None) -> None:
         [header] = wire.encode(message)
         self.clients.hear(peer.name, bytes(header), Frames(payload or []), None)
 
-    def _reply(self, peer: bytes, message: Message) -> None:
+    def _reply(self, name: bytes, message: Message) -> None:
         wire.encode(message)
+        for peer in self.peers:
+            if isinstance(message, Opened) and peer.name == name:
+                peer.opened()
 
     def _notice(self, simulation: int) -> None:
         match self.script.one_of(4):
