@@ -28,6 +28,11 @@ class Broken(Exception):
     """The receiver has met something that it did not expect."""
 
 
+def play(seed: int) -> None:
+    """Run the history of a seed; see `Interleaving.run`."""
+    Interleaving(seed).run()
+
+
 class Interleaving:
     """One history. A sample is told by its number, which all values of its row are.
 
@@ -196,9 +201,10 @@ class Interleaving:
                 if frozen is self.newest:
                     assert rows == [[sample] * 2 for sample in samples[start:stop]], "a frozen row has changed"
                 self.buffer.thaw(frozen, start, stop)
-            if frozen is self.newest:
-                state = frozen.state()
-                assert (state["time_steps"].tolist(), state["seen"].tolist()) == (samples, seen)
+            else:
+                if frozen is self.newest:
+                    state = frozen.state()
+                    assert (state["time_steps"].tolist(), state["seen"].tolist()) == (samples, seen)
 
     def samples(self, slots: object) -> list[int]:
         return list(self.buffer.slots.time_steps[np.asarray(slots, np.intp)].tolist())

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.buffers.interleaving import Interleaving
+from tests.buffers.interleaving import play
 
 
 @settings(max_examples=120, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_buffer_keeps_its_promises_in_every_interleaving(seed: int) -> None:
-    Interleaving(seed).run()
+    play(seed)

@@ -97,9 +97,13 @@ class Peer:
         answer = self.answers.popleft()
         if isinstance(answer, Opened):
             self.study.was_known |= self.known
+            self.study.received |= self.known
         if isinstance(answer, Ack):
             self.told = max(self.told, answer.received)
+            self.study.received |= {index for steps in self.sent[: answer.received] for index in steps}
             self.study.safe |= {index for steps in self.sent[: answer.durable] for index in steps}
+            # What came before a message is in every checkpoint that has this message.
+            self.study.safe |= self.known if answer.durable else set()
         return answer
 
 
@@ -107,7 +111,8 @@ class Study:
     """All starts of the server.
 
     `safe` are the steps that the client need not hold: it was told that they are durable, or the server had them when
-    it was asked. The client sent those of `was_sent`, and learnt from a server that it has those of `was_known`.
+    it was asked. The client sent those of `was_sent`, and learnt from a server that it has those of `received`, or had
+    those of `was_known` when a connection was opened.
     """
 
     def __init__(
@@ -126,6 +131,8 @@ class Study:
         self.committed: set[int] = set()
         self.entered: list[int] = []
         self.safe: set[int] = set()
+        self.received: set[int] = set()
+        self.was_left_alone = False
         self.was_sent: set[int] = set()
         self.was_known: set[int] = set()
         self.peers: list[Peer] = []
@@ -142,7 +149,7 @@ class Study:
         self.safe |= known & set(self.entered)
 
     def stop(self) -> None:
-        self.is_there = False
+        self.is_there, self.was_left_alone = False, True
         for peer in self.peers:
             peer.under_way.clear()
 
@@ -151,9 +158,13 @@ class Study:
 
     @property
     def must_be_held(self) -> set[int]:
-        """The newest steps, as many as fit into the window beside what cannot go: what is under way, or one message."""
+        """What no server is known to have, unless the client was left alone; and the newest steps that surely fit.
+
+        Into the window fits what is under way beside them, or one message.
+        """
         num = self.window_bytes // STEP_BYTES - (MAX_RANKS + 1) * self.credit
-        return set(self.entered[-num:] if num > 0 else []) - self.safe
+        newest = set(self.entered[-num:] if num > 0 else [])
+        return (newest | (set() if self.was_left_alone else set(self.entered) - self.received)) - self.safe
 
     def take_turn(self) -> None:
         """The server hears some of what is under way, and says how far it is."""

@@ -128,7 +128,7 @@ class Node:
         """A process ends by itself; mpirun ends the others of its job, unless all is well."""
         process.end(code)
         job = self.job_of(process)
-        if code and len(job.processes) > 1:
+        if code and not job.is_told_to_end:
             for mate in job.processes:
                 if mate.alive:
                     mate.blameless = mate.blameless or "a mate failed"

@@ -36,6 +36,7 @@ ROUND_S = 0.7
 TIMEOUT_S = 8.0
 MAX_TROUBLES = 8
 CALM_ROUNDS = 1500
+HANGING_ROUNDS = 15
 AFTER = st.integers(0, 4)
 
 
@@ -43,7 +44,7 @@ class EnsembleMachine(RuleBasedStateMachine):
     """A few simulations of three steps. Before each trouble all goes on as it should for some rounds (`after`)."""
 
     @initialize(
-        num=st.integers(1, 5),
+        num=st.sampled_from([3, 4, 5, 2, 1]),
         max_running=st.integers(1, 4),
         per_job=st.sampled_from([2, 3, 1]),
         retries=st.integers(0, 2),
@@ -74,6 +75,7 @@ class EnsembleMachine(RuleBasedStateMachine):
         self.inhabited.__enter__()
         self.start_server()
         self.start_launcher()
+        self.go_on(2)
 
     @property
     def may_go_wrong(self) -> bool:
@@ -232,13 +234,17 @@ class EnsembleMachine(RuleBasedStateMachine):
             job.end(None)
 
     @precondition(lambda self: self.may_go_wrong)
-    @rule(data=st.data(), after=AFTER, at_its_end=st.booleans(), rounds=st.integers(0, 30))
-    def a_simulation_hangs(self, data: st.DataObject, after: int, at_its_end: bool, rounds: int) -> None:
+    @rule(data=st.data(), after=AFTER, at_its_end=st.booleans(), doors=st.none() | st.integers(10, 60))
+    def a_simulation_hangs(self, data: st.DataObject, after: int, at_its_end: bool, doors: int | None) -> None:
+        """It is cancelled, while the launcher may be killed; those that share its job are of more interest."""
         self.trouble(after)
-        if self.node.alive:
-            process = data.draw(st.sampled_from(self.node.alive))
+        shared = [it for it in self.node.alive if len(self.node.job_of(it).processes) > 1]
+        if shared or self.node.alive:
+            process = data.draw(st.sampled_from(shared or self.node.alive))
             process.hangs, process.lingers = not at_its_end, at_its_end
-        self.go_on(rounds)
+            self.node.doors_left = doors
+        self.go_on(HANGING_ROUNDS)
+        self.node.doors_left = None
 
     @precondition(lambda self: self.may_go_wrong)
     @rule(after=AFTER, doors=st.integers(1, 30), away=st.integers(1, 6))

@@ -11,18 +11,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests import figures
-from tests.machines.registry import MACHINES, machine_of
-from tests.machines.running import Outcome, run_machine
+from tests.machines.registry import NAMES
+from tests.machines.running import Outcome, run
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.machines", description=__doc__)
-    parser.add_argument("--examples", type=int, default=1000, help="histories of each machine (1000)")
+    parser.add_argument("--examples", type=int, default=2000, help="histories of each machine (2000)")
     parser.add_argument("--seed", type=int, help="which histories; without it one is chosen and printed")
-    parser.add_argument(
-        "--only", nargs="+", choices=MACHINES, default=list(MACHINES), metavar="NAME", help=", ".join(MACHINES)
-    )
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.json")
     return parser
 
@@ -41,17 +39,13 @@ def main() -> int:
         try:
             for number, name in enumerate(arguments.only):
                 progress.update(bar, description=name, completed=number * arguments.examples)
-                outcome = run_machine(
-                    name,
-                    machine_of(name),
-                    num_examples=arguments.examples,
-                    seed=seed,
-                    on_example=lambda: progress.advance(bar),
+                outcome = run(
+                    name, num_examples=arguments.examples, seed=seed, on_example=lambda: progress.advance(bar)
                 )
                 outcomes.append(outcome)
                 if outcome.violation:
                     progress.console.print(f"{name}:\n{outcome.violation}", style="red", markup=False)
-                    again = f"python -m tests.machines --only {name} --examples {arguments.examples} --seed {seed}"
+                    again = f"python -m tests.machines --only '{name}' --examples {arguments.examples} --seed {seed}"
                     progress.console.print(f"again: {again}")
         except KeyboardInterrupt:
             progress.console.print("interrupted")

@@ -109,14 +109,17 @@ class IntakeMachine(RuleBasedStateMachine):
             self.attempt(simulation, goes_on=self.epoch > 1)
         self.every_step_is_where_it_belongs()
 
+    def tell(self, notice: notices.Notice) -> None:
+        """Rank 0 speaks to all ranks, which hear it when they have dealt with what clients have said."""
+        for rank in self.ranks:
+            self.end_turn(rank)
+            rank.follower.apply(notice)
+
     def attempt(self, simulation: int, *, goes_on: bool = False) -> None:
         """The current attempt of a simulation begins, or goes on with a new server."""
         number = self.attempts[simulation]
-        for rank in self.ranks:
-            notice = notices.Attempt(simulation=simulation, attempt=number, parameters={}, goes_on=goes_on)
-            rank.follower.apply(notice)
-        self.past_clients += [client for client in self.clients if client.simulation == simulation]
-        self.clients = [client for client in self.clients if client.simulation != simulation]
+        self.retire(simulation)
+        self.tell(notices.Attempt(simulation=simulation, attempt=number, parameters={}, goes_on=goes_on))
         self.clients += [
             ClientRank(
                 self.shape,
@@ -133,6 +136,11 @@ class IntakeMachine(RuleBasedStateMachine):
     def may_go_wrong(self) -> bool:
         """Trouble is rare, since little comes together where there is nothing else."""
         return self.num_troubles < MAX_TROUBLES
+
+    def retire(self, simulation: int) -> None:
+        """Its attempt has ended, though its clients may still speak."""
+        self.past_clients += [client for client in self.clients if client.simulation == simulation]
+        self.clients = [client for client in self.clients if client.simulation != simulation]
 
     def pick(self, data: st.DataObject, clients: list[ClientRank]) -> ClientRank:
         return clients[data.draw(st.integers(0, len(clients) - 1))]
@@ -288,8 +296,7 @@ class IntakeMachine(RuleBasedStateMachine):
         for simulation in self.orders.keys() - self.finished:
             if len(self.complete[simulation]) == len(self.ranks):
                 self.finished.add(simulation)
-                for rank in self.ranks:
-                    rank.follower.apply(notices.Terminal(simulation=simulation, state="finished"))
+                self.tell(notices.Terminal(simulation=simulation, state="finished"))
 
     def share_of(self, simulation: int, rank: int) -> set[Key]:
         belongs = [server_rank(self.shape.routing, simulation, i, len(self.ranks)) == rank for i in range(MAX_STEPS)]
@@ -304,9 +311,8 @@ class IntakeMachine(RuleBasedStateMachine):
         self.num_troubles += 1
         simulation = data.draw(st.sampled_from(sorted(self.orders.keys() - self.finished)))
         if data.draw(st.booleans()):
-            over = notices.Over(simulation=simulation, attempt=self.attempts[simulation])
-            for rank in self.ranks:
-                rank.follower.apply(over)
+            self.retire(simulation)
+            self.tell(notices.Over(simulation=simulation, attempt=self.attempts[simulation]))
         self.next_attempt(simulation)
 
     def next_attempt(self, simulation: int) -> None:
@@ -368,7 +374,8 @@ class IntakeMachine(RuleBasedStateMachine):
                         assert may_be_refused or is_over, refusal
                         line.refuse(refusal.sequence)
                     case Stop():
-                        raise AssertionError("nobody stopped the study")
+                        assert client.simulation in self.finished, "nobody stopped the study"
+                        line.ended = line.is_refused = True
 
     def check(self, client: ClientRank, line: Line, ack: Ack) -> None:
         assert line.received <= ack.received <= line.num_messages
@@ -376,7 +383,8 @@ class IntakeMachine(RuleBasedStateMachine):
         if client in self.clients:
             settled = line.below(ack.received)
             assert settled <= self.settled
-            assert settled.isdisjoint(line.server.stream.keys(line.server.stream.backlog)), "has no room yet"
+            waiting = line.server.stream.keys(line.server.stream.backlog)
+            assert {key for key in settled if key[1] not in line.known}.isdisjoint(waiting), "has no room yet"
         assert line.below(ack.durable) <= self.durable, "not in a committed checkpoint"
         if ack.ended:
             assert self.share_of(client.simulation, self.ranks.index(line.server)) <= self.settled
