@@ -13,7 +13,10 @@ BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 
 def record(campaign: str, *, cases: Mapping[str, int], violations: int, wall_s: float, seed: int | None = None) -> None:
-    """Put the figures of a campaign in the place of those of its last run; `cases` counts them by kind."""
+    """Put the figures of a campaign in the place of those of its last run.
+
+    `cases` counts them by kind. Where a case is of several kinds, the kind "all" has their number.
+    """
     figures = recorded()
     figures[campaign] = {
         "date": datetime.date.today().isoformat(),
@@ -36,8 +39,9 @@ def table(figures: Mapping[str, Any]) -> str:
     """The figures as a table of Markdown."""
     lines = ["| campaign | cases | violations | seed | time | date |", "|---|---|---|---|---|---|"]
     for campaign, found in sorted(figures.items()):
-        total = f"**{sum(found['cases'].values()):,}**"
-        kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(found["cases"].items()))
+        by_kind = sorted(found["cases"].items())
+        total = f"**{found['cases'].get('all', sum(number for _, number in by_kind)):,}**"
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in by_kind if kind != "all")
         seed = "" if found["seed"] is None else found["seed"]
         minutes, seconds = divmod(found["wall_s"], 60)
         row = (

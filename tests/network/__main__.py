@@ -67,7 +67,7 @@ def main() -> int:
     if not (num_violated and arguments.keep):
         shutil.rmtree(folder)
     if arguments.record:
-        found = {"rounds": len(results), "connections": sum(it.num_connections for it in results)} | cases(results)
+        found = {"rounds": len(results), "all": sum(it.num_connections for it in results)} | cases(results)
         record("network", cases=found, violations=num_violated, wall_s=time.monotonic() - start, seed=seed)
     return 1 if num_violated else 0
 
