@@ -110,7 +110,7 @@ class Stream:
         self.backlog += slots
 
     def admit(self) -> list[int]:
-        num = self.capacity - len(self.inside)
+        num = max(0, self.capacity - len(self.inside))
         admitted, self.backlog = self.backlog[:num], self.backlog[num:]
         self.inside += admitted
         return admitted

@@ -373,6 +373,7 @@ class IntakeMachine(RuleBasedStateMachine):
                         is_over = client.simulation in self.finished and refusal.reason in ATTEMPT_IS_OVER
                         assert may_be_refused or is_over, refusal
                         line.refuse(refusal.sequence)
+                        line.ended |= is_over
                     case Stop():
                         assert client.simulation in self.finished, "nobody stopped the study"
                         line.ended = line.is_refused = True
