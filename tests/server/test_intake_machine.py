@@ -373,10 +373,9 @@ class IntakeMachine(RuleBasedStateMachine):
                         is_over = client.simulation in self.finished and refusal.reason in ATTEMPT_IS_OVER
                         assert may_be_refused or is_over, refusal
                         line.refuse(refusal.sequence)
-                        line.ended |= is_over
                     case Stop():
                         assert client.simulation in self.finished, "nobody stopped the study"
-                        line.ended = line.is_refused = True
+                        line.is_refused = True
 
     def check(self, client: ClientRank, line: Line, ack: Ack) -> None:
         assert line.received <= ack.received <= line.num_messages
@@ -427,7 +426,7 @@ class IntakeMachine(RuleBasedStateMachine):
     @property
     def is_over(self) -> bool:
         """All simulations are finished, all clients know it, and nothing waits."""
-        told = all(line.ended for client in self.clients for line in client.lines)
+        told = all(line.ended for client in self.alive for line in client.lines)
         return told and self.finished == self.orders.keys() and not any(rank.stream.backlog for rank in self.ranks)
 
     def all_go_on(self, rounds: int) -> None:
