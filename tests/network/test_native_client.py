@@ -45,7 +45,8 @@ def test_whatever_breaks_the_c_client_sends_every_sample_once(
         for rank in net.study.ranks:
             rank.wait_for(events.ReceptionEnded)
         crew.join()
-        assert net.struck[type(course[0]).__name__] >= 2
+        # Whichever breaks first makes the client connect to both anew.
+        assert net.struck[type(course[0]).__name__] >= 1
         assert sorted(key for rank in net.study.ranks for key in rank.drawn) == [(0, i) for i in range(NUM_STEPS)]
         for rank in net.study.ranks:
             for (_, step), row in rank.rows.items():
