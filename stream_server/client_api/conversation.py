@@ -1,11 +1,13 @@
 """What one client rank tells the study, over all starts of the server and all losses of a connection."""
 
 import contextlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from stream_server.client_api.control import ask
+from stream_server.client_api.data_connection import DataConnection
 from stream_server.client_api.entered import Entered
 from stream_server.client_api.messages import Block, Hello, Stop, Welcome
 from stream_server.client_api.retention import Retention, Steps
@@ -14,6 +16,8 @@ from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, SimulationError, StepsLost
 from stream_server.failpoints import failpoint
 
+RELEASE_S = 1.0
+
 
 class Conversation:
     """Sends steps to the server, and again to one that was started again, or has lost them, and does not know them.
@@ -21,6 +25,10 @@ class Conversation:
     It begins with the first step, or with the end if there is none. `has_stopped` says that the study has ended,
     `stop_reason` why, as far as the server told.
     `hello` is said to each new server; `welcome` is what the last one answered.
+
+    Room on the server may depend on the other ranks of a parallel simulation. One of them may have sent into a
+    connection that was lost at that moment: it does not know yet, and perhaps waits for this rank to go on. So a step
+    that has waited for RELEASE_S is kept to be sent later, as long as no more of them are kept than the credit.
 
     Raises, from `send` and `finish`:
         Refused, Unreachable: as for a `Session`.
@@ -50,26 +58,34 @@ class Conversation:
         self._session: Session | None = None
         # The connection file is looked at between messages, not between the steps of one.
         self._has_sent = False
+        self._num_released = 0
 
     def send(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
-        """Send a step, now or together with the next ones; blocks while there is no credit."""
+        """Send a step, now or together with the next ones; blocks while there is no credit, or for RELEASE_S."""
         while not self.has_stopped:
             try:
                 session = self._session
                 if session is None or self._has_sent:
                     session = self._current_session()
                 connection = session.connection(index)
+                most_s = self._longest_wait_s(connection)
+                may_go = self._send_unsent(session, most_s)
                 if connection.is_lost:
                     raise SessionOver
                 is_wanted = bool(arrays) and index not in connection.known
-                if is_wanted and not connection.has_room:
-                    session.wait_for_room(connection)
-                # From here on the step belongs to what a new server has to have.
-                connection.num_steps += self._entered.add(index)
                 if is_wanted:
-                    self._has_sent = connection.send(index, present, arrays)
-                else:
+                    may_go = may_go and session.wait_for_room(connection, most_s)
+                # From here on the step belongs to what a new server has to have.
+                is_new = self._entered.add(index)
+                connection.num_steps += is_new
+                if not is_wanted:
                     connection.take_answers()
+                elif may_go:
+                    self._has_sent = connection.send(index, present, arrays)
+                elif is_new:
+                    self._retain(index, present, arrays)
+                    self._num_released += 1
+                    self._has_sent = True
                 if connection.has_stopped:
                     self._stop(connection.stop_reason)
                 return
@@ -82,7 +98,9 @@ class Conversation:
         """Wait until every step is settled on the server."""
         while not self.has_stopped:
             try:
-                self._current_session().end()
+                session = self._current_session()
+                self._send_unsent(session)
+                session.end()
                 return
             except SessionOver:
                 self.close()
@@ -97,8 +115,7 @@ class Conversation:
     def keep(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
         """Keep a step while interrupted; the oldest ones go when the window is full."""
         if self._entered.add(index) and arrays:
-            payload = [[memoryview(array.tobytes())] for array in arrays]
-            self._retention.keep(index, Steps(range(index, index + 1), present, payload))
+            self._retain(index, present, arrays)
 
     def may_resume(self, *, look_now: bool = False) -> bool:
         """Whether the server was started again since it was spoken to."""
@@ -117,6 +134,14 @@ class Conversation:
                 self._session.flush()
             self._session.close(linger=True)
             self._session = None
+
+    def _retain(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
+        payload = [[memoryview(array.tobytes())] for array in arrays]
+        self._retention.keep(index, Steps(range(index, index + 1), present, payload))
+
+    def _longest_wait_s(self, connection: DataConnection) -> float:
+        may_keep = self._hello.num_ranks > 1 and self._num_released < connection.credit
+        return RELEASE_S if may_keep else math.inf
 
     def _stop(self, reason: str) -> None:
         self.has_stopped, self.stop_reason = True, reason
@@ -139,7 +164,7 @@ class Conversation:
             try:
                 self._session.open()
                 failpoint("client.after_opened")
-                self._send_again(self._session, is_new=is_new)
+                self._account(self._session, is_new=is_new)
                 return self._session
             except SessionOver:
                 continue
@@ -163,7 +188,8 @@ class Conversation:
         self.welcome = answer
         self._epoch = epoch_of(self._watch.file, answer)
 
-    def _send_again(self, session: Session, *, is_new: bool) -> None:
+    def _account(self, session: Session, *, is_new: bool) -> None:
+        """Count each step for its new server rank, and have only those unsent that are not known there."""
         retention = self._retention
         num_lost = 0
         for index in self._entered:
@@ -181,11 +207,19 @@ class Conversation:
             raise StepsLost(self._loss(num_lost))
         if retention.unsent:
             failpoint("client.before_resend")
-        for index, steps in list(retention.unsent.items()):
+
+    def _send_unsent(self, session: Session, most_s: float = math.inf) -> bool:
+        """Send what no connection has, each step once there is room; whether none had to wait for `most_s`."""
+        unsent = self._retention.unsent
+        while unsent:
+            index, steps = next(iter(unsent.items()))
             connection = session.connection(index)
-            session.wait_for_room(connection)
+            if not session.wait_for_room(connection, most_s):
+                return False
             connection.send(index, steps.present, steps.arrays(index, self._blocks))
-            retention.forget(index)
+            self._retention.forget(index)
+        self._num_released = 0
+        return True
 
     def _loss(self, num: int) -> str:
         window_mib = self.welcome.window_bytes / 2**20

@@ -40,6 +40,7 @@ class DataConnection:
     sent is in the `retention`.
 
     Attributes:
+        credit: how many steps may be on their way.
         known: the steps that the server had before the connection was opened.
         num_steps: how many different steps belong to this server rank so far; whoever sends counts them.
         stale: what a server that was started again has answered, or "".
@@ -60,6 +61,7 @@ class DataConnection:
         self.has_stopped = False
         self.stop_reason = ""
         self.has_ended = False
+        self.credit = 0
         self.known = Bits()
         self.num_steps = 0
         self.stale = ""
@@ -187,6 +189,7 @@ class DataConnection:
     def _opened(self, opened: Opened) -> None:
         self.is_open = True
         self._epoch = opened.epoch
+        self.credit = opened.credit
         self._window = Window(opened.credit)
         self.known = Bits(opened.known)
         blocks = self._opening.blocks

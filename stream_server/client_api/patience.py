@@ -16,7 +16,7 @@ class Patience:
     def __init__(self, *, timeout_s: float, repeat_s: float) -> None:
         self._timeout_s = timeout_s
         self._repeat_s = repeat_s
-        self._heard = self._asked = self._listened = time.monotonic()
+        self._began = self._heard = self._asked = self._listened = time.monotonic()
 
     @property
     def is_over(self) -> bool:
@@ -27,6 +27,10 @@ class Patience:
     def slice_s(self) -> float:
         """How long to wait before looking at `is_over` and `may_repeat` again."""
         return min(self._asked + self._repeat_s, self._heard + self._timeout_s) - time.monotonic()
+
+    def has_lasted(self, most_s: float) -> bool:
+        """Whether it is so long since the wait began."""
+        return time.monotonic() - self._began >= most_s
 
     def listened(self, most_s: float) -> None:
         """A turn of listening is over, for which `most_s` were meant."""

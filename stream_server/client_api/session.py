@@ -1,5 +1,6 @@
 """One client rank's connections to all server ranks, as long as none is lost and the server is not started again."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from stream_server.client_api import routing
@@ -93,13 +94,13 @@ class Session:
             routing.server_rank(welcome.routing, welcome.simulation, index, len(self._connections))
         ]
 
-    def wait_for_room(self, connection: DataConnection) -> None:
-        """Wait for credit."""
-        if connection.has_room:
-            return
-        # What this rank holds back for one server rank may be what the others wait for.
-        self.flush()
-        self._wait(connection, lambda it: it.has_room, DataConnection.ping, repeat_s=PING_S)
+    def wait_for_room(self, connection: DataConnection, most_s: float = math.inf) -> bool:
+        """Wait for credit, not much longer than `most_s`; whether there is some."""
+        if not connection.has_room:
+            # What this rank holds back for one server rank may be what the others wait for.
+            self.flush()
+            self._wait(connection, lambda it: it.has_room, DataConnection.ping, repeat_s=PING_S, most_s=most_s)
+        return connection.has_room
 
     def flush(self) -> None:
         """Send all that waits for company."""
@@ -130,10 +131,11 @@ class Session:
         repeat: Callable[[DataConnection], None],
         *,
         repeat_s: float,
+        most_s: float = math.inf,
     ) -> None:
         """Wait for an answer on one connection, listening to all."""
         patience = Patience(timeout_s=self._silence_s, repeat_s=repeat_s)
-        while not done(connection):
+        while not done(connection) and not patience.has_lasted(most_s):
             if self._watch.newer_than(self.epoch):
                 raise SessionOver
             if patience.is_over:

@@ -24,6 +24,7 @@ def ordeal(seed: str) -> Ordeal:
         control=course(draw, 3, 300, flips=secure),
         num_simulations=draw.choice((1, 2, 3)),
         num_client_ranks=draw.choice((1, 1, 2)),
+        in_step=draw.random() < 0.5,
         num_steps=4 if is_large else draw.choice((6, 30, 100)),
         num_values=num_values,
         credit=draw.choice((1, 2, 4, 16)),

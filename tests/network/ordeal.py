@@ -1,6 +1,7 @@
 """A study in this process whose network breaks, from the first word to the last sample, and a judgement of it."""
 
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class Ordeal:
     """A study and what its network does: `control` to connections for Hello, `data[r]` to those with server rank r.
 
     `num_values` are the float64 of one client rank in a time step; `wait_s` is how long a client waits for a word.
+    With `in_step` no client rank computes the next time step before all have sent this one, as in most solvers.
     """
 
     secure: bool
@@ -35,6 +37,7 @@ class Ordeal:
     control: tuple[Fault, ...] = ()
     num_simulations: int = 1
     num_client_ranks: int = 1
+    in_step: bool = False
     num_steps: int = 30
     num_values: int = 4
     credit: int = 4
@@ -133,21 +136,25 @@ class _Attempts:
             self.num += 1
             failed: list[str] = []
             crew = Crew()
+            meeting = threading.Barrier(self.ordeal.num_client_ranks)
             for rank in range(self.ordeal.num_client_ranks):
-                crew.start(self._solve, file, rank, failed)
+                crew.start(self._solve, file, rank, meeting, failed)
             crew.join()
             self.errors += failed
             if not failed:
                 return
 
-    def _solve(self, file: ConnectionFile, rank: int, failed: list[str]) -> None:
+    def _solve(self, file: ConnectionFile, rank: int, meeting: threading.Barrier, failed: list[str]) -> None:
         ordeal = self.ordeal
         try:
             with connect(file, rank=rank, num_ranks=ordeal.num_client_ranks, timeout_s=ordeal.wait_s) as simulation:
                 for step in range(ordeal.num_steps):
                     u = content(simulation.id, step, rank, ordeal.num_values)
                     simulation.send(step, u=u[np.newaxis])
-        except SimulationError as error:
+                    if ordeal.in_step:
+                        meeting.wait(ordeal.wait_s)
+        except (SimulationError, threading.BrokenBarrierError) as error:
+            meeting.abort()
             failed.append(f"attempt {self.num - 1}: {type(error).__name__}: {error}")
 
 

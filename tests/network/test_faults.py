@@ -81,6 +81,17 @@ def test_client_ranks_that_lose_different_server_ranks_find_together(secure: boo
     assert outcome.struck.total() >= 2
 
 
+@SECURE
+@pytest.mark.parametrize("after_bytes", [800, 2500])
+def test_client_ranks_that_keep_step_go_on_whichever_of_them_loses_something(after_bytes: int, secure: bool) -> None:
+    lost = (Reset(after_bytes=after_bytes), Reset(after_bytes=2 * after_bytes))
+    outcome = endure(
+        Ordeal(secure=secure, data=(lost, lost), num_client_ranks=2, in_step=True, num_steps=100, credit=1)
+    )
+    assert (outcome.violations, outcome.num_attempts) == ((), 1)
+    assert outcome.struck["Reset"] >= 1
+
+
 @pytest.mark.parametrize("way", Way)
 @pytest.mark.parametrize("at_byte", [13, 300, 1200])
 def test_under_curve_a_flipped_bit_breaks_the_connection_and_is_never_trained(way: Way, at_byte: int) -> None:

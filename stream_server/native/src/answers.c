@@ -22,6 +22,7 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
         return STREAM_OK;
     connection->is_open = true;
     connection->epoch = opened->epoch;
+    connection->credit = opened->credit;
     connection->window = sc_window_begin(opened->credit);
     if (!sc_bits_load(&connection->known, opened->known, opened->num_known_bytes))
         return sc_no_memory(error);

@@ -6,6 +6,10 @@
 
 #include "renewal.h"
 
+#ifndef SC_RELEASE_S
+#define SC_RELEASE_S 1.0
+#endif
+
 void sc_conversation_begin(sc_conversation *conversation, const sc_client *client, const sc_hello *hello,
                            const sc_welcome *welcome) {
     *conversation = (sc_conversation){.client = *client, .hello = hello, .welcome = welcome};
@@ -54,6 +58,33 @@ static void notice_end(sc_conversation *conversation) {
     conversation->stop_reason = reason == NULL ? NULL : strdup(reason);
 }
 
+/* Have a step unsent, the last of them. */
+static int retain(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+                  sc_error *error) {
+    sc_client *client = &conversation->client;
+    sc_steps steps;
+    int code = sc_steps_begin(&steps, client->pool, &client->layout, present, 1, error);
+    if (code != STREAM_OK)
+        return code;
+    steps.index = index;
+    steps.stride = 1;
+    sc_steps_add(&steps, &client->layout, arrays);
+    return sc_retention_keep(&client->retention, &steps, error);
+}
+
+static double longest_wait_s(const sc_conversation *conversation, const sc_data_connection *connection) {
+    bool may_keep = conversation->client.num_ranks > 1 && conversation->num_released < connection->credit;
+    return may_keep ? SC_RELEASE_S : 0;
+}
+
+/* Let the simulation go on although its step has to wait. */
+static int release(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+                   sc_error *error) {
+    ++conversation->num_released;
+    conversation->has_sent = true;
+    return retain(conversation, index, present, arrays, error);
+}
+
 static int send_now(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
                     sc_error *error) {
     int code = STREAM_OK;
@@ -62,20 +93,29 @@ static int send_now(sc_conversation *conversation, int64_t index, uint64_t prese
     if (code != STREAM_OK)
         return code;
     sc_data_connection *connection = sc_session_connection(&conversation->session, index);
+    double most_s = longest_wait_s(conversation, connection);
+    bool may_go, ignored = false;
+    code = sc_renewal_send_unsent(conversation, most_s, &may_go, error);
+    if (code != STREAM_OK)
+        return code;
     if (sc_data_connection_is_lost(connection))
         return SC_OVER;
-    bool is_wanted = present != 0 && !sc_bits_has(&connection->known, index), ignored = false;
-    if (is_wanted && (code = sc_session_wait_for_room(&conversation->session, connection, error)) != STREAM_OK)
+    bool is_wanted = present != 0 && !sc_bits_has(&connection->known, index);
+    if (is_wanted && may_go)
+        code = sc_session_wait_for_room(&conversation->session, connection, most_s, &may_go, error);
+    if (code != STREAM_OK)
         return code;
     /* From here on the step belongs to what a new server has to have. */
     int is_new = sc_entered_add(&conversation->entered, index);
     if (is_new < 0)
         return sc_no_memory(error);
     connection->num_steps += is_new;
-    if (is_wanted)
-        code = sc_data_connection_send(connection, index, present, arrays, &conversation->has_sent, error);
-    else
+    if (!is_wanted)
         code = sc_data_connection_take_answers(connection, &ignored, error);
+    else if (may_go)
+        code = sc_data_connection_send(connection, index, present, arrays, &conversation->has_sent, error);
+    else if (is_new > 0)
+        code = release(conversation, index, present, arrays, error);
     if (code == STREAM_OK && connection->has_stopped)
         notice_end(conversation);
     return code;
@@ -97,7 +137,10 @@ int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t 
 
 int sc_conversation_finish(sc_conversation *conversation, sc_error *error) {
     while (!conversation->has_stopped) {
+        bool ignored;
         int code = current_session(conversation, error);
+        if (code == STREAM_OK)
+            code = sc_renewal_send_unsent(conversation, 0, &ignored, error);
         if (code == STREAM_OK)
             code = sc_session_end(&conversation->session, error);
         if (code == SC_OVER)
@@ -118,20 +161,10 @@ int sc_conversation_interrupt(sc_conversation *conversation, sc_error *error) {
 
 int sc_conversation_keep(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
                          sc_error *error) {
-    sc_client *client = &conversation->client;
     int is_new = sc_entered_add(&conversation->entered, index);
     if (is_new < 0)
         return sc_no_memory(error);
-    if (is_new == 0 || present == 0)
-        return STREAM_OK;
-    sc_steps steps;
-    int code = sc_steps_begin(&steps, client->pool, &client->layout, present, 1, error);
-    if (code != STREAM_OK)
-        return code;
-    steps.index = index;
-    steps.stride = 1;
-    sc_steps_add(&steps, &client->layout, arrays);
-    return sc_retention_keep(&client->retention, &steps, error);
+    return is_new == 0 || present == 0 ? STREAM_OK : retain(conversation, index, present, arrays, error);
 }
 
 bool sc_conversation_may_resume(sc_conversation *conversation, bool look_now) {

@@ -6,6 +6,10 @@
 
 /* Sends steps to the server, and again to one that was started again and does not know them.
  *
+ * Room on the server may depend on the other ranks of a parallel simulation. One of them may have sent into a connection
+ * that was lost at that moment: it does not know yet, and perhaps waits for this rank to go on. So a step that has
+ * waited for SC_RELEASE_S is kept to be sent later, as long as no more of them (num_released) are kept than the credit.
+ *
  * `hello` is said to each new server; `welcome` is what the first one answered, or a later one (`own_welcome`). */
 typedef struct {
     sc_client client;
@@ -17,6 +21,7 @@ typedef struct {
     bool has_session;
     sc_session session;
     bool has_sent; /* the connection file is looked at between messages, not between the steps of one */
+    int64_t num_released;
     bool has_stopped;
     char *stop_reason; /* NULL: nobody told */
 } sc_conversation;
@@ -27,7 +32,7 @@ void sc_conversation_begin(sc_conversation *conversation, const sc_client *clien
                            const sc_welcome *welcome);
 void sc_conversation_free(sc_conversation *conversation);
 
-/* Send a step, now or together with the next ones; blocks while there is no credit. Errors: those of a session, and
+/* Send a step, now or together with the next ones; blocks while there is no credit, or for SC_RELEASE_S. Errors: those of a session, and
  * STREAM_ERROR_STEPS_LOST if a new server misses a step that is retained no longer. */
 int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
                          sc_error *error);

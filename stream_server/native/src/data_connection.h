@@ -21,7 +21,7 @@ typedef struct {
 /* Sends this client rank's steps to one server rank; small ones travel several to a message.
  *
  * Nothing here waits: whoever wants to send looks whether there is room, and reads the answers if not. What was sent is
- * in the backlog. `known` are the steps that the server had before the connection was opened, num_steps how many
+ * in the backlog. `credit` is how many steps may be on their way, `known` are the steps that the server had before the connection was opened, num_steps how many
  * different steps belong to this server rank so far (whoever sends counts them), `stale` what a server that was started
  * again has answered, or NULL; is_unknown: the server says that it was never opened. */
 typedef struct {
@@ -32,6 +32,7 @@ typedef struct {
     bool has_stopped;
     char *stop_reason; /* NULL: nobody told */
     bool has_ended;
+    int64_t credit;
     sc_bits known;
     int64_t num_steps;
     char *stale;

@@ -16,11 +16,15 @@ double sc_now(void) {
 sc_patience sc_patience_begin(double timeout_s, double repeat_s) {
     double now = sc_now();
     return (sc_patience){
-        .timeout_s = timeout_s, .repeat_s = repeat_s, .heard = now, .asked = now, .listened = now};
+        .timeout_s = timeout_s, .repeat_s = repeat_s, .began = now, .heard = now, .asked = now, .listened = now};
 }
 
 bool sc_patience_is_over(const sc_patience *patience) {
     return patience->listened - patience->heard >= patience->timeout_s;
+}
+
+bool sc_patience_has_lasted(const sc_patience *patience, double most_s) {
+    return sc_now() - patience->began >= most_s;
 }
 
 double sc_patience_slice_s(const sc_patience *patience) {

@@ -11,6 +11,7 @@ double sc_now(void);
 typedef struct {
     double timeout_s;
     double repeat_s;
+    double began;
     double heard;
     double asked;
     double listened;
@@ -20,6 +21,9 @@ sc_patience sc_patience_begin(double timeout_s, double repeat_s);
 
 /* The silence has lasted timeout_s at the end of the last turn. */
 bool sc_patience_is_over(const sc_patience *patience);
+
+/* It is so long since the wait began. */
+bool sc_patience_has_lasted(const sc_patience *patience, double most_s);
 
 /* How long to wait before looking again whether it is over or the question may be repeated. */
 double sc_patience_slice_s(const sc_patience *patience);

@@ -86,22 +86,24 @@ static int account(sc_conversation *conversation, bool is_new, sc_error *error) 
     return num_lost > 0 && conversation->client.num_blocks > 0 ? steps_lost(conversation, num_lost, error) : STREAM_OK;
 }
 
-static int send_again(sc_conversation *conversation, bool is_new, sc_error *error) {
+int sc_renewal_send_unsent(sc_conversation *conversation, double most_s, bool *none_waited, sc_error *error) {
     sc_retention *retention = &conversation->client.retention;
-    int code = account(conversation, is_new, error);
-    for (sc_unsent *first; code == STREAM_OK && (first = sc_retention_first(retention)) != NULL;) {
+    *none_waited = true;
+    for (sc_unsent *first; (first = sc_retention_first(retention)) != NULL;) {
         const void *arrays[SC_MAX_FIELDS];
         bool ignored;
         sc_data_connection *connection = sc_session_connection(&conversation->session, first->index);
-        code = sc_session_wait_for_room(&conversation->session, connection, error);
-        if (code != STREAM_OK)
+        int code = sc_session_wait_for_room(&conversation->session, connection, most_s, none_waited, error);
+        if (code != STREAM_OK || !*none_waited)
             return code;
         sc_steps_arrays(&first->steps, &conversation->client.layout, first->row, arrays);
         code = sc_data_connection_send(connection, first->index, first->steps.present, arrays, &ignored, error);
-        if (code == STREAM_OK)
-            sc_retention_forget_first(retention);
+        if (code != STREAM_OK)
+            return code;
+        sc_retention_forget_first(retention);
     }
-    return code;
+    conversation->num_released = 0;
+    return STREAM_OK;
 }
 
 static int begin_session(sc_conversation *conversation, sc_error *error) {
@@ -113,7 +115,7 @@ static int begin_session(sc_conversation *conversation, sc_error *error) {
         return code;
     conversation->has_session = true;
     code = sc_session_open(&conversation->session, &conversation->client, conversation->welcome, error);
-    return code == STREAM_OK ? send_again(conversation, is_new, error) : code;
+    return code == STREAM_OK ? account(conversation, is_new, error) : code;
 }
 
 int sc_renewal_session(sc_conversation *conversation, sc_error *error) {

@@ -60,7 +60,7 @@ int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *we
         code = sc_data_connection_ask_to_open(&session->connections[i], error);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
         code = sc_wait(session, &session->connections[i],
-                       (sc_awaited){sc_is_open, sc_data_connection_ask_to_open, SC_REOPEN_S}, error);
+                       (sc_awaited){sc_is_open, sc_data_connection_ask_to_open, SC_REOPEN_S, 0}, error);
     return code;
 }
 
@@ -87,15 +87,18 @@ int sc_session_flush(sc_session *session, sc_error *error) {
     return code;
 }
 
-int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection, sc_error *error) {
-    if (sc_data_connection_has_room(connection))
-        return STREAM_OK;
-    /* What this rank holds back for one server rank may be what the others wait for. */
-    int code = sc_session_flush(session, error);
-    if (code != STREAM_OK)
-        return code;
-    return sc_wait(session, connection,
-                   (sc_awaited){sc_data_connection_has_room, sc_data_connection_ping, SC_PING_S}, error);
+int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection, double most_s, bool *has_room,
+                             sc_error *error) {
+    int code = STREAM_OK;
+    if (!sc_data_connection_has_room(connection)) {
+        sc_awaited room = {sc_data_connection_has_room, sc_data_connection_ping, SC_PING_S, most_s};
+        /* What this rank holds back for one server rank may be what the others wait for. */
+        code = sc_session_flush(session, error);
+        if (code == STREAM_OK)
+            code = sc_wait(session, connection, room, error);
+    }
+    *has_room = sc_data_connection_has_room(connection);
+    return code;
 }
 
 int sc_session_end(sc_session *session, sc_error *error) {
@@ -107,7 +110,7 @@ int sc_session_end(sc_session *session, sc_error *error) {
         code = sc_data_connection_end(&session->connections[i], total, error);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
         code = sc_wait(session, &session->connections[i],
-                       (sc_awaited){sc_has_ended, sc_data_connection_ping, SC_PING_S}, error);
+                       (sc_awaited){sc_has_ended, sc_data_connection_ping, SC_PING_S, 0}, error);
     return code;
 }
 

@@ -46,8 +46,9 @@ void sc_session_close(sc_session *session, bool linger);
 /* The connection over which a step has to go. */
 sc_data_connection *sc_session_connection(sc_session *session, int64_t index);
 
-/* Wait for credit. */
-int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection, sc_error *error);
+/* Wait for credit, not much longer than most_s (0: for ever); *has_room says whether there is some. */
+int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection, double most_s, bool *has_room,
+                             sc_error *error);
 /* Send all that waits for company. */
 int sc_session_flush(sc_session *session, sc_error *error);
 /* Say that all has been sent, and wait until it is settled. */

@@ -41,6 +41,8 @@ int sc_wait(sc_session *session, sc_data_connection *connection, sc_awaited awai
     sc_patience patience = sc_patience_begin(client->silence_s, awaited.repeat_s);
     const char *reason;
     while (!awaited.is_done(connection)) {
+        if (awaited.most_s > 0 && sc_patience_has_lasted(&patience, awaited.most_s))
+            return STREAM_OK;
         if (sc_watch_is_newer_than(client->watch, session->epoch, false))
             return SC_OVER;
         if (sc_patience_is_over(&patience))

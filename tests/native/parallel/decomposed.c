@@ -1,6 +1,8 @@
 /* The simulation of tests/study/mpi_study/decomposed.py in C, on two ranks.
  *
  *     decomposed [kill|wait SIMULATION FILE]
+ *
+ * Rank 0 waits for the file; the other has sent its part of the step then, and waits for rank 0.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <signal.h>
@@ -35,7 +37,7 @@ static void be_troubled(char *arguments[], const stream_simulation *simulation, 
         return;
     if (strcmp(arguments[1], "kill") == 0 && rank == 1 && stream_attempt(simulation) == 0)
         raise(SIGKILL);
-    if (strcmp(arguments[1], "wait") != 0)
+    if (strcmp(arguments[1], "wait") != 0 || rank != 0)
         return;
     printf("waiting\n");
     fflush(stdout);

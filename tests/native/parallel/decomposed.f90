@@ -78,7 +78,7 @@ contains
         read (word, *) victim
         if (step /= step_of_trouble .or. .not. (victim == -1 .or. victim == stream_id(simulation))) return
         if (trouble == 'kill' .and. rank == 1 .and. stream_attempt(simulation) == 0) unused = c_raise(sigkill)
-        if (trouble /= 'wait') return
+        if (trouble /= 'wait' .or. rank /= 0) return
         print '(a)', 'waiting'
         flush (output_unit)
         may_go = .false.

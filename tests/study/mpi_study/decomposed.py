@@ -56,7 +56,8 @@ def crash(simulation, comm, time_step):
 
 
 def wait(simulation, comm, time_step):
-    if time_step == STEP:
+    # The others have sent this step, and wait for this rank.
+    if time_step == STEP and comm.rank == 0:
         print("waiting", flush=True)
         while not Path(sys.argv[3]).exists():
             time.sleep(0.01)
