@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,12 @@ def pytest_configure(config: pytest.Config) -> None:
     private = Path(tempfile.mkdtemp(prefix="sst-", dir="/tmp"))
     config.stash[TEMPORARY] = private
     os.environ["TMPDIR"] = tempfile.tempdir = str(private)
+    # NumPy's threads spin for 0.1 s whenever a process starts, and a study is many processes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Of two jobs of Open MPI 4 that make this folder at the same moment one fails. It removes all but output files.
+    session_folder = private / f"ompi.{socket.gethostname()}.{os.getuid()}"
+    session_folder.mkdir(mode=0o700)
+    (session_folder / "output-kept").touch()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

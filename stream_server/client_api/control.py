@@ -43,7 +43,10 @@ def _ask(
     file: ConnectionFile,
     patience: Patience,
 ) -> Message | None:
-    """The answer; None if none came in time, the connection was lost, or there is a newer connection file."""
+    """The answer; None if none came in time, the connection was lost, or there is a newer connection file.
+
+    A new server at an old address is no one to talk to: it is waited for until the file tells of it.
+    """
     dealer = transport.connect(file.control)
     dealer.send(question)
     while not patience.is_over and not dealer.is_lost:
@@ -54,6 +57,8 @@ def _ask(
         transport.wait(slice_s)
         patience.listened(slice_s)
         while (answer := dealer.receive()) is not None:
+            if isinstance(answer, Refusal) and answer.reason is Reason.STALE_EPOCH:
+                continue
             patience.heard()
             if not (isinstance(answer, Refusal) and answer.reason is Reason.BUSY):
                 return answer

@@ -4,7 +4,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from stream_server.client_api import wire
-from stream_server.client_api.messages import Ack, Data, End, Message, Open, Ping, Reason, Refusal, Stop
+from stream_server.client_api.messages import (
+    Ack,
+    Data,
+    End,
+    Hello,
+    Invalidate,
+    Message,
+    Open,
+    Ping,
+    Reason,
+    Refusal,
+    Stop,
+)
 from stream_server.errors import MalformedMessage, WrongProtocol
 from stream_server.failpoints import failpoint
 from stream_server.server.access import Access
@@ -52,6 +64,9 @@ class Clients:
             return
         if self.stopped:
             self.reply(peer, Ack(received=0, durable=0, stop=True))
+        elif type(message) is Data and connection is not None and connection.track.finished:
+            # The last step once more.
+            self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
         elif type(message) is Data and connection is not None:
             refusal = self.intake.take(connection, message, inlet)
             if refusal is not None:
@@ -69,6 +84,9 @@ class Clients:
         elif isinstance(message, Data | End | Ping):
             sequence = message.sequence if isinstance(message, Data) else None
             self.reply(peer, self.tracker.refuse(Reason.NOT_OPEN, "nothing was opened on this connection", sequence))
+        elif isinstance(message, Hello | Invalidate):
+            text = f"{type(message).__name__} belongs on the control connection; the server was started again"
+            self.reply(peer, self.tracker.refuse(Reason.STALE_EPOCH, text))
         else:
             text = f"{type(message).__name__} is nothing that a client says on a data connection"
             self.reply(peer, self.tracker.refuse(Reason.MALFORMED, text))

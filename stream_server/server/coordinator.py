@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from stream_server.client_api import wire
-from stream_server.client_api.messages import Hello, Invalidate, Message, Reason, Refusal
+from stream_server.client_api.messages import Data, End, Hello, Invalidate, Message, Open, Ping, Reason, Refusal
 from stream_server.errors import MalformedMessage
 from stream_server.failpoints import failpoint
 from stream_server.launcher import link
@@ -89,7 +89,10 @@ class Coordinator:
         except MalformedMessage as problem:
             self.reply(peer, self.refuse(Reason.MALFORMED, str(problem)))
             return
-        if not isinstance(message, Hello | Invalidate):
+        if isinstance(message, Open | Data | End | Ping):
+            text = f"{type(message).__name__} belongs on a data connection; the server was started again: say Hello"
+            self.reply(peer, self.refuse(Reason.STALE_EPOCH, text))
+        elif not isinstance(message, Hello | Invalidate):
             text = f"{type(message).__name__} is nothing that a client says on the control connection"
             self.reply(peer, self.refuse(Reason.MALFORMED, text))
         elif self.access is not None and user is not None and (text := self.access.problem(user, message)):

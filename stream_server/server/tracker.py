@@ -158,7 +158,7 @@ class Tracker:
     def has_finished(self, message: Open) -> bool:
         """Whether who opens has said its end, and lost the connection before it heard that all is settled."""
         track = self._tracks.get(message.simulation)
-        if track is None or track.terminal != "finished":
+        if track is None or not track.finished:
             return False
         return (message.study, message.attempt, message.epoch) == (self.openings.study, track.attempt, self.epoch)
 

@@ -110,6 +110,11 @@ class Track:
         return cls(simulation=simulation, attempt=-1, marks=marks, layout=layout, first=0, owed=None, total=None)
 
     @property
+    def finished(self) -> bool:
+        """All of the simulation is settled, on all ranks."""
+        return self.terminal == "finished"
+
+    @property
     def num_under_way(self) -> int:
         """Steps of this attempt that hold a slot and are not yet in the stream."""
         return len(self.filling) + self.num_waiting

@@ -246,6 +246,18 @@ def test_a_new_server_at_the_old_address_is_waited_for_until_the_file_tells_of_i
         assert_has(server, 3)
 
 
+def test_a_hello_that_meets_a_new_server_at_the_old_address_is_said_again_where_the_file_tells() -> None:
+    with FakeServer(SMALL) as server:
+        server.answers_to_hello = [Refusal(reason=Reason.STALE_EPOCH, text="the server was started again")]
+        with ThreadPoolExecutor(1) as pool:
+            connecting = pool.submit(connect, server.path)
+            server.wait_until(lambda: len(server.hellos) == 1)
+            server.move(epoch=4)
+            with connecting.result(20) as simulation:
+                send(simulation, *range(3))
+        assert_has(server, 3)
+
+
 def test_an_open_that_a_new_server_refuses_is_repeated_after_another_hello() -> None:
     with FakeServer(SMALL, num_ranks=1) as server, ThreadPoolExecutor(1) as pool:
         simulation = connect(server.path)

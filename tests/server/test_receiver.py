@@ -22,6 +22,7 @@ from stream_server.client_api.messages import (
     Reason,
     Refusal,
     Routing,
+    Stop,
     TimeSteps,
 )
 from stream_server.errors import NonFiniteData, ProducerFailed, Refused, Unreachable
@@ -312,6 +313,7 @@ def welcome(study: Reception, simulation: int = 0) -> None:
         ),
         (data(0, 0), Reason.NOT_OPEN, "opened"),
         (Ping(), Reason.NOT_OPEN, "opened"),
+        (Hello(study=STUDY, simulation=0, attempt=0, rank=0, num_ranks=1), Reason.STALE_EPOCH, "started again"),
         (Ack(received=0, durable=0), Reason.MALFORMED, "Ack"),
     ],
 )
@@ -324,6 +326,42 @@ def test_what_does_not_belong_is_refused_with_a_clear_text(message: Open, reason
         assert answer.reason is reason
         assert words in answer.text
         assert study.first.receiver.account().refused == {reason.name.lower(): 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (opening(), Reason.STALE_EPOCH),
+        (data(0, 0), Reason.STALE_EPOCH),
+        (Ping(), Reason.STALE_EPOCH),
+        (Ack(received=0, durable=0), Reason.MALFORMED),
+    ],
+)
+def test_what_belongs_on_a_data_connection_tells_of_a_restart_on_the_control_connection(
+    message: Open, reason: Reason
+) -> None:
+    with reception(StudyShape()) as study, RawClient(study.endpoints[0].control[0]) as client:
+        answer = client.ask(message)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is reason
+
+
+def test_the_last_step_once_more_hears_that_the_simulation_is_finished() -> None:
+    with reception(StudyShape()) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            client.ask(opening())
+            for step in range(4):
+                client.say(data(step, step), [value(0, step).tobytes()])
+            while client.ask(Ping()).received < 4:
+                pass
+            for step in (4, 5):
+                client.say(data(step, step), [value(0, step).tobytes()])
+            study.first.drain()
+            client.say(data(6, 5), [value(0, 5).tobytes()])
+            while not isinstance(answer := client.hear(), Stop):
+                assert isinstance(answer, Ack), answer
+            assert answer.text == "simulation 0 is finished"
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def drawn(campaign_seed: int, number: int) -> Plan:
         delay_s=draw.choice((1e-4, 2e-3, 5e-2)),
         linger=draw.choice((0.5, 0.8, 0.95)),
         mpirun_notices=draw.random() < 0.7,
+        client_ranks=draw.choice((1, 1, 2)),
     )
     return replace(plan, faults=tuple(_faults(draw, spares_clients=has_crasher)))
 

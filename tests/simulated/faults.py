@@ -14,6 +14,8 @@ CUTTABLE = "tcp:"
 # Three failures in a row before the first sample stop a study, as they should; one may well be.
 MAX_EARLY = 1
 CLIENTS = ("client", "shell")
+# Two in a row would last longer than a simulation may be silent.
+BETWEEN_STALLS_S = 10.0
 
 
 class Faults:
@@ -22,6 +24,7 @@ class Faults:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._num_early = 0
+        self._may_stall_at = 0.0
         self._at_failpoints: dict[tuple[str, int], Fault] = {}
         for fault in world.plan.faults:
             if fault.failpoint:
@@ -38,6 +41,9 @@ class Faults:
     def _strike(self, fault: Fault) -> None:
         world = self._world
         if fault.kind == "stall":
+            if world.threads.now < self._may_stall_at:
+                return
+            self._may_stall_at = world.threads.now + fault.lasts_s + BETWEEN_STALLS_S
             world.network.stall(fault.lasts_s)
             self._note("stall of the network", fault.lasts_s)
         elif fault.kind == "cut":

@@ -15,10 +15,9 @@ ENDS_ATTEMPTS = frozenset(
     {"kill of a client", "kill of a shell", "crash of a simulation", "cut of a connection", "stop of a client"}
 )
 ENDS_NO_ATTEMPT = frozenset({"kill of a launcher", "stop of a launcher", "duplicate"})
-# What a client that is well-behaved may be told: another server or attempt has come between. Where the socket of an
-# older server was it knocks at the wrong door.
+OUTLIVED = frozenset({"kill of a rank", "kill of a mpirun", "stop of a launcher", "duplicate"})
+# What a client that is well-behaved may be told: another server or attempt has come between.
 EXPECTED_REFUSALS = frozenset({"stale_epoch", "stale_attempt", "not_open", "busy"})
-WRONG_DOOR = "malformed"
 
 
 def violations(end: End) -> list[str]:
@@ -93,11 +92,12 @@ def needless(end: End) -> Iterator[str]:
         limit = plan.num_simulations + happened["kill of a launcher"]
         if end.num_attempts > limit:
             yield f"there were {end.num_attempts} attempts, although only launchers were killed or stopped"
+    if end.num_failed and plan.window_bytes >= PLENTY and happened.keys() <= OUTLIVED:
+        yield f"{end.num_failed} ranks of simulations failed or were cancelled, although only the server was struck"
 
 
 def wrong_refusals(end: End) -> Iterator[str]:
     """No message of the client was outside its window or at odds with the protocol."""
     refused = end.report.get("samples", {}).get("refused", {})
-    expected = EXPECTED_REFUSALS | ({WRONG_DOOR} if len(end.epochs) > 1 else set())
-    for reason in sorted(refused.keys() - expected):
+    for reason in sorted(refused.keys() - EXPECTED_REFUSALS):
         yield f"the server refused {refused[reason]} messages: {reason}"

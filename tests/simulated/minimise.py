@@ -59,6 +59,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "num_simulations": max(1, plan.num_simulations - 1),
         "num_steps": max(4, plan.num_steps // 2),
         "max_running": max(1, plan.max_running - 1),
+        "client_ranks": 1,
         "linger": 0.95,
     }
     for name, value in plainer.items():

@@ -29,7 +29,7 @@ class Plan:
     """A study, the machine that it runs on, and what goes wrong.
 
     `crasher` is a simulation that never gets beyond its first steps; `crash` the probability that another attempt
-    crashes by itself.
+    crashes by itself. The `client_ranks` of a simulation go on to the next step together.
     """
 
     seed: str
@@ -37,6 +37,7 @@ class Plan:
     num_ranks: int = 2
     num_simulations: int = 3
     num_steps: int = 8
+    client_ranks: int = 1
     max_running: int = 2
     pseudo_epochs: int = 1
     batch_size: int = 2

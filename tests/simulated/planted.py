@@ -1,11 +1,13 @@
 """Bugs that are put into the product on purpose, to see that the simulation finds them. `with PLANTED[name]():`."""
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 from unittest import mock
 
+from stream_server.client_api.conversation import Conversation
 from stream_server.launcher import ensemble
 from stream_server.launcher.journal import Journal
 from stream_server.launcher.records import AttemptStarting
@@ -62,6 +64,10 @@ def _planted(cls: type, name: str, instead: Callable[..., Any]) -> AbstractConte
     return mock.patch.object(cls, name, lambda self, *args: instead(original, self, *args))
 
 
+def _wait_for_ever(longest: Callable[..., float], self: Conversation, connection: Any) -> float:
+    return math.inf
+
+
 PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "ledger-lost": partial(_planted, Ledger, "load_state_dict", _forget_the_ledger),
     "ledger-off-by-one": partial(_planted, Ledger, "load_state_dict", _forget_the_last_step),
@@ -69,5 +75,6 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "commit-by-the-first": partial(_planted, Checkpoints, "hear", _commit_with_the_first),
     "start-not-in-journal": partial(_planted, Journal, "write", _journal_no_start),
     "clock-read-late": partial(_planted, Schedule, "tick", _read_the_clock_late),
+    "ranks-wait-for-each-other": partial(_planted, Conversation, "_longest_wait_s", _wait_for_ever),
     "clock-starts-early": partial(_planted, Schedule, "begun", _start_the_clock_early),
 }

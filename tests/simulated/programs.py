@@ -23,7 +23,7 @@ from stream_server.server import study
 from stream_server.server.start import Start
 from tests.chaos.audit import Committed, Trained
 from tests.simulated.machine import Machine
-from tests.simulated.ranks import Job, SimulatedRanks
+from tests.simulated.ranks import Job, Meeting, SimulatedRanks
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
@@ -108,25 +108,29 @@ def launch(world: "World") -> int:
     return runs.run_study(world.config, command, ends_at=math.inf)
 
 
-def simulate(world: "World", environment: Mapping[str, str]) -> int:
-    """A simulation: sends its steps, some of them twice, and may crash before any of them."""
+def simulate(world: "World", environment: Mapping[str, str], rank: int, solver: Meeting) -> int:
+    """A rank of a simulation: sends its part of each step, sometimes twice. Rank 0 may crash before any of them."""
     plan, threads = world.plan, world.threads
     number, attempt = int(environment["STREAM_SIMULATION_ID"]), int(environment["STREAM_ATTEMPT"])
-    draw = Random(f"{plan.seed}/{number}/{attempt}")
-    crash_at = _crash_at(world, number, draw)
+    seed = f"{plan.seed}/{number}/{attempt}"
+    draw, common = Random(f"{seed}/{rank}"), Random(seed)
+    crash_at = _crash_at(world, number, draw) if rank == 0 else None
     threads.sleep(draw.uniform(0.0, STARTS_S))
-    world.num_attempts += 1
-    with connect(environment["STREAM_CONNECTION"]) as simulation:
+    world.num_attempts += rank == 0
+    own = slice(None) if plan.client_ranks == 1 else slice(rank, rank + 1)
+    with connect(environment["STREAM_CONNECTION"], rank=rank, num_ranks=plan.client_ranks) as simulation:
+        simulation.declare_field("u", shape=(2,))
         for step in simulation.time_steps or ():
             threads.sleep(draw.expovariate(1.0 / plan.simulation_step_s))
             if step == crash_at:
                 world.happened["crash of a simulation"] += 1
                 raise ArithmeticError("a simulation crashes")
-            if not simulation.send(step, u=value(number, step)):
-                break
-            if draw.random() < plan.duplicates:
+            is_wanted = simulation.send(step, u=value(number, step)[own])
+            if is_wanted and common.random() < plan.duplicates:
                 world.happened["duplicate"] += 1
-                simulation.send(step, u=value(number, step))
+                simulation.send(step, u=value(number, step)[own])
+            if not all(solver.exchange(rank, is_wanted) or ()):
+                break
     return 0
 
 

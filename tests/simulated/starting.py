@@ -12,7 +12,7 @@ from stream_server.launcher import jobs
 from stream_server.server.start import Start
 from tests.simulated.machine import Machine, Program
 from tests.simulated.programs import serve, simulate
-from tests.simulated.ranks import Job
+from tests.simulated.ranks import Job, Meeting
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
@@ -47,11 +47,7 @@ class Mpirun:
             world.threads.after(SHELL_S, lambda: world.machine.end(self._program, worst))
         elif status < 0 and (world.plan.mpirun_notices or not member.has_come):
             delay_s = world.draw.uniform(0.0, MPIRUN_NOTICES_S)
-            world.threads.after(delay_s, partial(self._kill_all, job))
-
-    def _kill_all(self, job: Job) -> None:
-        for member in job.members:
-            self._world.machine.kill(member)
+            world.threads.after(delay_s, partial(_kill, world.machine, job.members))
 
 
 class Executor:
@@ -66,15 +62,26 @@ class Executor:
         self._look(environment["STREAM_SIMULATION_ID"])
         shell = machine.start("shell", None, environment=environment)
         shell.traps_term = True
-        client = machine.start(
-            "client", partial(simulate, world, environment), environment=environment, session=shell.pid
-        )
-        launcher = machine.current
+        launcher, solver = machine.current, Meeting(world.threads, world.plan.client_ranks)
+        clients = [
+            machine.start(
+                "client",
+                partial(simulate, world, environment, rank, solver),
+                environment=environment,
+                session=shell.pid,
+            )
+            for rank in range(world.plan.client_ranks)
+        ]
 
-        def write(status: int) -> None:
-            world.threads.after(SHELL_S, lambda: self._leave(shell, launcher, folder, status))
+        def has_ended(status: int) -> None:
+            if all(client.status is not None for client in clients):
+                worst = next((client.status for client in clients if client.status), 0)
+                world.threads.after(SHELL_S, lambda: self._leave(shell, launcher, folder, worst))
+            elif status:
+                world.threads.after(world.draw.uniform(0.0, MPIRUN_NOTICES_S), partial(_kill, machine, clients))
 
-        client.on_end.append(write)
+        for client in clients:
+            client.on_end.append(has_ended)
         job._native_id = str(shell.pid)
 
     def _look(self, simulation: str) -> None:
@@ -92,10 +99,15 @@ class Executor:
         code = status if status >= 0 else 128 - status
         if folder.is_dir():
             (folder / jobs.EXIT_FILE).write_text(f"{code}\n")
-        machine: Machine = self._world.machine
+        machine = self._world.machine
         machine.end(shell, code)
         if launcher.status is None:
             machine.tell(launcher, signal.SIGCHLD)
+
+
+def _kill(machine: Machine, members: Sequence[Program]) -> None:
+    for member in members:
+        machine.kill(member)
 
 
 def subprocess_of(world: "World") -> SimpleNamespace:

@@ -71,7 +71,7 @@ def test_equal_plans_have_equal_histories() -> None:
 def test_a_plan_that_fails_is_made_smaller_and_written_as_a_line() -> None:
     culprit = Fault(kind="kill", target="", failpoint="launcher.after_submit", passage=2)
     others = (Fault(kind="cut", target="", at=1.0), Fault(kind="stall", target="", at=2.0, lasts_s=0.1))
-    plan = Plan(seed="small", policy="reservoir", faults=(others[0], culprit, others[1]), duplicates=0.2)
+    plan = Plan(seed="smaller", policy="reservoir", faults=(others[0], culprit, others[1]), duplicates=0.2)
     with PLANTED["start-not-in-journal"]():
         [*_, first] = judged(plan).violations[:1]
         smallest = minimised(plan, fails=fails_like(first), max_runs=16)

@@ -123,6 +123,7 @@ def _judged(world: World, exit_code: int | None, hang: str) -> End:
         num_switches=world.threads.num_switches,
         num_messages=world.network.num_carried,
         num_attempts=world.num_attempts,
+        num_failed=sum(it.name == "client" and it.status != 0 for it in world.machine.programs.values()),
         lost_steps=sum(isinstance(it.error, StepsLost) for it in world.machine.programs.values()),
         trace=world.threads.trace,
         hang=hang,

@@ -8,19 +8,22 @@
 #define SC_REPEAT_S 1.0
 #endif
 
-static bool is_busy(const sc_reply *answer) {
-    return answer->kind == SC_REFUSAL && answer->refusal.reason == SC_BUSY;
+static bool is_refusal(const sc_reply *answer, int reason) {
+    return answer->kind == SC_REFUSAL && answer->refusal.reason == reason;
 }
 
-/* Read what has come; *is_answered says whether an answer was among it. */
+/* Read what has come; *is_answered says whether an answer was among it. A new server at an old address is no one to
+ * talk to: it is waited for until the connection file tells of it. */
 static int hear(sc_dealer *dealer, sc_patience *patience, bool *is_answered, sc_reply *answer, sc_error *error) {
     for (;;) {
         bool is_there;
         int code = sc_dealer_receive(dealer, &is_there, answer, error);
         if (code != STREAM_OK || !is_there)
             return code;
-        sc_patience_heard(patience);
-        if (!is_busy(answer)) {
+        bool is_stale = is_refusal(answer, SC_STALE_EPOCH);
+        if (!is_stale)
+            sc_patience_heard(patience);
+        if (!is_stale && !is_refusal(answer, SC_BUSY)) {
             *is_answered = true;
             return STREAM_OK;
         }
