@@ -45,7 +45,7 @@ def _ask(
 ) -> Message | None:
     """The answer; None if none came in time, the connection was lost, or there is a newer connection file.
 
-    A new server at an old address is no one to talk to: it is waited for until the file tells of it.
+    A new server at an old address is no one to talk to: the file will tell of it, if it can.
     """
     dealer = transport.connect(file.control)
     dealer.send(question)
@@ -57,7 +57,7 @@ def _ask(
         transport.wait(slice_s)
         patience.listened(slice_s)
         while (answer := dealer.receive()) is not None:
-            if isinstance(answer, Refusal) and answer.reason is Reason.STALE_EPOCH:
+            if isinstance(answer, Refusal) and answer.reason is Reason.STALE_EPOCH and watch.may_change:
                 continue
             patience.heard()
             if not (isinstance(answer, Refusal) and answer.reason is Reason.BUSY):

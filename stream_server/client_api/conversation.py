@@ -68,13 +68,12 @@ class Conversation:
                 if session is None or self._has_sent:
                     session = self._current_session()
                 connection = session.connection(index)
-                most_s = self._longest_wait_s(connection)
-                may_go = self._send_unsent(session, most_s)
+                is_wanted = bool(arrays) and index not in connection.known
+                may_go = self._send_unsent(session, math.inf if is_wanted else 0.0)
+                if may_go and is_wanted:
+                    may_go = session.wait_for_room(connection, self._longest_wait_s(connection))
                 if connection.is_lost:
                     raise SessionOver
-                is_wanted = bool(arrays) and index not in connection.known
-                if is_wanted:
-                    may_go = may_go and session.wait_for_room(connection, most_s)
                 # From here on the step belongs to what a new server has to have.
                 is_new = self._entered.add(index)
                 connection.num_steps += is_new
@@ -99,7 +98,8 @@ class Conversation:
         while not self.has_stopped:
             try:
                 session = self._current_session()
-                self._send_unsent(session)
+                while not self._send_unsent(session):
+                    pass
                 session.end()
                 return
             except SessionOver:
@@ -191,6 +191,8 @@ class Conversation:
     def _account(self, session: Session, *, is_new: bool) -> None:
         """Count each step for its new server rank, and have only those unsent that are not known there."""
         retention = self._retention
+        # The other ranks have to find the new server, too.
+        self._num_released = 0
         num_lost = 0
         for index in self._entered:
             connection = session.connection(index)
@@ -209,16 +211,17 @@ class Conversation:
             failpoint("client.before_resend")
 
     def _send_unsent(self, session: Session, most_s: float = math.inf) -> bool:
-        """Send what no connection has, each step once there is room; whether none had to wait for `most_s`."""
+        """Send what no connection has, each step once there is room; False: one has waited for long enough."""
         unsent = self._retention.unsent
         while unsent:
             index, steps = next(iter(unsent.items()))
             connection = session.connection(index)
-            if not session.wait_for_room(connection, most_s):
+            if not session.wait_for_room(connection, min(most_s, self._longest_wait_s(connection))):
                 return False
             connection.send(index, steps.present, steps.arrays(index, self._blocks))
             self._retention.forget(index)
-        self._num_released = 0
+            # The steps that were released are the last of them.
+            self._num_released = min(self._num_released, len(unsent))
         return True
 
     def _loss(self, num: int) -> str:

@@ -43,6 +43,7 @@ class DataConnection:
         credit: how many steps may be on their way.
         known: the steps that the server had before the connection was opened.
         num_steps: how many different steps belong to this server rank so far; whoever sends counts them.
+        silent_s: for how long nothing came when it was last waited for something.
         stale: what a server that was started again has answered, or "".
     """
 
@@ -64,6 +65,7 @@ class DataConnection:
         self.credit = 0
         self.known = Bits()
         self.num_steps = 0
+        self.silent_s = 0.0
         self.stale = ""
         self._is_unknown = False
         self._opening = opening
@@ -162,6 +164,8 @@ class DataConnection:
         heard = False
         while (answer := self.dealer.receive()) is not None:
             heard |= self._take(answer)
+        if heard:
+            self.silent_s = 0.0
         return heard
 
     def _take(self, answer: Message) -> bool:

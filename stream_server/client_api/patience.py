@@ -9,19 +9,26 @@ OVERSLEPT_S = 1.0
 class Patience:
     """Measures the server's silence during one wait, and when the question is to be asked again.
 
+    The silence may have lasted for `silent_s` before.
     A server that is slow, but answers, is waited for without limit. Time in which this process itself was stopped is
     no silence of the server.
     """
 
-    def __init__(self, *, timeout_s: float, repeat_s: float) -> None:
+    def __init__(self, *, timeout_s: float, repeat_s: float, silent_s: float = 0.0) -> None:
         self._timeout_s = timeout_s
         self._repeat_s = repeat_s
-        self._began = self._heard = self._asked = self._listened = time.monotonic()
+        self._began = self._asked = self._listened = time.monotonic()
+        self._heard = self._began - silent_s
 
     @property
     def is_over(self) -> bool:
         """The silence has lasted `timeout_s` when the last turn of listening ended."""
-        return self._listened - self._heard >= self._timeout_s
+        return self.silent_s >= self._timeout_s
+
+    @property
+    def silent_s(self) -> float:
+        """How long the silence had lasted then."""
+        return self._listened - self._heard
 
     @property
     def slice_s(self) -> float:

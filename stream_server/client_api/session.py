@@ -134,7 +134,7 @@ class Session:
         most_s: float = math.inf,
     ) -> None:
         """Wait for an answer on one connection, listening to all."""
-        patience = Patience(timeout_s=self._silence_s, repeat_s=repeat_s)
+        patience = Patience(timeout_s=self._silence_s, repeat_s=repeat_s, silent_s=connection.silent_s)
         while not done(connection) and not patience.has_lasted(most_s):
             if self._watch.newer_than(self.epoch):
                 raise SessionOver
@@ -150,6 +150,7 @@ class Session:
             self._look_around()
             if patience.may_repeat():
                 repeat(connection)
+        connection.silent_s = patience.silent_s
 
     def _look_around(self) -> None:
         for connection in self._connections:

@@ -99,5 +99,7 @@ int sc_data_connection_take_answers(sc_data_connection *connection, bool *heard,
         sc_reply_free(&answer);
         if (code != STREAM_OK)
             return code;
+        if (*heard)
+            connection->silent_s = 0;
     }
 }

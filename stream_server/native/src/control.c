@@ -71,7 +71,7 @@ static int unreachable(const sc_asker *asker, sc_error *error) {
 }
 
 int sc_ask(const sc_asker *asker, const sc_message *question, sc_reply *answer, sc_error *error) {
-    sc_patience patience = sc_patience_begin(asker->timeout_s, SC_REPEAT_S);
+    sc_patience patience = sc_patience_begin(asker->timeout_s, SC_REPEAT_S, 0);
     for (;;) {
         sc_transport transport;
         bool is_answered = false;

@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "conversation.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,9 +73,9 @@ static int retain(sc_conversation *conversation, int64_t index, uint64_t present
     return sc_retention_keep(&client->retention, &steps, error);
 }
 
-static double longest_wait_s(const sc_conversation *conversation, const sc_data_connection *connection) {
+double sc_conversation_longest_wait_s(const sc_conversation *conversation, const sc_data_connection *connection) {
     bool may_keep = conversation->client.num_ranks > 1 && conversation->num_released < connection->credit;
-    return may_keep ? SC_RELEASE_S : 0;
+    return may_keep ? SC_RELEASE_S : INFINITY;
 }
 
 /* Let the simulation go on although its step has to wait. */
@@ -93,18 +94,15 @@ static int send_now(sc_conversation *conversation, int64_t index, uint64_t prese
     if (code != STREAM_OK)
         return code;
     sc_data_connection *connection = sc_session_connection(&conversation->session, index);
-    double most_s = longest_wait_s(conversation, connection);
-    bool may_go, ignored = false;
-    code = sc_renewal_send_unsent(conversation, most_s, &may_go, error);
+    bool is_wanted = present != 0 && !sc_bits_has(&connection->known, index), may_go, ignored = false;
+    code = sc_renewal_send_unsent(conversation, is_wanted ? INFINITY : 0, &may_go, error);
+    if (code == STREAM_OK && may_go && is_wanted)
+        code = sc_session_wait_for_room(&conversation->session, connection,
+                                        sc_conversation_longest_wait_s(conversation, connection), &may_go, error);
     if (code != STREAM_OK)
         return code;
     if (sc_data_connection_is_lost(connection))
         return SC_OVER;
-    bool is_wanted = present != 0 && !sc_bits_has(&connection->known, index);
-    if (is_wanted && may_go)
-        code = sc_session_wait_for_room(&conversation->session, connection, most_s, &may_go, error);
-    if (code != STREAM_OK)
-        return code;
     /* From here on the step belongs to what a new server has to have. */
     int is_new = sc_entered_add(&conversation->entered, index);
     if (is_new < 0)
@@ -137,10 +135,10 @@ int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t 
 
 int sc_conversation_finish(sc_conversation *conversation, sc_error *error) {
     while (!conversation->has_stopped) {
-        bool ignored;
+        bool is_done = false;
         int code = current_session(conversation, error);
-        if (code == STREAM_OK)
-            code = sc_renewal_send_unsent(conversation, 0, &ignored, error);
+        while (code == STREAM_OK && !is_done)
+            code = sc_renewal_send_unsent(conversation, INFINITY, &is_done, error);
         if (code == STREAM_OK)
             code = sc_session_end(&conversation->session, error);
         if (code == SC_OVER)

@@ -36,6 +36,8 @@ void sc_conversation_free(sc_conversation *conversation);
  * STREAM_ERROR_STEPS_LOST if a new server misses a step that is retained no longer. */
 int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
                          sc_error *error);
+/* How long a step may wait for room on this connection. */
+double sc_conversation_longest_wait_s(const sc_conversation *conversation, const sc_data_connection *connection);
 /* Wait until every step is settled on the server. */
 int sc_conversation_finish(sc_conversation *conversation, sc_error *error);
 

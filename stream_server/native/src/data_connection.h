@@ -22,7 +22,8 @@ typedef struct {
  *
  * Nothing here waits: whoever wants to send looks whether there is room, and reads the answers if not. What was sent is
  * in the backlog. `credit` is how many steps may be on their way, `known` are the steps that the server had before the connection was opened, num_steps how many
- * different steps belong to this server rank so far (whoever sends counts them), `stale` what a server that was started
+ * different steps belong to this server rank so far (whoever sends counts them), silent_s for how long nothing
+ * came when it was last waited for something, `stale` what a server that was started
  * again has answered, or NULL; is_unknown: the server says that it was never opened. */
 typedef struct {
     sc_dealer *dealer;
@@ -35,6 +36,7 @@ typedef struct {
     int64_t credit;
     sc_bits known;
     int64_t num_steps;
+    double silent_s;
     char *stale;
     bool is_unknown;
     uint32_t epoch;

@@ -13,14 +13,24 @@ double sc_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-sc_patience sc_patience_begin(double timeout_s, double repeat_s) {
+sc_patience sc_patience_begin(double timeout_s, double repeat_s, double silent_s) {
     double now = sc_now();
     return (sc_patience){
-        .timeout_s = timeout_s, .repeat_s = repeat_s, .began = now, .heard = now, .asked = now, .listened = now};
+        .timeout_s = timeout_s,
+        .repeat_s = repeat_s,
+        .began = now,
+        .heard = now - silent_s,
+        .asked = now,
+        .listened = now,
+    };
+}
+
+double sc_patience_silent_s(const sc_patience *patience) {
+    return patience->listened - patience->heard;
 }
 
 bool sc_patience_is_over(const sc_patience *patience) {
-    return patience->listened - patience->heard >= patience->timeout_s;
+    return sc_patience_silent_s(patience) >= patience->timeout_s;
 }
 
 bool sc_patience_has_lasted(const sc_patience *patience, double most_s) {

@@ -17,7 +17,11 @@ typedef struct {
     double listened;
 } sc_patience;
 
-sc_patience sc_patience_begin(double timeout_s, double repeat_s);
+/* The silence may have lasted for silent_s before. */
+sc_patience sc_patience_begin(double timeout_s, double repeat_s, double silent_s);
+
+/* How long the silence had lasted at the end of the last turn. */
+double sc_patience_silent_s(const sc_patience *patience);
 
 /* The silence has lasted timeout_s at the end of the last turn. */
 bool sc_patience_is_over(const sc_patience *patience);

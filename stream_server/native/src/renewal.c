@@ -66,6 +66,8 @@ static int account(sc_conversation *conversation, bool is_new, sc_error *error) 
     const sc_entered *entered = &conversation->entered;
     size_t num_lost = 0, next = retention->first_unsent;
     int code = STREAM_OK;
+    /* The other ranks have to find the new server, too. */
+    conversation->num_released = 0;
     /* The unsent steps are in the order of all steps. */
     for (size_t i = 0; i < entered->num && code == STREAM_OK; ++i) {
         int64_t index = entered->order[i];
@@ -86,23 +88,28 @@ static int account(sc_conversation *conversation, bool is_new, sc_error *error) 
     return num_lost > 0 && conversation->client.num_blocks > 0 ? steps_lost(conversation, num_lost, error) : STREAM_OK;
 }
 
-int sc_renewal_send_unsent(sc_conversation *conversation, double most_s, bool *none_waited, sc_error *error) {
+int sc_renewal_send_unsent(sc_conversation *conversation, double most_s, bool *is_done, sc_error *error) {
     sc_retention *retention = &conversation->client.retention;
-    *none_waited = true;
+    *is_done = true;
     for (sc_unsent *first; (first = sc_retention_first(retention)) != NULL;) {
         const void *arrays[SC_MAX_FIELDS];
         bool ignored;
         sc_data_connection *connection = sc_session_connection(&conversation->session, first->index);
-        int code = sc_session_wait_for_room(&conversation->session, connection, most_s, none_waited, error);
-        if (code != STREAM_OK || !*none_waited)
+        double longest_s = sc_conversation_longest_wait_s(conversation, connection);
+        int code = sc_session_wait_for_room(&conversation->session, connection, most_s < longest_s ? most_s : longest_s,
+                                            is_done, error);
+        if (code != STREAM_OK || !*is_done)
             return code;
         sc_steps_arrays(&first->steps, &conversation->client.layout, first->row, arrays);
         code = sc_data_connection_send(connection, first->index, first->steps.present, arrays, &ignored, error);
         if (code != STREAM_OK)
             return code;
         sc_retention_forget_first(retention);
+        /* The steps that were released are the last of them. */
+        size_t num_unsent = retention->end_unsent - retention->first_unsent;
+        if (conversation->num_released > (int64_t)num_unsent)
+            conversation->num_released = (int64_t)num_unsent;
     }
-    conversation->num_released = 0;
     return STREAM_OK;
 }
 

@@ -1,5 +1,6 @@
 #include "session.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "wait.h"
@@ -60,7 +61,7 @@ int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *we
         code = sc_data_connection_ask_to_open(&session->connections[i], error);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
         code = sc_wait(session, &session->connections[i],
-                       (sc_awaited){sc_is_open, sc_data_connection_ask_to_open, SC_REOPEN_S, 0}, error);
+                       (sc_awaited){sc_is_open, sc_data_connection_ask_to_open, SC_REOPEN_S, INFINITY}, error);
     return code;
 }
 
@@ -110,7 +111,7 @@ int sc_session_end(sc_session *session, sc_error *error) {
         code = sc_data_connection_end(&session->connections[i], total, error);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
         code = sc_wait(session, &session->connections[i],
-                       (sc_awaited){sc_has_ended, sc_data_connection_ping, SC_PING_S, 0}, error);
+                       (sc_awaited){sc_has_ended, sc_data_connection_ping, SC_PING_S, INFINITY}, error);
     return code;
 }
 

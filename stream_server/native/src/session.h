@@ -46,7 +46,7 @@ void sc_session_close(sc_session *session, bool linger);
 /* The connection over which a step has to go. */
 sc_data_connection *sc_session_connection(sc_session *session, int64_t index);
 
-/* Wait for credit, not much longer than most_s (0: for ever); *has_room says whether there is some. */
+/* Wait for credit, not much longer than most_s (perhaps INFINITY); *has_room says whether there is some. */
 int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection, double most_s, bool *has_room,
                              sc_error *error);
 /* Send all that waits for company. */

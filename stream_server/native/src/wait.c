@@ -38,11 +38,9 @@ static int hear_all(sc_session *session, const sc_data_connection *connection, b
 
 int sc_wait(sc_session *session, sc_data_connection *connection, sc_awaited awaited, sc_error *error) {
     sc_client *client = session->client;
-    sc_patience patience = sc_patience_begin(client->silence_s, awaited.repeat_s);
+    sc_patience patience = sc_patience_begin(client->silence_s, awaited.repeat_s, connection->silent_s);
     const char *reason;
-    while (!awaited.is_done(connection)) {
-        if (awaited.most_s > 0 && sc_patience_has_lasted(&patience, awaited.most_s))
-            return STREAM_OK;
+    while (!awaited.is_done(connection) && !sc_patience_has_lasted(&patience, awaited.most_s)) {
         if (sc_watch_is_newer_than(client->watch, session->epoch, false))
             return SC_OVER;
         if (sc_patience_is_over(&patience))
@@ -65,5 +63,6 @@ int sc_wait(sc_session *session, sc_data_connection *connection, sc_awaited awai
         if (sc_patience_may_repeat(&patience) && (code = awaited.repeat(connection, error)) != STREAM_OK)
             return code;
     }
+    connection->silent_s = sc_patience_silent_s(&patience);
     return STREAM_OK;
 }

@@ -4,7 +4,7 @@
 
 #include "session.h"
 
-/* What is waited for, what is said again while it is not there, and how long that may last (0: for ever). */
+/* What is waited for, what is said again while it is not there, and how long that may last (perhaps INFINITY). */
 typedef struct {
     bool (*is_done)(const sc_data_connection *connection);
     int (*repeat)(sc_data_connection *connection, sc_error *error);
