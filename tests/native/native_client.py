@@ -16,7 +16,15 @@ from tests.native.conformance.values import values
 
 PROGRAMS = Path(__file__).parent / "programs"
 # Nobody waits for half a second here.
-QUICK = ("-DSC_LOOK_S=0.01", "-DSC_PING_S=0.05", "-DSC_REOPEN_S=0.05", "-DSC_REPEAT_S=0.1", "-DSC_OVERSLEPT_S=0.1")
+RELEASE_S = 0.1
+QUICK = (
+    "-DSC_LOOK_S=0.01",
+    "-DSC_PING_S=0.05",
+    "-DSC_REOPEN_S=0.05",
+    "-DSC_REPEAT_S=0.1",
+    "-DSC_OVERSLEPT_S=0.1",
+    f"-DSC_RELEASE_S={RELEASE_S}",
+)
 SMALL = (FieldSpec(name="u", shape=(4,)),)
 
 

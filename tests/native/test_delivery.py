@@ -28,6 +28,7 @@ from tests.native.conformance import build
 from tests.native.conformance.values import values
 from tests.native.native_client import (
     QUICK,
+    RELEASE_S,
     SMALL,
     NativeClient,
     assert_has,
@@ -160,6 +161,33 @@ def test_never_more_steps_than_the_credit_are_unacknowledged(client: NativeClien
         assert sending() == ["ok"] * 10
         assert client.ask("finish") == "ok"
         assert_has(server, 10)
+
+
+def test_a_rank_of_several_keeps_as_many_steps_as_its_credit_and_goes_on(client: NativeClient) -> None:
+    with FakeServer(SMALL, num_ranks=1) as server:
+        server.credit, server.withholds_acks = 3, True
+        client.connect(server, "simulation=5", rank=1, num_ranks=2)
+        assert client.send(*range(6), count="2") == ["ok"] * 6
+        answers = client.begin_to_send(6, count="2")
+        before = num_pings(server)
+        server.wait_until(lambda: num_pings(server) > before + 4)
+        assert [it.index for it in messages(server, Data)] == [0, 1, 2]
+        server.do(server.acknowledge_all)
+        assert answers() == ["ok"]
+        assert client.ask("finish") == "ok"
+        assert [it.index + i for it in messages(server, Data) for i in range(it.num_steps)] == list(range(7))
+        assert [(it.share, it.total) for it in messages(server, End)] == [(7, 7)]
+
+
+def test_the_silence_of_a_server_adds_up_while_steps_are_kept(client: NativeClient) -> None:
+    with FakeServer(SMALL, num_ranks=1) as server:
+        server.credit = 50
+        client.connect(server, "simulation=5", f"timeout={4 * RELEASE_S}", rank=1, num_ranks=2)
+        assert client.send(0, count="2") == ["ok"]
+        server.do_now(lambda: setattr(server, "silent", True))
+        answers = client.send(*range(1, 70), count="2")
+        failed = [step for step, answer in enumerate(answers, start=1) if "UNREACHABLE" in answer]
+        assert 50 <= failed[0] < 60
 
 
 def test_a_rank_that_waits_for_credit_holds_nothing_back_for_the_others(client: NativeClient) -> None:
