@@ -25,6 +25,8 @@ from stream_server.launcher.starter import Starter
 
 POLL_S = 1.0
 POLL_BUSY_S = 0.05
+# A busy machine may keep a process waiting for less than that.
+OVERSLEPT_S = 1.0
 STATUS_S = 0.5
 LEAVE_S = 15.0
 
@@ -60,6 +62,7 @@ class Ensemble:
         self._leave_at = math.inf
         self._said_bye = False
         self._poll_at = 0.0
+        self._judged_at = math.inf
         self._status_at = 0.0
         self._status: link.Status | None = None
 
@@ -104,6 +107,10 @@ class Ensemble:
         """Do all that is due; returns what rank 0 has said."""
         # Before what has come is taken: no clock may run out by what is not heard yet, however long this turn takes.
         now = time.monotonic()
+        overslept_s = now - self._judged_at - POLL_S
+        if overslept_s > OVERSLEPT_S:
+            self.schedule.overslept(overslept_s, now)
+        self._judged_at = now
         messages = self.server.receive()
         had_come = self.schedule.anything_came
         for message in messages:

@@ -237,6 +237,11 @@ class Schedule:
                 actions += self._fail(it)
         return actions + self._fill(now)
 
+    def overslept(self, seconds: float, now: float) -> None:
+        """The launcher itself was stopped, or too busy to listen: neither simulations nor the server were silent."""
+        for it in self._live.values():
+            it.quiet_since = min(now, it.quiet_since + seconds)
+
     def stop(self, now: float, grace_s: float = 0.0) -> list[Action]:
         """The study has ended: nothing more is started, and what still runs after `grace_s` is cancelled."""
         self.stopped = True

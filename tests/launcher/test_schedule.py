@@ -156,6 +156,15 @@ def test_a_simulation_without_progress_is_cancelled_and_started_again() -> None:
     ]
 
 
+def test_while_the_launcher_slept_no_simulation_was_silent() -> None:
+    schedule = running(1, timeout_s=60.0)
+    schedule.overslept(40.0, 50.0)
+    assert schedule.tick(99.0) == []
+    schedule.overslept(1000.0, 99.0)
+    assert schedule.wake_at == 159.0
+    assert schedule.tick(159.0) == [Cancel(simulation=0, attempt=0)]
+
+
 def test_each_new_time_step_starts_the_clock_again() -> None:
     schedule = running(1, timeout_s=60)
     schedule.progress(0, 0, 1, False, 50.0)

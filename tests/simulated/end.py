@@ -14,8 +14,8 @@ class End:
 
     `hang` tells what each thread waited for, if it did not end; `errors` what programs of the product died of, and
     `seen` what was wrong already while it ran. `happened` counts the faults that really came to pass,
-    `num_failed` the ranks of simulations that ended with an error or were killed, `lost_steps` those of them that did
-    so since steps were gone which they ought to have kept.
+    `num_failed` the attempts that ended with an error or were killed, `lost_steps` the ranks of simulations that ended
+    since steps were gone which they ought to have kept.
     """
 
     plan: Plan

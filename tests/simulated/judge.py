@@ -93,7 +93,7 @@ def needless(end: End) -> Iterator[str]:
         if end.num_attempts > limit:
             yield f"there were {end.num_attempts} attempts, although only launchers were killed or stopped"
     if end.num_failed and plan.window_bytes >= PLENTY and happened.keys() <= OUTLIVED:
-        yield f"{end.num_failed} ranks of simulations failed or were cancelled, although only the server was struck"
+        yield f"{end.num_failed} attempts failed or were cancelled, although only the server was struck"
 
 
 def wrong_refusals(end: End) -> Iterator[str]:

@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 from stream_server.client_api.conversation import Conversation
-from stream_server.launcher import ensemble
 from stream_server.launcher.journal import Journal
 from stream_server.launcher.records import AttemptStarting
 from stream_server.launcher.schedule import Schedule
@@ -51,21 +50,17 @@ def _journal_no_start(write: Callable[..., None], self: Journal, *written: Any) 
     write(self, *(record for record in written if not isinstance(record, AttemptStarting)))
 
 
-def _start_the_clock_early(begun: Callable[..., None], self: Schedule, simulation: int, now: float) -> None:
+def _count_while_stopped(overslept: Callable[..., None], self: Schedule, seconds: float, now: float) -> None:
     pass
 
 
-def _read_the_clock_late(tick: Callable[..., Any], self: Schedule, now: float) -> Any:
-    return tick(self, vars(ensemble)["time"].monotonic())
+def _wait_for_ever(longest: Callable[..., float], self: Conversation, connection: Any) -> float:
+    return math.inf
 
 
 def _planted(cls: type, name: str, instead: Callable[..., Any]) -> AbstractContextManager[Any]:
     original = getattr(cls, name)
     return mock.patch.object(cls, name, lambda self, *args: instead(original, self, *args))
-
-
-def _wait_for_ever(longest: Callable[..., float], self: Conversation, connection: Any) -> float:
-    return math.inf
 
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -74,7 +69,6 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "durable-before-commit": partial(_planted, Receiver, "snapshot", _say_durable_at_once),
     "commit-by-the-first": partial(_planted, Checkpoints, "hear", _commit_with_the_first),
     "start-not-in-journal": partial(_planted, Journal, "write", _journal_no_start),
-    "clock-read-late": partial(_planted, Schedule, "tick", _read_the_clock_late),
+    "stopped-launcher-counts": partial(_planted, Schedule, "overslept", _count_while_stopped),
     "ranks-wait-for-each-other": partial(_planted, Conversation, "_longest_wait_s", _wait_for_ever),
-    "clock-starts-early": partial(_planted, Schedule, "begun", _start_the_clock_early),
 }

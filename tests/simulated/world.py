@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -123,13 +123,22 @@ def _judged(world: World, exit_code: int | None, hang: str) -> End:
         num_switches=world.threads.num_switches,
         num_messages=world.network.num_carried,
         num_attempts=world.num_attempts,
-        num_failed=sum(it.name == "client" and it.status != 0 for it in world.machine.programs.values()),
+        num_failed=_num_failed(world),
         lost_steps=sum(isinstance(it.error, StepsLost) for it in world.machine.programs.values()),
         trace=world.threads.trace,
         hang=hang,
         errors=tuple(errors),
         seen=tuple(world.seen),
     )
+
+
+def _num_failed(world: World) -> int:
+    """Attempts of which no rank ended well: what a rank has sent that is gone only a new attempt can send again."""
+    statuses = defaultdict(set)
+    for it in world.machine.programs.values():
+        if it.name == "client":
+            statuses[it.environment["STREAM_SIMULATION_ID"], it.environment["STREAM_ATTEMPT"]].add(it.status)
+    return sum(0 not in ended for ended in statuses.values())
 
 
 def _has_ended(program: Program) -> bool:
