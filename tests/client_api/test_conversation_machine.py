@@ -67,9 +67,8 @@ class ConversationMachine(RuleBasedStateMachine):
                 continue
             self.is_away = False
             self.converse(lambda index=index: self.client.send(index, 1, [values_of(index)]))
-            if index in self.study.was_known - self.study.was_sent:
-                # The server had it from an earlier attempt: it is not sent, nor held.
-                self.study.safe.add(index)
+            # The server had these from an earlier attempt: they are not sent, nor held.
+            self.study.safe |= (self.study.was_known - self.study.was_sent) & set(self.study.entered)
 
     def converse(self, say) -> None:  # type: ignore[no-untyped-def]
         if not self.study.is_there:
