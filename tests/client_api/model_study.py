@@ -160,9 +160,9 @@ class Study:
     def must_be_held(self) -> set[int]:
         """What no server is known to have, unless the client was left alone; and the newest steps that surely fit.
 
-        Into the window fits what is under way beside them, or one message.
+        Into the window fits what is under way beside them, or waits for room, or one message.
         """
-        num = self.window_bytes // STEP_BYTES - (MAX_RANKS + 1) * self.credit
+        num = self.window_bytes // STEP_BYTES - (MAX_RANKS + 2) * self.credit
         newest = set(self.entered[-num:] if num > 0 else [])
         return (newest | (set() if self.was_left_alone else set(self.entered) - self.received)) - self.safe
 
@@ -247,6 +247,7 @@ class Study:
         with (
             mock.patch.object(session, "Transport", partial(_Transport, self)),
             mock.patch.object(conversation, "ask", self._ask),
+            mock.patch.object(conversation, "RELEASE_S", TURN_S),
             mock.patch.object(data_connection, "time", clock),
             mock.patch.object(patience, "time", clock),
         ):

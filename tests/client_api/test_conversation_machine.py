@@ -27,18 +27,19 @@ class ConversationMachine(RuleBasedStateMachine):
         credit=st.integers(2, 8),
         window=st.integers(1, 60),
         may_pack=st.booleans(),
+        num_client_ranks=st.integers(1, 2),
         known=st.sets(st.integers(0, MAX_STEPS - 1), max_size=3),
         order=st.just(list(range(MAX_STEPS))) | st.permutations(range(MAX_STEPS)),
         seed=st.integers(0, 2**16),
     )
-    def begin(self, seed: int, order: list[int], **shape: object) -> None:
+    def begin(self, seed: int, order: list[int], num_client_ranks: int, **shape: object) -> None:
         self.study = Study(Random(seed), **shape)  # type: ignore[arg-type]
         self.order = order
         self.num_troubles = 0
         self.is_away = self.is_lost = False
         self.inhabited = self.study.inhabited()
         self.inhabited.__enter__()
-        hello = Hello(study="s", simulation=SIMULATION, attempt=0, rank=0, num_ranks=1)
+        hello = Hello(study="s", simulation=SIMULATION, attempt=0, rank=0, num_ranks=num_client_ranks)
         self.client = Conversation(
             Watch(self.study),  # type: ignore[arg-type]
             hello,
@@ -129,7 +130,9 @@ class ConversationMachine(RuleBasedStateMachine):
     def what_is_retained_is_bounded(self) -> None:
         if hasattr(self, "study"):
             under_way = MAX_RANKS * self.study.credit * STEP_BYTES
-            assert self.client._retention.num_bytes <= self.study.window_bytes + 2 * under_way
+            released = self.study.credit * STEP_BYTES
+            assert self.client._retention.num_bytes <= self.study.window_bytes + 2 * under_way + released
+            assert self.client._num_released <= self.study.credit
 
     def teardown(self) -> None:
         """In the end the server has every step, if the client has not said that it cannot be."""
