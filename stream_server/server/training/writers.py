@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stream_server.disk import replace_file
+from stream_server.disk import remove_leftovers, replace_file
 from stream_server.server.training.log_record import AXES, Record, Writer
 
 
@@ -77,6 +77,7 @@ class CsvWriter:
     """One row per log point and one column per name; a name that comes later adds its column to the rows before."""
 
     def __init__(self, path: Path, after: int = 0) -> None:
+        remove_leftovers(path)
         self._path = path
         self._columns = list(AXES)
         rows: list[dict[str, Any]] = []
@@ -134,6 +135,7 @@ def _short(value: float) -> float:
 
 def _cut(path: Path, after: int) -> None:
     """Take the lines after batch `after`, and those that a crash has damaged, out of a file, if there is one."""
+    remove_leftovers(path)
     if not path.exists():
         return
     *lines, _ = path.read_bytes().split(b"\n")

@@ -183,3 +183,12 @@ def test_files_of_ranks_that_go_on_are_left_to_them(tmp_path: Path) -> None:
     for opened in open_writers(tmp_path, 20, num_ranks=2):
         opened.close()
     assert batches_of(tmp_path / "rank-1.jsonl") == [30]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "histograms.jsonl", "metrics.csv", "rank-1.jsonl", "rank-7.jsonl"])
+def test_what_a_start_that_was_killed_left_beside_a_file_is_removed(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    (tmp_path / f"{name}.9059b8a7baae.tmp").write_text("half")
+    for writer in [*open_writers(tmp_path, num_ranks=2), open_own_writer(tmp_path, 1)]:
+        writer.close()
+    assert not list(tmp_path.glob("*.tmp"))
