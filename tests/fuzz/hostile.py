@@ -1,6 +1,5 @@
 """What hostile clients say to one server rank, made out of bytes: mostly what the protocol allows, at any time."""
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_server.client_api.messages import ALL_FIELDS, Block, Data, End, FieldSpec, Open
-from stream_server.server.filling import Array
 
 STUDY, EPOCH = "s", 3
 FIELDS = (FieldSpec(name="u", shape=(4,), dtype="<f8"), FieldSpec(name="v", shape=(), optional=True))
@@ -38,25 +36,6 @@ class Script:
         taken = self._data[self._position : self._position + num]
         self._position += num
         return taken
-
-
-class Frames:
-    """The payload of one message, as an `Inlet`."""
-
-    def __init__(self, frames: Sequence[bytes]) -> None:
-        self._frames = deque(frames)
-
-    def more(self) -> bool:
-        return bool(self._frames)
-
-    def into(self, buffer: Array, /) -> int:
-        frame = self._frames.popleft()
-        memory = buffer.reshape(-1).view(np.uint8)
-        memory[: len(frame)] = np.frombuffer(frame, np.uint8)[: len(memory)]
-        return len(frame)
-
-    def frame(self) -> memoryview:
-        return memoryview(self._frames.popleft())
 
 
 def value(simulation: int, index: int, rank: int) -> float:

@@ -1,6 +1,7 @@
 """What the stand-ins for MPI's ranks have in common."""
 
 import json
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ class Job(Protocol):
     others: Any
 
 
-class MeetingRanks:
+class MeetingRanks(ABC):
     """One rank's view, with the promises of `stream_server.server.ranks.Ranks`: each makes of what all gave the same.
 
     `_meet` waits for all, in the same order on each rank, and gives what they gave.
@@ -53,5 +54,6 @@ class MeetingRanks:
     def barrier(self) -> None:
         self._meet(self._meetings.others, None)
 
+    @abstractmethod
     def _meet(self, meeting: Any, value: Any) -> list[Any]:
-        raise NotImplementedError
+        """What all ranks gave, in their order."""

@@ -14,8 +14,9 @@ from stream_server.server.follower import Follower
 from stream_server.server.intake import Intake
 from stream_server.server.tracker import Tracker
 from stream_server.server.validation_store import ValidationStore
-from tests.fuzz.hostile import EPOCH, FIELDS, STUDY, Frames, Peer, Script, allowed, opening, u_block
+from tests.fuzz.hostile import EPOCH, FIELDS, STUDY, Peer, Script, allowed, opening, u_block
 from tests.fuzz.target import Target
+from tests.server.intake_ranks import Frames
 
 NUM_PEERS, NUM_SIMULATIONS, NUM_HELD_OUT = 4, 4, 1
 CAPACITY, CREDIT, ROOM, HELD = 5, 3, 6, 2
