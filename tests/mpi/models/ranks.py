@@ -1,0 +1,89 @@
+"""Run under MPI: trains every case as a study would, and prints what each rank has then, one JSON line per case.
+
+The argument is a JSON object: `steps`, the batch sizes of each rank step by step, `training`, keys of study.json, and
+`cases`, the names of those to train.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stream_server.server.ranks import ranks_from_environment
+from stream_server.server.torch_server import TorchServer
+from stream_server.server.training.lockstep import Turn
+from stream_server.server.training.progress import Progress
+from stream_server.server.training.torch_step import TorchStep
+from stream_server.server.training.union_mean import UnionMean
+from tests.mpi.models.cases import CASES, Case, average, made, rows_of
+from tests.mpi.models.plain import numbers_of
+from tests.server.settings import settings
+from tests.server.streams import batch_of
+
+RANKS = ranks_from_environment()
+
+
+class CaseServer(TorchServer):
+    """What a user would write for a case."""
+
+    ema: nn.Module | None = None
+
+    def __init__(self, config: Any, case: Case) -> None:
+        super().__init__(config)
+        self.case = case
+        self.automatic_optimization = not case.losses
+        self.step = 0
+
+    def prepare_training_attributes(self) -> Any:
+        model = made(self.case)
+        optimizers = self.case.optimizers(model)
+        return model, optimizers if self.case.losses else optimizers[0]
+
+    def on_train_start(self) -> None:
+        if self.case.averaged:
+            self.ema = average(self.model)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        if self.case.loss is not None:
+            return self.case.loss(self.model, batch)
+        for loss, optimizer in zip(self.case.losses, self.optimizer, strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(loss(self.model, batch))
+            optimizer.step()
+        return None
+
+    def on_step_end(self) -> None:
+        if isinstance(self.ema, torch.optim.swa_utils.AveragedModel):
+            self.ema.update_parameters(self.model)
+        self.case.after_step(self.model, self.step)
+        self.step += 1
+
+
+def train(case: Case, steps: list[list[int]], training: dict[str, Any]) -> dict[str, Any]:
+    server = CaseServer(settings(**training), case)
+    server.union_mean = UnionMean(RANKS)
+    server.progress = Progress(RANKS.size)
+    rows = iter(rows_of(sum(map(sum, steps))).split([size for sizes in steps for size in sizes]))
+    with TorchStep(server, RANKS, server.config) as step:
+        server.on_train_start()
+        for index, sizes in enumerate(steps):
+            own = [next(rows) for _ in sizes][RANKS.rank]
+            batch = batch_of(own, len(own)) if len(own) else None
+            turn = Turn(batch=batch, sizes=tuple(sizes), num_first=0, lonely=False)
+            outcome = step.run(turn, batch and step.place(batch.data), index)
+            server.progress.count_turn(turn)
+            if outcome.updated:
+                server.progress.count_update(outcome)
+            server.on_step_end()
+        step.finish()
+        return asdict(numbers_of(server.model, server.ema))
+
+
+job = json.loads(sys.argv[1])
+for name in job["cases"]:
+    everyone = RANKS.gather(train(CASES[name], job["steps"], job["training"]))
+    if everyone is not None:
+        print(json.dumps(everyone), flush=True)

@@ -1,0 +1,52 @@
+"""Whatever trains on one rank trains on several to the same weights: every kind of model against a plain loop."""
+
+import json
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.mpi.models.cases import CASES
+from tests.mpi.models.plain import train
+from tests.mpi.running import run
+
+# Ranks run dry and come back, small batches follow large ones, and the last step is one sample on one rank.
+STEPS = {
+    1: [[4], [1], [3], [2], [4], [2], [3], [1]],
+    2: [[3, 4], [4, 2], [0, 3], [3, 3], [2, 1], [2, 2], [4, 0], [0, 3], [1, 0]],
+    3: [[3, 2, 4], [2, 2, 0], [0, 0, 3], [4, 3, 1], [2, 0, 2], [0, 1, 0], [3, 2, 2], [2, 0, 0]],
+}
+ONE_PER_UPDATE: dict[str, Any] = {}
+TWO_PER_UPDATE: dict[str, Any] = {"accumulate": 2, "clip_norm": 0.2}
+LAYOUTS = [
+    pytest.param(1, "mpich", TWO_PER_UPDATE, id="1 rank, accumulated"),
+    pytest.param(2, "mpich", ONE_PER_UPDATE, id="2 ranks, MPICH"),
+    pytest.param(3, "openmpi", TWO_PER_UPDATE, id="3 ranks, Open MPI, accumulated and clipped"),
+    pytest.param(2, "openmpi", TWO_PER_UPDATE, id="2 ranks, Open MPI, accumulated and clipped", marks=pytest.mark.full),
+    pytest.param(3, "mpich", ONE_PER_UPDATE, id="3 ranks, MPICH", marks=pytest.mark.full),
+]
+
+
+@cache
+def trained(num_ranks: int, mpi: str, training: str) -> dict[str, list[dict[str, Any]]]:
+    """What each rank has at the end, by case."""
+    settings = json.loads(training)
+    names = [name for name, case in CASES.items() if not (case.losses and settings)]
+    job = {"steps": STEPS[num_ranks], "training": settings, "cases": names}
+    ran = run("models.ranks", num_ranks, [json.dumps(job)], implementation=mpi, deadline_s=170)
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
+    return dict(zip(names, map(json.loads, ran.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("num_ranks", "mpi", "training"), LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_train_what_a_plain_loop_trains(name: str, num_ranks: int, mpi: str, training: dict[str, Any]) -> None:
+    case = CASES[name]
+    ranks = trained(num_ranks, mpi, json.dumps(training))[name]
+    expected = asdict(train(case, STEPS[num_ranks], **training))
+    assert all(rank == ranks[0] for rank in ranks)
+    for part, numbers in expected.items():
+        np.testing.assert_allclose(ranks[0][part], numbers, rtol=1e-9, atol=1e-12, err_msg=part)
