@@ -246,7 +246,7 @@ class SineLinear(nn.LazyLinear):
     def reset_parameters(self) -> None:
         if not self.has_uninitialized_params() and self.in_features:
             with torch.no_grad():
-                self.weight.copy_(torch.arange(self.weight.numel()).view_as(self.weight).sin() / 3)
+                self.weight.copy_(torch.arange(self.weight.numel()).view_as(self.weight).double().sin() / 3)
                 self.bias.zero_()
 
 

@@ -1,7 +1,7 @@
 """Run under MPI: trains every case as a study would, and prints what each rank has then, one JSON line per case.
 
-The argument is a JSON object: `steps`, the batch sizes of each rank step by step, `training`, keys of study.json, and
-`cases`, the names of those to train.
+The argument is a JSON object: `steps`, the batch sizes of each rank step by step, and `cases`, for the name of each
+case to train the keys of `training` in study.json.
 """
 
 import json
@@ -83,7 +83,7 @@ def train(case: Case, steps: list[list[int]], training: dict[str, Any]) -> dict[
 
 
 job = json.loads(sys.argv[1])
-for name in job["cases"]:
-    everyone = RANKS.gather(train(CASES[name], job["steps"], job["training"]))
+for name, training in job["cases"].items():
+    everyone = RANKS.gather(train(CASES[name], job["steps"], training))
     if everyone is not None:
         print(json.dumps(everyone), flush=True)
