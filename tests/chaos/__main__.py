@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.chaos.campaign import Campaign, Outcome
 from tests.chaos.kills import Kill
-from tests.chaos.plan import Plan
+from tests.chaos.plan import LEARNERS, Plan
 from tests.chaos.summary import line, story, table
 from tests.figures import record
 
@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="what is killed when; without it one is chosen and printed")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="begin with study N of the seed")
     parser.add_argument("--ranks", type=int, default=2, help="ranks of the server (2)")
+    parser.add_argument("--learner", choices=LEARNERS, default="number", help="what the server trains (number)")
     parser.add_argument("--mpi", choices=("mpich", "openmpi"), default="mpich")
     parser.add_argument("--stops", action="store_true", help="stop some processes (SIGSTOP) instead of killing them")
     parser.add_argument("--record", action="store_true", help="write the figures into docs/reliability.json")
@@ -59,6 +60,7 @@ def main() -> int:
             seed=seed,
             folder=folder,
             num_ranks=arguments.ranks,
+            learner=arguments.learner,
             mpi=arguments.mpi,
             stops=arguments.stops,
             first=arguments.first,

@@ -45,6 +45,7 @@ class Campaign:
     seed: int
     folder: Path
     num_ranks: int = 2
+    learner: str = "number"
     mpi: str = "mpich"
     stops: bool = False
     first: int = 0
@@ -56,7 +57,7 @@ class Campaign:
         outcomes: list[Outcome] = []
         while (left := self.num_kills - sum(len(outcome.kills) for outcome in outcomes)) > 0:
             number = self.first + len(outcomes)
-            plan = Plan.drawn(self.seed, number, num_ranks=self.num_ranks)
+            plan = Plan.drawn(self.seed, number, num_ranks=self.num_ranks, learner=self.learner)
             most = random.Random(f"{plan.seed}/kills").randint(MIN_KILLS, MAX_KILLS)
             outcome = self._study(number, plan, min(left, most))
             self.on_outcome(outcome)

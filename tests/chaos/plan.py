@@ -7,6 +7,11 @@ from typing import Any
 
 STUDY = Path(__file__).parent / "study" / "study.json"
 POLICIES = ("fifo", "firo", "reservoir")
+LEARNERS = {
+    "number": "server.py:AuditServer",
+    "experts": "torch_servers.py:ExpertsServer",
+    "adversaries": "torch_servers.py:AdversariesServer",
+}
 # The first is quicker than its simulations, the second slower: its buffer fills up.
 STEPS_S = (0.02, 0.12)
 EVERY_BATCHES = (3, 5, 10)
@@ -26,9 +31,10 @@ class Plan:
     every_batches: int = 5
     pseudo_epochs: int = 1
     record: bool = False
+    learner: str = "number"
 
     @classmethod
-    def drawn(cls, campaign_seed: int, number: int, *, num_ranks: int) -> "Plan":
+    def drawn(cls, campaign_seed: int, number: int, *, num_ranks: int, learner: str = "number") -> "Plan":
         """Study `number` of a campaign; the policies take turns."""
         seed = f"{campaign_seed}/{number}"
         draw = random.Random(seed)
@@ -37,6 +43,7 @@ class Plan:
             seed=seed,
             policy=policy,
             num_ranks=num_ranks,
+            learner=learner,
             step_s=draw.choice(STEPS_S),
             every_batches=draw.choice(EVERY_BATCHES),
             pseudo_epochs=draw.choice((1, 2)) if policy == "firo" else 1,
@@ -54,6 +61,7 @@ class Plan:
             "study.simulations": self.num_simulations,
             "study.time_steps": self.num_steps,
             "simulation.command": ["python", "wave.py", str(self.simulation_step_s)],
+            "server.class": LEARNERS[self.learner],
             "server.ranks": self.num_ranks,
             "launcher.restarts": 1000,
             "buffer.policy": self.policy,

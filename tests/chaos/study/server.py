@@ -1,4 +1,4 @@
-"""A learner that looks at the content of every sample and keeps a log of all that it has trained."""
+"""Learners that look at the content of every sample and keep a log of all that they have trained."""
 
 import json
 import os
@@ -10,15 +10,14 @@ from payload import wave
 from stream_server import StreamServer
 
 
-class AuditServer(StreamServer):
-    """Fits one number; its step takes `user.step_s` seconds.
+class Audited:
+    """The log of a server, whatever it learns.
 
     Each process writes a file of its own in the folder `audit`, a line per batch as soon as it is trained: what a
     killed process has written stays.
     """
 
-    def prepare_training_attributes(self):
-        self.mean = np.zeros(1)
+    def open_audit(self):
         folder = self.output_dir / "audit"
         folder.mkdir(exist_ok=True)
         name = f"epoch-{self.read_epoch()}-rank-{self.rank}-{os.getpid()}.jsonl"
@@ -32,15 +31,14 @@ class AuditServer(StreamServer):
     def process_batch(self, batch, config):
         return batch.simulation_ids, batch.time_steps, batch.fields["wave"]
 
-    def training_step(self, batch, batch_idx):
+    def checked(self, batch):
+        """The waves of a batch, which are what the simulations sent; takes `user.step_s` seconds."""
         waves = batch[2]
         for (simulation_id, time_step), row in zip(keys_of(batch), waves, strict=True):
             if not np.array_equal(row, wave(simulation_id, time_step)):
                 raise ArithmeticError(f"time step {time_step} of simulation {simulation_id} holds {row}")
         time.sleep(self.config.user["step_s"])
-        (gradient,) = self.all_reduce([self.mean - np.mean(waves)])
-        self.mean -= 0.1 * gradient
-        return float(gradient @ gradient)
+        return waves
 
     def on_batch_end(self, batch, batch_idx, loss):
         self.write({"batch": batch_idx, "keys": keys_of(batch)})
@@ -48,15 +46,29 @@ class AuditServer(StreamServer):
     def on_checkpoint(self, path):
         self.write({"committed": path.name})
 
+    def write(self, line):
+        with self.audit.open("a") as file:
+            file.write(json.dumps(line | {"time": time.time()}) + "\n")
+
+
+class AuditServer(Audited, StreamServer):
+    """Fits one number."""
+
+    def prepare_training_attributes(self):
+        self.open_audit()
+        self.mean = np.zeros(1)
+
+    def training_step(self, batch, batch_idx):
+        waves = self.checked(batch)
+        (gradient,) = self.all_reduce([self.mean - np.mean(waves)])
+        self.mean -= 0.1 * gradient
+        return float(gradient @ gradient)
+
     def state_dict(self):
         return {"mean": self.mean}
 
     def load_state_dict(self, state):
         self.mean = state["mean"]
-
-    def write(self, line):
-        with self.audit.open("a") as file:
-            file.write(json.dumps(line | {"time": time.time()}) + "\n")
 
 
 def keys_of(batch):
