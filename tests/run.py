@@ -94,7 +94,7 @@ def _leave(number: int, _: object) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False)
-    parser.add_argument("--parts", type=int, default=min(MAX_PARTS, (os.cpu_count() or 1) + 2))
+    parser.add_argument("--parts", type=int, default=min(MAX_PARTS, (os.cpu_count() or 1) + 4))
     parser.add_argument("--deadline-s", type=float, default=DEADLINE_S)
     parser.add_argument("--times", type=Path, help="write the seconds of each test to this file, as JSON")
     options, arguments = parser.parse_known_args()
