@@ -52,17 +52,24 @@ def train(case: Case, steps: Sizes, *, accumulate: int = 1, clip_norm: float | N
                         _put(model, buffers[rank])
                         (case.loss(model, part) * len(part) / num_samples).backward()
                         buffers[rank] = _buffers(model)
-            if step == first + len(update) - 1 and not case.losses:
-                if clip_norm is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-                optimizers[0].step()
-                optimizers[0].zero_grad()
+            is_full = step == first + accumulate - 1
+            if is_full and not case.losses:
+                _update(model, optimizers[0], clip_norm)
             if ema is not None:
                 ema.update_parameters(model)
             case.after_step(model, step)
+    if len(steps) % accumulate:
+        _update(model, optimizers[0], clip_norm)
     lowest = next(rank for rank, size in enumerate(steps[-1]) if size)
     _put(model, buffers[lowest])
     return numbers_of(model, ema)
+
+
+def _update(model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> None:
+    if clip_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def numbers_of(model: nn.Module, ema: nn.Module | None) -> Trained:

@@ -1,12 +1,13 @@
-"""Run under MPI: trains every case as a study would, and prints what each rank has then, one JSON line per case.
+"""Run under MPI: trains every case as a study would, and writes what each rank has then, a list for each case.
 
-The argument is a JSON object: `steps`, the batch sizes of each rank step by step, and `cases`, for the name of each
-case to train the keys of `training` in study.json.
+The first argument is a JSON object: `steps`, the batch sizes of each rank step by step, and `cases`, for the name of
+each case to train the keys of `training` in study.json. The second is the JSON file to write.
 """
 
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,7 +84,6 @@ def train(case: Case, steps: list[list[int]], training: dict[str, Any]) -> dict[
 
 
 job = json.loads(sys.argv[1])
-for name, training in job["cases"].items():
-    everyone = RANKS.gather(train(CASES[name], job["steps"], training))
-    if everyone is not None:
-        print(json.dumps(everyone), flush=True)
+found = {name: RANKS.gather(train(CASES[name], job["steps"], training)) for name, training in job["cases"].items()}
+if RANKS.rank == 0:
+    Path(sys.argv[2]).write_text(json.dumps(found))

@@ -1,6 +1,7 @@
 """Whatever trains on one rank trains on several to the same weights: every kind of model against a plain loop."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -18,6 +19,8 @@ STEPS = {
     2: [[3, 4], [4, 2], [0, 3], [3, 3], [2, 1], [2, 2], [4, 0], [0, 3], [1, 0]],
     3: [[3, 2, 4], [2, 2, 0], [0, 0, 3], [4, 3, 1], [2, 0, 2], [0, 1, 0], [3, 2, 2], [2, 0, 0]],
 }
+Found = dict[str, list[dict[str, Any]]]
+
 ONE_PER_UPDATE: dict[str, Any] = {}
 TWO_PER_UPDATE: dict[str, Any] = {"accumulate": 2, "clip_norm": 0.2}
 LAYOUTS = [
@@ -34,20 +37,29 @@ def settings_of(name: str, training: dict[str, Any]) -> dict[str, Any]:
     return {} if CASES[name].losses else training
 
 
-@cache
-def trained(num_ranks: int, mpi: str, training: str) -> dict[str, list[dict[str, Any]]]:
-    """What each rank has at the end, by case."""
-    cases = {name: settings_of(name, json.loads(training)) for name in CASES}
-    job = {"steps": STEPS[num_ranks], "cases": cases}
-    ran = run("models.ranks", num_ranks, [json.dumps(job)], implementation=mpi, deadline_s=170)
-    assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
-    return dict(zip(cases, map(json.loads, ran.stdout.splitlines()), strict=True))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Found]:
+    """`trained(num_ranks, mpi, training)`: what each rank has at the end, by case."""
+
+    @cache
+    def trained(num_ranks: int, mpi: str, training: str) -> Found:
+        cases = {name: settings_of(name, json.loads(training)) for name in CASES}
+        job = json.dumps({"steps": STEPS[num_ranks], "cases": cases})
+        # Not standard output, of which Open MPI's mpirun loses a part when lines are very long.
+        found = tmp_path_factory.mktemp("trained") / "found.json"
+        ran = run("models.ranks", num_ranks, [job, str(found)], implementation=mpi, deadline_s=170)
+        assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
+        return json.loads(found.read_text())  # type: ignore[no-any-return]
+
+    return trained
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(("num_ranks", "mpi", "training"), LAYOUTS)
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_train_what_a_plain_loop_trains(name: str, num_ranks: int, mpi: str, training: dict[str, Any]) -> None:
+def test_ranks_train_what_a_plain_loop_trains(
+    trained: Callable[..., Found], name: str, num_ranks: int, mpi: str, training: dict[str, Any]
+) -> None:
     ranks = trained(num_ranks, mpi, json.dumps(training))[name]
     expected = asdict(train(CASES[name], STEPS[num_ranks], **settings_of(name, training)))
     assert all(rank == ranks[0] for rank in ranks)
