@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -82,3 +82,20 @@ def test_a_model_whose_schedule_asks_for_its_length_can_be_evaluated(
     config = load(NUMPY_STUDY, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
     assert evaluate(config, restarted.output_dir) == 0
     assert f"{restarted.report['validation'][-1]['loss']:.6g}" in capsys.readouterr().out
+
+
+def test_a_simulation_that_is_given_up_shortens_the_run_while_it_goes_on(run: Callable[..., Run]) -> None:
+    """The first one to be trained crashes after ten steps; the end would be at 70 of 80 samples otherwise."""
+    settings: dict[str, Any] = {
+        "study.simulations": 4,
+        "server.class": "measuring_server.py:MeasuringServer",
+        "launcher.max_running": 1,
+        "simulation.command": ["python", "troubled.py", "crash", "1"],
+        "simulation.retries": 0,
+    }
+    done = run(mpi=None, settings=settings)
+    assert done.exit_code == 0, done.output
+    assert done.account["trained"] < done.account["expected"] == 80
+    fractions = [json.loads(line)["fraction"] for line in (done.output_dir / "progress.jsonl").read_text().splitlines()]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0

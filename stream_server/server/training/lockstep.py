@@ -234,8 +234,8 @@ def in_lockstep(
                 sizes=agreed.sizes,
                 num_first=agreed.num_first,
                 lonely=lonely,
-                elapsed_s=agreed.elapsed_s,
                 num_missing=agreed.num_missing,
+                elapsed_s=agreed.elapsed_s,
             )
             if batch is not None:
                 stream.settle()
