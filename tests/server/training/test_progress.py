@@ -6,6 +6,7 @@ from stream_server.server.training.length import Length
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.step import StepOutcome
+from tests.server.training.runs_of_ranks import study
 
 
 def turn(*sizes: int, num_first: int | None = None, elapsed_s: float = 0.0, num_missing: int = 0) -> Turn:
@@ -38,6 +39,20 @@ def test_the_fraction_of_a_run_of_known_length_goes_by_draws() -> None:
     assert progress.fraction == 1.0
 
 
+def test_the_fraction_does_not_fall_on_fewer_ranks() -> None:
+    """Three ranks train four of ten batches each, then one goes on alone."""
+    config = study(num_samples=60, batch_size=2)
+    three, one = (Progress(num, length=Length.of(config, num)) for num in (3, 1))
+    for _ in range(4):
+        three.count_turn(turn(2, 2, 2))
+        three.count_update(StepOutcome())
+    assert three.fraction == 0.4
+    one.load_state_dict(three.state_dict())
+    assert one.fraction == 0.4
+    one.count_turn(turn(2))
+    assert one.fraction == 26 / 60
+
+
 def test_the_fraction_goes_by_batches_when_these_end_the_run_first() -> None:
     progress = Progress(length=Length(samples=100, draws=100, max_batches=4))
     progress.count_turn(turn(2))
@@ -67,7 +82,10 @@ def test_a_run_that_is_continued_with_more_to_train_is_less_far_but_no_schedule_
     progress.end()
     longer = Progress(length=Length(samples=40, draws=40, batches=20, samples_per_update=2))
     longer.load_state_dict(progress.state_dict())
-    assert (longer.fraction, longer.lr_steps, longer.expected_lr_steps) == (0.25, 5, 5)
+    assert (longer.fraction, longer.expected_lr_steps) == (0.25, 5)
+    longer.count_turn(turn(10))
+    longer.count_update(StepOutcome())
+    assert (longer.fraction, longer.lr_steps) == (0.5, 5)
 
 
 def test_the_fraction_of_a_run_of_unknown_length_goes_by_the_samples_that_were_drawn() -> None:
