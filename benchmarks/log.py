@@ -103,7 +103,7 @@ class Logged:
         ]
         self._logging = Logging(
             self._metrics,
-            schedule=Schedule.of(every=LOG_EVERY_BATCHES),
+            schedule=Schedule(every=LOG_EVERY_BATCHES),
             progress=self._progress,
             phases=self._phases,
         )

@@ -18,11 +18,14 @@ from stream_server.errors import ConfigError, PeerFailed
 from stream_server.server.continuation import by_rank_0
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
+from stream_server.server.plain_state import read_state
 from stream_server.server.ranks import Ranks, ranks_from_environment
 from stream_server.server.restore import SavedRank
 from stream_server.server.saved_model import SavedModel, find_saved_model, load_model
+from stream_server.server.snapshot import STUDY
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import Callbacks, call_user
+from stream_server.server.training.length import Length
 from stream_server.server.training.lockstep import come_together
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
@@ -73,8 +76,8 @@ class Evaluation:
         self._config = config
         self._ranks = ranks
         self._saved = saved
-        self._progress = Progress(ranks.size)
-        self._progress.batches = saved.batches
+        length = Length.of(config, saved.num_ranks or ranks.size)
+        self._progress = Progress(ranks.size, length=length, lr_clock=config.training.lr_clock)
 
     def run(self, stack: ExitStack) -> dict[str, float]:
         """The values of the whole validation, by name, the same on all ranks; empty if there is nothing to validate on.
@@ -86,6 +89,7 @@ class Evaluation:
             DamagedCheckpoint: a file of the checkpoint cannot be what was saved.
         """
         config, ranks = self._config, self._ranks
+        self._take_back_progress()
         samples = read_held_out(self._saved, config.validation.simulations, ranks)
         metrics = stack.enter_context(Metrics(ranks))
         server = self._make_server(metrics)
@@ -105,6 +109,12 @@ class Evaluation:
             metrics=metrics,
         )
         return validation.run()
+
+    def _take_back_progress(self) -> None:
+        """Let the user's class see the study as it was, so that schedules are built as long as they were."""
+        if self._saved.generation is not None:
+            self._progress.load_state_dict(read_state(Path(self._saved.generation) / STUDY)["progress"])
+        self._progress.batches = self._saved.batches
 
     def _make_server(self, metrics: Metrics) -> StreamServer:
         config = self._config

@@ -101,6 +101,9 @@ class Reception:
         """What this rank has received; None before there was a receiver."""
         return None if self._receiver is None else self._receiver.account()
 
+    def count(self, stack: ExitStack) -> None:
+        """Nobody knows before the simulations have run."""
+
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             ipc_folder = make_ipc_folder(self.ranks, stack)
@@ -143,6 +146,11 @@ class Reception:
     def num_received(self) -> int:
         """How many steps this rank has accepted or rejected, ever."""
         return self.receiver.num_received
+
+    @property
+    def num_missing(self) -> int:
+        """How many steps of training simulations will never come, less those of simulations that were redrawn."""
+        return 0 if self.roster is None else self.roster.num_missing
 
     @property
     def has_pressure(self) -> bool:

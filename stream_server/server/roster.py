@@ -20,7 +20,8 @@ class Roster:
     Ids run from 0; `parameters[i]` are those of id i. The first `num_planned` ids run from the start, the first
     `num_held_out` of them for validation; the others are taken one by one when a simulation is redrawn. A simulation is
     *finished* when every rank says that its share is settled: the ledgers decide, whatever a scheduler says.
-    `num_survived` counts simulations that went on, while they ran, after the server had been away.
+    `num_survived` counts simulations that went on, while they ran, after the server had been away. `num_missing` are
+    the steps of training simulations that will never come; those that redraws bring in their place are taken off.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Roster:
         self.num_ranks = num_ranks
         self.failures: list[dict[str, object]] = []
         self.num_survived = 0
+        self.num_missing = 0
         self.entries = {i: Entry(parameters=dict(parameters[i])) for i in range(num_planned)}
         self.lobby = Lobby(facts, self.entries, tuple(parameters[0]))
         self._num_planned = num_planned
@@ -113,6 +115,9 @@ class Roster:
             self.entries[i] = Entry(parameters=dict(self._parameters[i]))
         self.failures = [dict(failure) for failure in state["failures"]]
         self.num_survived = state["num_survived"]
+        num_redrawn = len(self.entries) - num_planned
+        ended = [i for i, entry in self.entries.items() if entry.state.terminal]
+        self.num_missing = sum(map(self._num_missing_of, ended)) - num_redrawn * (self.facts.time_steps.num or 0)
 
     @property
     def ends(self) -> dict[int, SimulationEnd]:
@@ -223,6 +228,7 @@ class Roster:
         redrawn = next(self._spare, None) if message.redraw and message.simulation >= self._num_held_out else None
         if redrawn is not None:
             self.entries[redrawn] = Entry(parameters=dict(self._parameters[redrawn]))
+            self.num_missing -= self.facts.time_steps.num or 0
             run = link.Run(simulation=redrawn, parameters=self.entries[redrawn].parameters)
             actions.append(ToLauncher(message=run))
         return actions + self._end(message.simulation, State.GIVEN_UP, message.reason)
@@ -263,10 +269,17 @@ class Roster:
     def _end(self, simulation: int, state: State, reason: str) -> list[Action]:
         entry = self.entries[simulation]
         entry.state, entry.reason = state, reason
+        self.num_missing += self._num_missing_of(simulation)
         text = reason or stale(simulation, entry.attempt, current=entry.attempt, state=state.value)
         actions = self.lobby.turn_away(simulation, Reason.STALE_ATTEMPT, text)
         actions.append(Tell(notice=notices.Terminal(simulation=simulation, state=state.value, reason=reason)))
         return actions + self._conclude()
+
+    def _num_missing_of(self, simulation: int) -> int:
+        entry, steps = self.entries[simulation], self.facts.time_steps.num
+        if steps is None or simulation < self._num_held_out:
+            return 0
+        return steps - ((entry.num_steps or steps) if entry.state is State.FINISHED else entry.num_settled)
 
     def _progress(self, simulation: int) -> ToLauncher:
         entry = self.entries[simulation]

@@ -34,6 +34,7 @@ from stream_server.server.training.display import Display, ProgressDisplay, Stat
 from stream_server.server.training.early_stopping import EarlyStopping
 from stream_server.server.training.gauges import BufferGauge, Rationed, SamplesGauge, SpeedGauge
 from stream_server.server.training.input_statistics import InputGauge
+from stream_server.server.training.length import Length
 from stream_server.server.training.limits import Limits
 from stream_server.server.training.lockstep import come_together
 from stream_server.server.training.log_points import Logging
@@ -73,6 +74,9 @@ class SetUp:
             StreamServerError: the user's class raised, here or on another rank, or what was saved does not fit.
         """
         parts, stack = self._parts, self._stack
+        counted = parts.source.count(stack)
+        if counted is not None:
+            parts.progress.length = Length.of(parts.config, parts.ranks.size, counted)
         stopping = self._make_stopping()
         metrics = self._make_metrics(stopping)
         server = self._make_server(metrics)
@@ -132,6 +136,7 @@ class SetUp:
             saves=checkpoints,
             normalization=server.normalization,
             needs_every_batch=parts.config.training.uneven == "stop",
+            num_missing=lambda: parts.source.num_missing,
         )
         return Learning(
             training=training,
@@ -252,12 +257,7 @@ class SetUp:
             batch_size=settings.batch_size,
             progress=parts.progress,
             metrics=metrics,
-            schedule=Schedule.of(
-                every=settings.every_batches,
-                every_s=settings.every_s,
-                at=settings.at,
-                expected_batches=parts.progress.expected_batches,
-            ),
+            schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
             phases=parts.phases,
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= parts.leave_at_s,
         )
@@ -282,8 +282,7 @@ class SetUp:
 
     def _make_logging(self, metrics: Metrics) -> Logging:
         parts = self._parts
-        every, expected = parts.config.training.log_every_batches, parts.progress.expected_batches
-        schedule = Schedule.of(every=every, expected_batches=expected)
+        schedule = Schedule(every=parts.config.training.log_every_batches)
         return Logging(metrics, schedule=schedule, progress=parts.progress, phases=parts.phases)
 
     def _make_display(self, status: Callable[[], Status]) -> list[ProgressDisplay]:

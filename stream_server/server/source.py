@@ -1,5 +1,7 @@
 """Where the samples of a study come from."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Protocol, Self
 
 import numpy as np
@@ -23,6 +25,13 @@ class Source(Protocol):
 
     validation_store: ValidationStore
 
+    def count(self, stack: ExitStack) -> Sequence[int] | None:
+        """How many samples each rank is going to train, if that is known before it is entered. Collective.
+
+        What it opens for that is closed with the `stack`.
+        """
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc_info: object) -> None: ...
@@ -40,6 +49,11 @@ class Source(Protocol):
     @property
     def num_received(self) -> int:
         """How many steps this rank has settled, ever."""
+        ...
+
+    @property
+    def num_missing(self) -> int:
+        """How many samples to train on are known by now never to come. Rank 0; 0 on the others."""
         ...
 
     @property

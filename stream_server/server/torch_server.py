@@ -34,7 +34,7 @@ class TorchServer(StreamServer):
         """Make `model, optimizer` or `model, optimizer, lr_scheduler`.
 
         With manual optimisation `optimizer` and `lr_scheduler` may be lists. In either case schedulers are stepped for
-        you: by `training.lr_clock` at every update or at every batch's worth of new samples, and a ReduceLROnPlateau at
+        you: after updates, such that they stand where the run stands by `training.lr_clock`, and a ReduceLROnPlateau at
         every validation, with its loss.
         """
         raise NotImplementedError(f"{type(self).__name__} must define prepare_training_attributes")
@@ -47,6 +47,8 @@ class TorchServer(StreamServer):
     @property
     def expected_lr_steps(self) -> int:
         """How often the `lr_scheduler` will be stepped in the whole study: what `T_max` or `total_iters` ask for.
+
+        It stays what it was at the first start of the study, also on another number of ranks and in an evaluation.
 
         Raises:
             UserCodeError: nobody can know, since neither the number of updates nor that of samples is known.

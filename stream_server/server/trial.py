@@ -50,7 +50,7 @@ class Trial:
 
     def __init__(self, server_class: type[StreamServer], config: StudyConfig) -> None:
         self.record = CallRecord()
-        self.progress = Progress(length=Length.of(config, 1), lr_clock=config.training.lr_clock)
+        self.progress = Beginning(length=Length.of(config, 1), lr_clock=config.training.lr_clock)
         self._server_class = server_class
         self._config = config
         self._ranks = SoloRanks()
@@ -155,6 +155,13 @@ class Trial:
 
 def _is_users(server: StreamServer, method: str) -> bool:
     return not getattr(type(server), method).__module__.startswith("stream_server.")
+
+
+class Beginning(Progress):
+    """The progress of a study of which only the beginning is tried: schedules are not taken to their end."""
+
+    def end(self) -> None:
+        pass
 
 
 class Reception(Callback):

@@ -101,6 +101,14 @@ def test_user_code_that_raises_on_one_rank_ends_all_and_is_told_once(trained: Ru
     assert "ArithmeticError: trouble in prepare_training_attributes of rank 1" in ran.stderr
 
 
+def test_the_length_of_the_training_is_known_as_it_was(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two ranks, 120 samples are 15 updates of batches of four; the evaluation has one rank."""
+    found: list[int | None] = []
+    monkeypatch.setattr(StreamServer, "on_validation_start", lambda self: found.append(self.progress.expected_lr_steps))
+    assert evaluate(config_of(trained), trained.output_dir) == 0
+    assert found == [15]
+
+
 def test_evaluating_writes_nothing_into_the_run(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     # The user's callbacks may write.
     monkeypatch.setattr(StreamServer, "configure_callbacks", lambda self: pytest.fail("asked for callbacks"))

@@ -319,6 +319,28 @@ def test_the_number_of_steps_is_the_one_that_the_end_told(roster: Roster) -> Non
     assert roster.num_steps(1) == 7
 
 
+def test_steps_that_will_never_come_are_those_of_training_simulations_that_ended_without_them(roster: Roster) -> None:
+    """Simulation 0 is held out; each has four steps."""
+    roster.gave_up(link.GaveUp(simulation=0, attempts=1, reason="exit code 1", log="", redraw=False))
+    assert roster.num_missing == 0
+    roster.launched(begun(1, 0))
+    for rank in range(2):
+        roster.share(rank, share(1, received=1, total=2))
+    assert (roster.counts()["finished"], roster.num_missing) == (1, 2)
+    roster.launched(begun(2, 0))
+    roster.share(0, share(2, received=3, complete=False))
+    assert roster.num_missing == 2
+    roster.gave_up(link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False))
+    assert roster.num_missing == 3
+
+
+def test_a_redraw_brings_more_than_the_one_whose_place_it_takes_had_left(roster: Roster) -> None:
+    roster.launched(begun(1, 0))
+    roster.share(0, share(1, received=3, complete=False))
+    roster.gave_up(link.GaveUp(simulation=1, attempts=1, reason="exit code 1", log="", redraw=True))
+    assert roster.num_missing == 4 - 3 - 4
+
+
 def test_a_held_out_simulation_is_not_redrawn(roster: Roster) -> None:
     message = link.GaveUp(simulation=0, attempts=3, reason="exit code 1", log="", redraw=True)
     assert to_launcher(roster.gave_up(message)) == []

@@ -89,6 +89,19 @@ def to_launcher(actions: list[Action]) -> list[object]:
     return [action.message for action in actions if isinstance(action, ToLauncher)]
 
 
+def test_what_will_never_come_is_counted_anew_after_a_restart() -> None:
+    roster, other = (roster_of(3, 1, num_held_out=0, num_steps=NUM_STEPS) for _ in range(2))
+    finish(roster, 0)
+    roster.launched(begun(1))
+    roster.share(0, share(1, received=3))
+    give_up(roster, 1, redraw=True)
+    roster.launched(begun(2))
+    roster.share(0, share(2, received=1))
+    give_up(roster, 2)
+    assert roster.num_missing == (NUM_STEPS - 3) - NUM_STEPS + (NUM_STEPS - 1)
+    assert restored(roster, {0: NUM_STEPS - 2}, other).num_missing == roster.num_missing + 2
+
+
 def test_a_simulation_has_finished_if_the_ledgers_of_all_ranks_say_so_whatever_rank_0_knew() -> None:
     roster = roster_of(4)
     finish(roster, 0)

@@ -1,6 +1,7 @@
 """A study is trained again from what it recorded: bit by bit the same, whatever was killed meanwhile."""
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,6 +100,17 @@ def test_a_replay_is_not_recorded_again(recorded: Run, run: Callable[..., Run]) 
     assert done.exit_code == 2
     assert "checkpoint.record must be left out with --replay" in done.output
     assert not done.output_dir.exists()
+
+
+def test_a_replay_is_as_long_as_its_record_whatever_the_study_asked_for(recorded: Run, run: Callable[..., Run]) -> None:
+    """On one rank, 80 samples make 20 batches."""
+    settings = {"study.simulations": 6, "server.class": "measuring_server.py:MeasuringServer"}
+    done = run(mpi=None, settings=settings, arguments=["--replay", str(recorded.output_dir)])
+    assert done.exit_code == 0, done.output
+    measured = [json.loads(line) for line in (done.output_dir / "progress.jsonl").read_text().splitlines()]
+    assert len(measured) == 20
+    assert measured[4] == {"fraction": 0.25, "expected_samples": 80, "expected_batches": 20}
+    assert measured[-1]["fraction"] == 1.0
 
 
 def test_a_replay_of_a_damaged_record_is_refused(recorded: Run, run: Callable[..., Run], tmp_path: Path) -> None:

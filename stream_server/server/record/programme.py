@@ -69,9 +69,14 @@ class Programme:
         )
 
     @property
+    def samples_of_ranks(self) -> list[int]:
+        """How many samples each rank is given to train on."""
+        return [sum(num for i, num in mine.items() if self._is_trained(i)) for mine in self.tally.samples]
+
+    @property
     def num_samples(self) -> int:
         """How many samples this rank is given to train on."""
-        return sum(num for i, num in self.tally.samples[self._rank].items() if self._is_trained(i))
+        return self.samples_of_ranks[self._rank]
 
     def samples(self) -> Playback:
         """The samples to train on."""

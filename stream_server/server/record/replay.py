@@ -75,15 +75,27 @@ class ReplayFeed:
         self._room = Event()
         self._waits_for_reuse = config.training.draws_per_sample is not None
 
+    def count(self, stack: ExitStack) -> list[int]:
+        """Open the record, until `stack` ends, and say how many of its samples each rank is given to train on.
+
+        Raises:
+            ConfigError: as on entering.
+        """
+        self._programme = Programme.open(self.config, self.ranks, self.folder, self._names, stack)
+        return self._programme.samples_of_ranks
+
     def __enter__(self) -> Self:
-        """Open the record and keep what is held out.
+        """Open the record, if `count` did not, and keep what is held out.
 
         Raises:
             ConfigError: the record does not fit the study, or is damaged; the same on all ranks.
         """
         with ExitStack() as stack:
-            programme = Programme.open(self.config, self.ranks, self.folder, self._names, stack)
-            self._programme, self._playback = programme, programme.samples()
+            if self._programme is None:
+                self.count(stack)
+            assert self._programme is not None
+            programme = self._programme
+            self._playback = programme.samples()
             if self.ranks.rank == 0:
                 num_held_out = self.config.validation.simulations
                 self.simulations = PlayedSimulations(programme.tally, self._names, num_held_out=num_held_out)
@@ -105,6 +117,11 @@ class ReplayFeed:
     def account(self) -> ReceptionAccount | None:
         """What this rank has been or will be given; None before the record was opened."""
         return None if self._programme is None else self._programme.account
+
+    @property
+    def num_missing(self) -> int:
+        """What comes was counted."""
+        return 0
 
     @property
     def num_left(self) -> int:

@@ -1,7 +1,8 @@
 """How long a training will be, as far as study.json tells."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -12,36 +13,61 @@ if TYPE_CHECKING:
 class Length:
     """What a study will train on if every simulation sends all its steps; None is what cannot be known in advance.
 
-    `samples` of the whole study, `batches` that each rank trains, and `samples_per_update`: the samples of all ranks in
-    one optimizer update whose batches are full.
+    `samples` and `draws`, which count each use of a sample, are of the whole study whatever the number of ranks;
+    `batches` is an estimate of how many each rank trains if all of them are full. `samples_per_update` are those of all
+    ranks in one optimizer update whose batches are full. After `max_batches` the study ends in any case.
     """
 
     samples: int | None = None
+    draws: int | None = None
     batches: int | None = None
+    max_batches: int | None = None
     accumulate: int = 1
     samples_per_update: int = 1
 
     @classmethod
-    def of(cls, config: "StudyConfig", num_ranks: int) -> Self:
-        """The length of a study on so many ranks."""
+    def of(cls, config: "StudyConfig", num_ranks: int, samples_of_ranks: Sequence[int] | None = None) -> Self:
+        """The length of a study on so many ranks, of which a replay knows how many samples each will get."""
         training, steps = config.training, config.study.time_steps
-        samples = None if steps is None else config.study.simulations * steps.num
+        shares = samples_of_ranks
+        if shares is None and steps is not None:
+            num = config.study.simulations * steps.num
+            shares = [(num + rank) // num_ranks for rank in range(num_ranks)]
         ratio = draws_per_sample(config)
-        batches = None
-        if samples is not None and ratio is not None:
-            batches = math.ceil(math.ceil(samples / num_ranks) * ratio / training.batch_size)
+        draws, batches = None, None
+        if shares is not None and ratio is not None:
+            draws = round(sum(shares) * ratio)
+            batches = math.ceil(max(shares) * ratio / training.batch_size)
             batches = min(batches, training.max_batches or batches)
         return cls(
-            samples=samples,
+            samples=None if shares is None else sum(shares),
+            draws=draws,
             batches=batches,
+            max_batches=training.max_batches,
             accumulate=training.accumulate,
             samples_per_update=num_ranks * training.batch_size * training.accumulate,
         )
 
     @property
     def updates(self) -> int | None:
-        """Optimizer updates of the whole study."""
+        """Optimizer updates of the whole study, if all batches are full."""
         return None if self.batches is None else math.ceil(self.batches / self.accumulate)
+
+    @property
+    def updates_of_new_samples(self) -> int | None:
+        """How many updates the samples would fill if each were drawn once."""
+        if self.samples is None:
+            return None
+        num = math.ceil(self.samples / self.samples_per_update)
+        return min(num, math.ceil((self.max_batches or num * self.accumulate) / self.accumulate))
+
+    def less(self, num_missing: int) -> "Length":
+        """The length if so many samples never come; fewer than none are those that come in addition."""
+        if not num_missing or self.samples is None:
+            return self
+        samples = max(0, self.samples - num_missing)
+        draws = None if self.draws is None else round(self.draws * samples / max(1, self.samples))
+        return replace(self, samples=samples, draws=draws)
 
 
 def draws_per_sample(config: "StudyConfig") -> float | None:

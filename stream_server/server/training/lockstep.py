@@ -19,7 +19,7 @@ IDLE_S = 1.0
 HELD_S = 0.05
 LONELY_S = 2.0
 OFFER_S = 2.0
-NUM_SHARED = 4
+NUM_SHARED = 5
 
 
 class Stream(Protocol):
@@ -37,7 +37,7 @@ class Turn:
     """One training step: this rank's batch, if it has one, and `sizes`, the number of samples of each rank.
 
     `num_first` of the union batch are drawn for the first time. `lonely`: ranks that wait for data take part empty.
-    `elapsed_s`: the seconds of training on rank 0's clock.
+    `elapsed_s`: the seconds of training on rank 0's clock. `num_missing`: samples that rank 0 knows will never come.
     """
 
     batch: Batch | None
@@ -45,6 +45,7 @@ class Turn:
     num_first: int
     lonely: bool
     elapsed_s: float = 0.0
+    num_missing: int = 0
 
     @property
     def num_samples(self) -> int:
@@ -66,6 +67,7 @@ class Statement:
     stop: StopReason | None = None
     exit_code: int = 0
     elapsed_s: float = 0.0
+    num_missing: int = 0
     saves: SaveWords = NOTHING
 
     def packed(self, rank: int, num_ranks: int) -> NDArray[np.int64]:
@@ -79,6 +81,7 @@ class Statement:
         shared[1] = self.ended
         shared[2] = self.impatient
         shared[3] = round(self.elapsed_s * 1e6) if rank == 0 else 0
+        shared[4] = self.num_missing if rank == 0 else 0
         shared[NUM_SHARED : NUM_SHARED + len(self.saves)] = self.saves
         if self.stop is not None:
             shared[NUM_SHARED + len(self.saves) + self.stop] = 1
@@ -95,13 +98,14 @@ class Round:
     num_ended: int
     impatient: bool
     elapsed_s: float
+    num_missing: int
     saves: SaveWords
     stop: StopReason | None
 
     @classmethod
     def of(cls, total: NDArray[np.int64], num_ranks: int) -> "Round":
         numbers = total.tolist()
-        first, ended, impatient, elapsed_us, *others = numbers[2 * num_ranks :]
+        first, ended, impatient, elapsed_us, num_missing, *others = numbers[2 * num_ranks :]
         saves, stops = SaveWords(*others[: len(SaveWords._fields)]), others[len(SaveWords._fields) :]
         return cls(
             sizes=tuple(numbers[:num_ranks]),
@@ -110,6 +114,7 @@ class Round:
             num_ended=ended,
             impatient=impatient > 0,
             elapsed_s=elapsed_us / 1e6,
+            num_missing=num_missing,
             saves=saves,
             stop=next((reason for reason in StopReason if stops[reason]), None),
         )
@@ -160,6 +165,7 @@ def in_lockstep(
     each_round: Callable[[], None] = lambda: None,
     saves: Saves | None = None,
     elapsed_s: Callable[[], float] = lambda: 0.0,
+    num_missing: Callable[[], int] = lambda: 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Turn]:
     """The training steps that all ranks take together, each with what this rank has for it.
@@ -179,6 +185,7 @@ def in_lockstep(
         each_round: called before every round, of which there is at least one a second.
         saves: the checkpoints, which are agreed on in the same rounds.
         elapsed_s: seconds of training; what rank 0 has is told to all in each turn.
+        num_missing: samples that will never come; so is what rank 0 has of these.
         clock: seconds, for the time that ranks wait for each other.
 
     Raises:
@@ -204,6 +211,7 @@ def in_lockstep(
             impatient=patience.over and batch is None,
             stop=stops.pending,
             elapsed_s=elapsed_s(),
+            num_missing=num_missing(),
             saves=saves.words(),
         )
         with phases.measure("round"):
@@ -226,6 +234,7 @@ def in_lockstep(
                 sizes=agreed.sizes,
                 num_first=agreed.num_first,
                 lonely=lonely,
+                num_missing=agreed.num_missing,
                 elapsed_s=agreed.elapsed_s,
             )
             if batch is not None:

@@ -1,5 +1,6 @@
 """The training of a study."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stream_server.failpoints import failpoint
@@ -21,7 +22,8 @@ class Training:
     """Trains on a stream until it ends on all ranks, or all agree to stop. `run` is collective; main thread only.
 
     All that happens beside the training steps, such as validation, checkpoints and logging, is done by `callbacks`.
-    `needs_every_batch`: stop when the first rank has no more data (`uneven: stop`).
+    `needs_every_batch`: stop when the first rank has no more data (`uneven: stop`). `num_missing` tells, on rank 0, how
+    many samples will never come.
     """
 
     ranks: Ranks
@@ -36,6 +38,7 @@ class Training:
     saves: Saves
     normalization: Normalization
     needs_every_batch: bool = False
+    num_missing: Callable[[], int] = lambda: 0
 
     def run(self) -> None:
         """Train; afterwards `stops.agreed` says why it ended early, if it did.
@@ -55,6 +58,7 @@ class Training:
             at_boundary=lambda: self.step.at_boundary or self.limits.has_all_batches,
             each_round=self.callbacks.on_round,
             elapsed_s=lambda: self.progress.elapsed_s,
+            num_missing=self.num_missing,
             saves=self.saves,
         )
         for turn in turns:
@@ -63,6 +67,8 @@ class Training:
         last_update = self.step.finish()
         if last_update is not None:
             self.progress.count_update(last_update)
+        if self.stops.agreed is None or self.stops.agreed.is_regular:
+            self.progress.end()
         if self.stops.agreed is StopReason.SAVED:
             self.metrics.write(self.progress.batches, self.progress.elapsed_s)
         else:

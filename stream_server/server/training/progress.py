@@ -1,6 +1,5 @@
 """How far a training is."""
 
-import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,12 @@ class Progress:
     when the gradient was not finite. `draws` counts every use of a sample. `best` is the batch and the loss of the
     best validation so far. `agreed_s` are the seconds of training that rank 0 told in the last round.
 
-    `length` says how long the study will be, as far as that is known; `lr_clock` what steps learning-rate schedules.
+    `length` says how long the study will be, as far as that is known, and `num_missing` of how many samples it is known
+    by now that they will never come.
+
+    A learning-rate schedule is to have taken `lr_steps` steps. They follow how much of the run is done: by draws when
+    `lr_clock` is "updates", by new samples when it is "samples". So neither the number of ranks nor batches that are
+    not full change where a schedule stands, and at the end of the run it has taken all `expected_lr_steps`.
     """
 
     def __init__(
@@ -43,9 +47,11 @@ class Progress:
         self.batches_per_rank = [0] * num_ranks
         self.best: dict[str, Any] = {}
         self.agreed_s = 0.0
-        self._lr_samples = 0
-        self._lr_steps = 0
+        self.lr_steps = 0
+        self.num_missing = 0
+        self._fraction = 0.0
         self._unsettled = 0
+        self._schedules_of: tuple[int | None, int] | None = None
         self._clock = clock
         self._start = clock()
         self._before_s = 0.0
@@ -66,27 +72,21 @@ class Progress:
 
     @property
     def fraction(self) -> float | None:
-        """How much of the run is done, 0 to 1: by batches, or else by samples that were drawn; None when unknown."""
-        done, expected = self.batches, self.length.batches
-        if expected is None:
-            done, expected = self._num_drawn, self.length.samples
-        return None if expected is None else min(1.0, done / expected)
+        """How much of the run is done, 0 to 1: by draws, or else by new samples that were drawn; None when unknown.
 
-    @property
-    def lr_steps(self) -> int:
-        """How many steps a learning-rate schedule is to have taken: one each update, or each update's worth of samples.
-
-        An update whose gradient was not finite counts for the samples it used, and not as an update.
+        It never falls, but for a study that is continued with more to train, and is 1 at the end.
         """
-        return self.updates if self.lr_clock == "updates" else self._lr_steps
+        ends = self._ends(by_draws=self.length.draws is not None)
+        return max(self._fraction, *(min(1.0, done / max(1, total)) for done, total in ends)) if ends else None
 
     @property
     def expected_lr_steps(self) -> int | None:
-        """How many they will be in the whole run, None when that is not known in advance."""
-        if self.lr_clock == "updates":
-            return self.length.updates
-        samples = self.length.samples
-        return None if samples is None else math.ceil(samples / self.length.samples_per_update)
+        """How many steps a learning-rate schedule takes in the whole run, None when that is not known in advance.
+
+        It is the number of updates if all batches are full. What it was at the first start stays, since the schedules
+        were built with it.
+        """
+        return self._schedules[0]
 
     @property
     def elapsed_s(self) -> float:
@@ -98,15 +98,14 @@ class Progress:
         self.agreed_s = turn.elapsed_s
         self.batches += 1
         self.draws += turn.num_samples
+        self.num_missing = turn.num_missing
         self.lonely_steps += turn.lonely
         self.batches_per_rank = [num + (size > 0) for num, size in zip(self.batches_per_rank, turn.sizes, strict=True)]
         self._unsettled += turn.num_first
+        self._fraction = self.fraction or 0.0
 
     def count_update(self, outcome: "StepOutcome") -> None:
         """The optimizer used, or refused, all that was drawn since the last time."""
-        self._lr_samples += self._unsettled
-        new_steps, self._lr_samples = divmod(self._lr_samples, self.length.samples_per_update)
-        self._lr_steps += new_steps
         if outcome.skipped:
             self.skipped += self._unsettled
         else:
@@ -114,21 +113,58 @@ class Progress:
             self.skipped += outcome.num_left_out
             self.samples += self._unsettled - outcome.num_left_out
         self._unsettled = 0
+        self.lr_steps = max(self.lr_steps, self._due_lr_steps())
+
+    def end(self) -> None:
+        """All that there was to train is trained, however much that was: the schedules are at their end."""
+        self._fraction = 1.0
+        self.lr_steps = max(self.lr_steps, self.expected_lr_steps or 0)
 
     @property
     def _num_drawn(self) -> int:
         return self.samples + self.skipped + self._unsettled
 
+    @property
+    def _schedules(self) -> tuple[int | None, int]:
+        """What schedules were built with at the first start: their number of steps, and the samples of an update."""
+        length = self.length
+        num_steps = length.updates if self.lr_clock == "updates" else length.updates_of_new_samples
+        return self._schedules_of or (num_steps, length.samples_per_update)
+
+    def _ends(self, *, by_draws: bool) -> list[tuple[int, int]]:
+        """What was done of what would end the run, each as two numbers; the run ends with the first that is whole."""
+        length = self.length.less(self.num_missing)
+        done, total = (self.draws, length.draws) if by_draws else (self._num_drawn, length.samples)
+        if total is None:
+            return []
+        return [(done, total), *([(self.batches, length.max_batches)] if length.max_batches else [])]
+
+    def _due_lr_steps(self) -> int:
+        is_by_updates, (num_steps, samples_per_update) = self.lr_clock == "updates", self._schedules
+        if num_steps is None:
+            return self.updates if is_by_updates else self._num_drawn // samples_per_update
+        ends = self._ends(by_draws=is_by_updates)
+        return max((min(num_steps, num_steps * done // max(1, total)) for done, total in ends), default=0)
+
+    @property
+    def _asked(self) -> list[int | None]:
+        return [self.length.samples, self.length.max_batches]
+
     def state_dict(self) -> dict[str, Any]:
         counts = {name: value for name, value in vars(self).items() if name not in NOT_SAVED}
-        return {**counts, "elapsed_s": self.elapsed_s}
+        return {**counts, "_schedules_of": list(self._schedules), "elapsed_s": self.elapsed_s, "asked": self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue; on another number of ranks, rank 0 takes the batches of those that are no more."""
         counts = dict(state)
+        if counts.pop("asked") != self._asked:
+            # Of a study that is continued with more to train, less is done than was.
+            counts["_fraction"] = 0.0
         self._before_s = counts.pop("elapsed_s")
         self._start = self._clock() - self._before_s
         before, num_ranks = counts.pop("batches_per_rank"), len(self.batches_per_rank)
+        num_steps, samples_per_update = counts.pop("_schedules_of")
+        self._schedules_of = (num_steps, samples_per_update)
         vars(self).update(counts)
         self.batches_per_rank = [*before, *[0] * num_ranks][:num_ranks]
         self.batches_per_rank[0] += sum(before[num_ranks:])

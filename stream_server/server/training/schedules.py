@@ -1,59 +1,62 @@
 """When something that is done now and then is due."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from stream_server.server.training.progress import Progress
+
+# So much less than a multiple of a fraction counts as that multiple: 0.15 / 0.05 is 2.9999999999999996.
+ROUNDING = 1e-9
 
 
 class Schedule:
     """Every `every` batches, every `every_s` seconds and after the batches `at`, whichever comes first.
 
-    All ranks ask after the same steps and get the same answer, since the progress is the same on all. What is due stays
-    so until it was `done`.
+    Instead of a number of batches, a float is a fraction of the run, which neither the number of ranks nor batches that
+    are not full change. All ranks ask after the same steps and get the same answer, since the progress is the same on
+    all. What is due stays so until it was `done`.
     """
 
-    def __init__(self, *, every: int | None = None, every_s: float | None = None, at: Sequence[int] = ()) -> None:
+    def __init__(
+        self, *, every: int | float | None = None, every_s: float | None = None, at: Sequence[int | float] = ()
+    ) -> None:
         self._every = every
         self._every_s = every_s
         self._at = tuple(at)
         self._batch = 0
+        self._fraction = 0.0
         self._time_s = 0.0
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        every: int | float | None = None,
-        every_s: float | None = None,
-        at: Sequence[int | float] = (),
-        expected_batches: int | None = None,
-    ) -> Self:
-        """The schedule that study.json asks for, in which a float is a fraction of the `expected_batches`."""
-        return cls(
-            every=moment(every, expected_batches),
-            every_s=every_s,
-            at=[batch for it in at if (batch := moment(it, expected_batches)) is not None],
-        )
 
     def is_due(self, progress: Progress) -> bool:
         """Whether the time has come since it was last done."""
-        now = progress.batches
+        # A study that is continued with more to train is less far than it was.
+        self._fraction = min(self._fraction, progress.fraction or 0.0)
         return (
-            (self._every is not None and now // self._every > self._batch // self._every)
-            or any(self._batch < batch <= now for batch in self._at)
+            (self._every is not None and self._num_reached(self._every, progress) > self._num_done(self._every))
+            or any(self._num_reached(it, progress) > 0 and not self._num_done(it) for it in self._at)
             or (self._every_s is not None and progress.agreed_s - self._time_s >= self._every_s)
         )
 
     def done(self, progress: Progress) -> None:
         """It was done now, due or not."""
-        self._batch, self._time_s = progress.batches, progress.agreed_s
+        self._batch, self._fraction, self._time_s = progress.batches, progress.fraction or 0.0, progress.agreed_s
+
+    def _num_reached(self, moment: int | float, progress: Progress) -> int:
+        """How many times `moment` is over by now."""
+        if isinstance(moment, int):
+            return progress.batches // moment
+        assert progress.fraction is not None, "study.json was checked for fractions of an unknown length"
+        return math.floor(progress.fraction / moment + ROUNDING)
+
+    def _num_done(self, moment: int | float) -> int:
+        return self._batch // moment if isinstance(moment, int) else math.floor(self._fraction / moment + ROUNDING)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batch": self._batch, "time_s": self._time_s}
+        return {"batch": self._batch, "fraction": self._fraction, "time_s": self._time_s}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._batch, self._time_s = state["batch"], state["time_s"]
+        self._batch, self._fraction, self._time_s = state["batch"], state["fraction"], state["time_s"]
 
 
 def moment(value: int | float | None, expected_batches: int | None) -> int | None:

@@ -26,6 +26,11 @@ class StopReason(IntEnum):
         """What the closing account says of the samples that are left."""
         return ("saved", "early_stop", "max_batches", "max_s", "uneven")[self]
 
+    @property
+    def is_regular(self) -> bool:
+        """Whether the training has come to the end that could be foreseen, where learning-rate schedules end, too."""
+        return self in (StopReason.MAX_BATCHES, StopReason.UNEVEN)
+
 
 class StopRequests:
     """This rank's wish to stop, and what all ranks agreed on.

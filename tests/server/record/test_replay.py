@@ -3,6 +3,7 @@
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from stream_server.server.plan import make_plan
 from stream_server.server.ranks import Ranks, SoloRanks
 from stream_server.server.reception_snapshot import ReceptionSnapshot
 from stream_server.server.record.replay import ReplayFeed
+from stream_server.server.training.length import Length
 from tests.config.studies import Changes, StudyFolder
 from tests.server.record.recorded import (
     PARAMETERS,
@@ -303,6 +305,44 @@ def test_a_withdrawn_simulation_is_left_out_and_an_unfinished_one_is_not_validat
         assert player.feed.num_left == 0
         assert player.feed.simulations is not None
         assert player.feed.simulations.entries[5].state == "invalid"
+
+
+def recorded_on_changing_ranks(config: StudyConfig) -> Path:
+    """Begun on three ranks, of which two are no more after a third of the steps; one simulation is withdrawn."""
+    third = len(TRAINED) // 3
+    for rank in range(3):
+        mine = [key for key in TRAINED[:third] if sum(key) % 3 == rank] + (TRAINED[third:] if rank == 0 else [])
+        with recorder(config, slots_with(mine), rank=rank, num_ranks=3) as it:
+            for slot in range(len(mine)):
+                it.append([slot])
+            if rank == 0:
+                it.withdraw(5)
+    return config.output_dir / "record"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_the_length_of_a_replay_is_exact_also_of_a_record_made_on_changing_ranks(
+    config: StudyConfig, num_ranks: int
+) -> None:
+    path = recorded_on_changing_ranks(config)
+
+    def play(ranks: ThreadRanks) -> tuple[list[int], Batches]:
+        player = Player(config, path, ranks=ranks)
+        with ExitStack() as stack:
+            counted = player.feed.count(stack)
+            stack.enter_context(player.feed)
+            return counted, list(player.batches())
+
+    done = on_ranks(num_ranks, play)
+    counted, batches = done[0][0], [batches for _, batches in done]
+    assert [each for each, _ in done] == [counted] * num_ranks
+    assert counted == [len(set(flat(each))) for each in batches]
+    assert sum(counted) == len(TRAINED) - 12
+    length = Length.of(config, num_ranks, counted)
+    if length.draws is not None:
+        assert abs(length.draws - sum(map(len, map(flat, batches)))) < num_ranks
+        assert length.batches is not None
+        assert length.batches <= max(map(len, batches)) <= length.batches + 1
 
 
 def account_of(players: list[Player], learned: Learned, *, complete: bool) -> Any:

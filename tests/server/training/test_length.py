@@ -30,6 +30,33 @@ def test_the_batches_of_a_rank(folder: StudyFolder, changes: dict[str, Any], num
     assert (length.samples, length.batches) == (10_000, batches)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
+def test_samples_and_draws_are_the_same_on_any_number_of_ranks(folder: StudyFolder, num_ranks: int) -> None:
+    changes = {"study.simulations": 100, "study.time_steps": 100, "training.draws_per_sample": 1.5}
+    length = Length.of(folder.load(changes), num_ranks)
+    assert (length.samples, length.draws) == (10_000, 15_000)
+
+
+def test_a_replay_is_as_long_as_the_rank_that_has_most_of_its_samples(folder: StudyFolder) -> None:
+    config = folder.load({"study.time_steps": None, "training.draws_per_sample": 2.0, "training.batch_size": 10})
+    length = Length.of(config, 3, [700, 150, 50])
+    assert (length.samples, length.draws, length.batches, length.updates) == (900, 1800, 140, 140)
+
+
+def test_the_length_of_a_study_without_a_part_of_its_samples_and_with_more(folder: StudyFolder) -> None:
+    length = Length(samples=100, draws=300, batches=9)
+    assert length.less(10) == Length(samples=90, draws=270, batches=9)
+    assert length.less(-10) == Length(samples=110, draws=330, batches=9)
+    assert Length().less(10) == Length()
+
+
+@pytest.mark.parametrize(("accumulate", "max_batches", "updates"), [(1, None, 13), (2, None, 7), (1, 5, 5), (2, 5, 3)])
+def test_the_updates_that_the_samples_fill_once(accumulate: int, max_batches: int | None, updates: int) -> None:
+    per_update = 8 * accumulate
+    length = Length(samples=100, max_batches=max_batches, accumulate=accumulate, samples_per_update=per_update)
+    assert length.updates_of_new_samples == updates
+
+
 def test_accumulated_batches_make_one_update(folder: StudyFolder) -> None:
     length = Length.of(folder.load({"training.draws_per_sample": 1.0, "training.accumulate": 4}), 3)
     assert length.batches is not None

@@ -10,6 +10,7 @@ from stream_server.server.normalization import Normalization
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import Callback, Callbacks
+from stream_server.server.training.length import Length
 from stream_server.server.training.limits import Limits
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.loop import Training
@@ -89,13 +90,17 @@ def training(
     step: Callable[[StreamServer, ThreadRanks], LearnerStep] = LearnerStep,
     each_round: Callable[[Any], None] = lambda run: None,
     leave_at_s: float = math.inf,
+    length: Length | None = None,
+    num_missing: int = 0,
+    needs_every_batch: bool = False,
     **keys: Any,
 ) -> Run:
     """Train one rank on batches of one sample; gives its parts afterwards."""
     config = settings(**keys)
     server = Counting(config)
     server.union_mean = UnionMean(ranks)
-    run = Run(ranks=ranks, stops=StopRequests(), progress=Progress(ranks.size), diary=Diary(), metrics=Metrics(ranks))
+    progress = Progress(ranks.size, length=length)
+    run = Run(ranks=ranks, stops=StopRequests(), progress=progress, diary=Diary(), metrics=Metrics(ranks))
     limits = Limits(config.training, run.progress, run.stops, leave_at_s=leave_at_s)
     callbacks = Callbacks(server, [run.diary, EachRound(lambda: each_round(run))])
     callbacks.surround(before=[limits])
@@ -111,6 +116,8 @@ def training(
         phases=Phases(),
         saves=NoSaves(),
         normalization=Normalization(SoloRanks()),
+        needs_every_batch=needs_every_batch,
+        num_missing=lambda: num_missing if ranks.rank == 0 else 99,
     ).run()
     return run
 
@@ -130,6 +137,37 @@ def test_the_end_of_a_step_is_told_on_all_ranks_also_without_a_batch() -> None:
     losses = [[1, 2], [3, 4, 5, 6]]
     runs = on_ranks(2, lambda ranks: training(ranks, losses[ranks.rank]))
     assert [run.diary.num_steps for run in runs] == [4, 4]
+
+
+LONG = Length(samples=100, draws=100, batches=50)
+
+
+def test_a_run_is_whole_when_all_is_trained_although_less_came_than_was_expected() -> None:
+    for run in on_ranks(2, lambda ranks: training(ranks, [1, 2], length=LONG)):
+        assert (run.progress.fraction, run.progress.lr_steps) == (1.0, 50)
+
+
+def test_so_is_one_that_ends_with_the_first_rank_that_has_no_more_data() -> None:
+    for run in on_ranks(2, lambda ranks: training(ranks, [1] * (1 + ranks.rank), length=LONG, needs_every_batch=True)):
+        assert run.stops.agreed is StopReason.UNEVEN
+        assert (run.progress.fraction, run.progress.lr_steps) == (1.0, 50)
+
+
+def test_a_run_that_is_stopped_early_is_not_whole() -> None:
+    def stop(run: Any) -> None:
+        run.stops.request(StopReason.EARLY_STOP, "good enough")
+
+    [run] = on_ranks(1, lambda ranks: training(ranks, [1, 2], length=LONG, each_round=stop))
+    assert (run.progress.fraction, run.progress.lr_steps) == (0.0, 0)
+
+
+def test_what_rank_0_knows_to_be_missing_shortens_the_run_on_all_ranks() -> None:
+    def leave(run: Any) -> None:
+        if run.progress.batches == 2:
+            run.stops.request(StopReason.SAVED, "a signal")
+
+    for run in on_ranks(2, lambda ranks: training(ranks, [1, 2, 3], length=LONG, each_round=leave, num_missing=92)):
+        assert (run.progress.fraction, run.progress.lr_steps) == (0.5, 25)
 
 
 def test_metrics_hold_the_loss_of_training() -> None:

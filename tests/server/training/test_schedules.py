@@ -2,15 +2,16 @@
 
 import pytest
 
+from stream_server.server.training.length import Length
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.schedules import Schedule, moment
 
 
 def due_after(schedule: Schedule, num: int, *, batch_s: float = 1.0) -> list[int]:
-    """The batches of `num` after which it is due, if it is done at once."""
-    progress, batches = Progress(), []
+    """The batches of `num`, which are the whole run, after which it is due, if it is done at once."""
+    progress, batches = Progress(length=Length(samples=num, draws=num)), []
     for batch in range(1, num + 1):
-        progress.batches, progress.agreed_s = batch, batch * batch_s
+        progress.batches, progress.draws, progress.agreed_s = batch, batch, batch * batch_s
         if schedule.is_due(progress):
             schedule.done(progress)
             batches.append(batch)
@@ -38,13 +39,39 @@ def test_nothing_is_never_due() -> None:
 
 
 def test_fractions_of_the_run() -> None:
-    assert due_after(Schedule.of(every=0.25, at=(0.1, 7), expected_batches=20), 20) == [2, 5, 7, 10, 15, 20]
-    assert moment(0.001, 20) == 1
+    assert due_after(Schedule(every=0.25, at=(0.1, 7)), 20) == [2, 5, 7, 10, 15, 20]
+    assert due_after(Schedule(every=0.05), 20) == [*range(1, 21)]
+    assert due_after(Schedule(every=0.001), 5) == [1, 2, 3, 4, 5]
+    assert (moment(0.25, 20), moment(0.001, 20)) == (5, 1)
+
+
+def test_fractions_are_those_of_the_samples_whatever_number_of_ranks_draws_them() -> None:
+    """A third of the run on three ranks, 10 samples each; the rest on one."""
+    schedule, progress, due = Schedule(at=(0.5,), every=0.4), Progress(length=Length(samples=300, draws=300)), []
+    for size in [*[30] * 3, *[10] * 21]:
+        progress.batches, progress.draws = progress.batches + 1, progress.draws + size
+        if schedule.is_due(progress):
+            schedule.done(progress)
+            due.append(progress.draws)
+    assert due == [120, 150, 240]
+
+
+def test_a_study_that_is_continued_with_more_to_train_meets_its_fractions_again() -> None:
+    schedule, progress = Schedule(every=0.5), Progress(length=Length(samples=10, draws=10))
+    progress.draws = 10
+    schedule.done(progress)
+    longer, due = Progress(length=Length(samples=40, draws=40)), []
+    for draws in range(10, 41, 5):
+        longer.draws = draws
+        if schedule.is_due(longer):
+            schedule.done(longer)
+            due.append(draws)
+    assert due == [20, 40]
 
 
 def test_a_fraction_of_an_unknown_length_is_a_mistake() -> None:
     with pytest.raises(AssertionError, match="unknown length"):
-        Schedule.of(every=0.5)
+        Schedule(every=0.5).is_due(Progress())
 
 
 def test_what_is_due_stays_due_until_it_is_done() -> None:

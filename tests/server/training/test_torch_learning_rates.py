@@ -17,7 +17,8 @@ from tests.server.torch_servers import Scale
 BATCH_SIZE = 4
 NUM_STEPS = 8
 
-KNOWN = Length(batches=NUM_STEPS, samples=NUM_STEPS * BATCH_SIZE, samples_per_update=BATCH_SIZE)
+NUM_SAMPLES = NUM_STEPS * BATCH_SIZE
+KNOWN = Length(batches=NUM_STEPS, samples=NUM_SAMPLES, draws=NUM_SAMPLES, samples_per_update=BATCH_SIZE)
 UNKNOWN = Length(samples=NUM_STEPS * BATCH_SIZE, samples_per_update=BATCH_SIZE)
 
 
