@@ -70,10 +70,8 @@ def run_study(config: StudyConfig, start: Start) -> int:
 def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
     check_ranks(config, ranks.size)
     _require_descriptors(config, ranks)
-    if start.replay is not None and config.checkpoint.record:
-        raise ConfigError("checkpoint.record must be left out with --replay: these samples are recorded already")
     folder = OutputFolder(config.output_dir)
-    if not start.fresh and by_rank_0(ranks, folder.is_finished):
+    if not start.fresh and by_rank_0(ranks, lambda: folder.is_finished(config.study.simulations)):
         if ranks.rank == 0:
             print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
         return 0

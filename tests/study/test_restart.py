@@ -132,6 +132,21 @@ def test_a_study_that_was_killed_goes_on_with_more_simulations_and_what_was_held
     assert validated == sorted(set(validated))
 
 
+def test_a_finished_study_says_so_and_goes_on_when_more_simulations_are_asked_for(run: Callable[..., Run]) -> None:
+    first = run(mpi=None, settings={"study.simulations": 1})
+    again = run(mpi=None, settings={"study.simulations": 1})
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    assert "ripple is finished" in again.output
+    assert again.report == first.report
+    done = run(mpi=None, settings={"study.simulations": 3})
+    assert_complete(done, num_simulations=3)
+    assert (done.report["restarts"], done.attempts) == (1, dict.fromkeys(range(4), 1))
+    evaluated = run(mpi=None, settings={"study.simulations": 3}, arguments=["--evaluate", str(done.output_dir)])
+    assert evaluated.exit_code == 0
+    assert f"{done.report['validation'][-1]['loss']:.6g}" in evaluated.output
+    assert evaluated.report == done.report
+
+
 def test_a_study_that_ended_at_max_batches_goes_on_with_more_of_them(run: Callable[..., Run]) -> None:
     settings = SAVES | {"study.simulations": 3, "training.max_batches": 2}
     first = run(num_ranks=2, settings=settings)
