@@ -147,6 +147,19 @@ def test_a_finished_study_says_so_and_goes_on_when_more_simulations_are_asked_fo
     assert evaluated.report == done.report
 
 
+def test_a_restart_that_fails_in_its_set_up_says_why_and_nothing_of_an_account(
+    killed: Run, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    copy_of(killed, tmp_path)
+    failed = run(num_ranks=2, settings=KILLED, environment={"TROUBLE": "prepare_training_attributes"})
+    assert failed.exit_code == 3
+    assert "trouble in prepare_training_attributes of rank 0" in failed.report["message"]
+    assert "BALANCED" not in failed.output
+    assert (failed.report["unbalanced"], failed.account["untrained"]) == ([], 0)
+    done = run(num_ranks=2, settings=KILLED)
+    assert_complete(done, num_simulations=4)
+
+
 def test_a_study_that_ended_at_max_batches_goes_on_with_more_of_them(run: Callable[..., Run]) -> None:
     settings = SAVES | {"study.simulations": 3, "training.max_batches": 2}
     first = run(num_ranks=2, settings=settings)
