@@ -85,8 +85,8 @@ class Simulations(Protocol):
 class Closing:
     """Settles the account of a study. `simulations` are rank 0's; the others only hand in their part.
 
-    A start that failed in its set-up has neither `simulations` nor `learning`: nothing was received or trained in it, and
-    it gives no account of what earlier ones have saved.
+    A start that failed in its set-up has neither `simulations` nor `learning`. Nothing was received or trained in it,
+    and it gives no account of what earlier ones have saved.
     A server that `is_outdated` keeps its account to itself: report.json is the newer one's.
     """
 

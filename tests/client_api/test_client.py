@@ -216,7 +216,7 @@ def test_time_steps_are_labels() -> None:
 def test_a_bool_is_no_time_step(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAM_CONNECTION", "none")
     with connect(parameters={}) as simulation:
-        with pytest.raises(TypeError, match="the time step must be an integer, but is .*(True|False)"):
+        with pytest.raises(TypeError, match=r"the time step must be an integer, but is .*(True|False)"):
             simulation.send(wrong, u=TINY)
         simulation.send(np.int64(1), u=TINY)
 

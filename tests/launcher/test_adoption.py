@@ -196,8 +196,8 @@ def test_the_journal_of_a_run_by_hand_tells_the_whole_story(tmp_path: Path) -> N
             assert journal.past.highest == {0: 0}
 
 
-# Simulation 0 fails once, and takes simulation 1 with it. Now and then MPICH's hydra overlooks that a rank has ended: then
-# the rank of simulation 1 loses patience and does what hydra should have done, which is to kill it and its shell.
+# Simulation 0 fails once, and takes simulation 1 with it. Now and then MPICH's hydra overlooks that a rank has ended:
+# then the rank of simulation 1 does, after 5 s, what hydra should have done, which is to kill it and its shell.
 FAILING = """
 import os, signal, time
 from mpi4py import MPI
