@@ -88,6 +88,8 @@ class SetUp:
         self._tell_length()
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         come_together(parts.ranks)
+        # Before there is a port: whoever floods it may take all file descriptors.
+        display = self._make_display(lambda: status(metrics))
         stack.enter_context(parts.source)
         saver = stack.enter_context(self._make_saver())
         stack.enter_context(parts.stops.on_signals())
@@ -115,7 +117,7 @@ class SetUp:
                 self._make_logging(metrics),
                 # After the logging, which tells the rates that the step had.
                 *rates,
-                *self._make_display(lambda: status(metrics)),
+                *display,
                 export,
             ],
         )
