@@ -96,7 +96,7 @@ class Display:
             self._console.print(_line(current, self._rate.per_second), soft_wrap=True, highlight=False, markup=False)
 
     def _load_what_rich_needs(self) -> None:
-        """Render once for nobody: rich imports modules when it prints, and later there may be no file descriptor left."""
+        """Render once for nobody: rich imports modules when it prints, and later no file descriptor may be left."""
         status = Status(simulations={}, samples=0, loss=0.5, fraction=0.5)
         with self._console.capture():
             self._console.print(_panel(self._name, status, 0.5))
