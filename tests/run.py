@@ -101,6 +101,8 @@ def main() -> int:
     if not any(word.startswith("--hypothesis-seed") for word in arguments):
         arguments.append(f"--hypothesis-seed={random.SystemRandom().getrandbits(32)}")
     signal.signal(signal.SIGTERM, _leave)
+    # A shell without job control starts what runs in the background with SIGINT ignored, and so would be all studies.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     started, mark = time.monotonic(), uuid.uuid4().hex
     say(f"{options.parts} processes of: pytest {' '.join(arguments)}")
     with ExitStack() as stack:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Protocol, SupportsIndex
 
+import numpy as np
+
 from stream_server.client_api.messages import MAX_UNKNOWN_STEPS, TimeSteps
 from stream_server.errors import SimulationError
 
@@ -121,7 +123,8 @@ class Simulation:
             this at different steps on different ranks, and must agree before they leave their loop.
 
         Raises:
-            TypeError: a field is not numeric, or of a type that cannot become what the study keeps.
+            TypeError: the time step is a bool or no integer, or a field is not numeric, or of a type that cannot
+                become what the study keeps.
             ValueError: a field is unknown, missing or of a wrong shape, or the study has no such time step.
             Refused: the server refused this sample or an earlier one.
             StepsLost: the server went back to a checkpoint, and misses steps that are not retained any more.
@@ -184,7 +187,7 @@ class Simulation:
             self._destination.abandon()
 
     def _index(self, time_step: SupportsIndex) -> int:
-        label = operator.index(time_step)
+        label = _integer(time_step)
         labels = self._labels
         if labels is None:
             return label
@@ -208,3 +211,10 @@ class Simulation:
         self._destination.close()
         self._destination = Nowhere(attempt=self.attempt, wanted=False, stop_reason=self.stop_reason)
         self._labels = None
+
+
+def _integer(time_step: SupportsIndex) -> int:
+    # Python takes True for 1: a flag in the place of the time step would become sample 1.
+    if isinstance(time_step, bool | np.bool_):
+        raise TypeError(f"the time step must be an integer, but is {time_step!r}")
+    return operator.index(time_step)

@@ -76,8 +76,11 @@ def members(processes: Iterable[Process], leader: Leader | None, marks: Set[str]
 
 
 def send(pids: Collection[int], number: signal.Signals) -> None:
-    """Signal each process; those that have ended meanwhile are passed over."""
-    for pid in pids:
+    """Signal each process, parents before those they started; those that have ended meanwhile are passed over.
+
+    A shell that outlives its rank even for an instant writes down how the rank ended, as if it had ended by itself.
+    """
+    for pid in sorted(pids, key=_age):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
@@ -123,6 +126,13 @@ def _status(pid: int) -> tuple[int, int, bool] | None:
     # The second value is the program's name in brackets, and may hold blanks and brackets itself.
     values = text.rpartition(")")[2].split()
     return None if values[0] in ENDED else (int(values[3]), int(values[19]), values[0] == STOPPED)
+
+
+def _age(pid: int) -> tuple[int, int]:
+    """Sort key: processes in the order in which they were started."""
+    status = _status(pid)
+    # A clock tick is long enough to start a child in; within one, numbers are given in order.
+    return (0 if status is None else status[1], pid)
 
 
 def _mark(pid: int, name: str) -> str:

@@ -6,10 +6,19 @@ from stream_server.config import StudyConfig
 from stream_server.launcher.descriptors import OWN
 from stream_server.launcher.mpirun import shown
 from stream_server.server.plan import Plan, make_plan
+from stream_server.server.stream_server import NUMPY_DTYPES
+from stream_server.server.user_class import load_server_class
 
 
 def describe(config: StudyConfig) -> str:
-    """Totals, sizes per server rank, the command line of the simulations, and connections against the limit."""
+    """Totals, sizes per server rank, the command line of the simulations, and connections against the limit.
+
+    Raises:
+        ConfigError: the server class cannot train in this precision here.
+    """
+    # Every class on every machine knows the others: to ask it, its file is imported, and torch with it.
+    if config.training.precision not in NUMPY_DTYPES:
+        load_server_class(config).check_precision(config.training.precision)
     plan = make_plan(config)
     return "\n".join(f"{name:<14}{text}" for name, text in _lines(config, plan))
 

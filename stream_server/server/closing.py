@@ -85,6 +85,8 @@ class Simulations(Protocol):
 class Closing:
     """Settles the account of a study. `simulations` are rank 0's; the others only hand in their part.
 
+    A start that failed in its set-up has neither `simulations` nor `learning`. Nothing was received or trained in it,
+    and it gives no account of what earlier ones have saved.
     A server that `is_outdated` keeps its account to itself: report.json is the newer one's.
     """
 
@@ -147,8 +149,8 @@ class Closing:
             restarts=self.identity.epoch - 1,
             training_s=progress.elapsed_s,
             learned=Learned(
-                trained=progress.samples,
-                skipped=progress.skipped,
+                trained=0 if learning is None else progress.samples,
+                skipped=0 if learning is None else progress.skipped,
                 untrained_reason=outcome.reason if stopped is None else stopped.untrained_reason,
             ),
             batches=progress.batches,

@@ -47,6 +47,14 @@ class Continuation:
         """The folder of the generation that is continued."""
         return self.generations.path(self.base_number)
 
+    def seed(self, config: StudyConfig, stream: int, num_ranks: int) -> tuple[int, ...]:
+        """Begins a random stream anew, with the rank behind it, where its state cannot be taken back.
+
+        Another generation or another number of ranks begins another stream: none repeats what was drawn before. The
+        number of ranks is never 0, since NumPy takes a seed with zeros behind it for the one without them.
+        """
+        return (config.study.seed, stream, self.base_number, num_ranks)
+
     def study(self) -> dict[str, Any]:
         """What all ranks have in common: progress, history, and the roster of rank 0."""
         state: dict[str, Any] = read_state(self.folder / STUDY)
@@ -76,7 +84,7 @@ class Continuation:
             num_ranks=ranks.size,
             routing=parts.routing(config),
             num_held_out=config.validation.simulations,
-            seed=(config.study.seed, parts.BUFFER_STREAM, self.identity.epoch),
+            seed=self.seed(config, parts.BUFFER_STREAM, ranks.size),
         )
 
 

@@ -62,11 +62,12 @@ class OutputFolder:
         """A folder for each simulation, and in it one for each attempt."""
         return self.path / "simulations"
 
-    def is_finished(self) -> bool:
-        """The study in this folder came to its end; there is nothing left to do."""
+    def is_finished(self, num_simulations: int) -> bool:
+        """The study in this folder came to its end with `num_simulations` or more: there is nothing left to do."""
         try:
-            report = json.loads(self.report.read_text())
-            return (report["exit_code"], report["exit_reason"]) == (0, "finished")
+            report, before = json.loads(self.report.read_text()), json.loads(self.study.read_text())
+            has_ended = (report["exit_code"], report["exit_reason"]) == (0, "finished")
+            return has_ended and bool(num_simulations <= before["study"]["simulations"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 

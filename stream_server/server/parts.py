@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stream_server.server.restore import RankRestore
 
 BUFFER_STREAM = 2
+NOISE_STREAM = 3
 
 
 def make_policy(config: StudyConfig, rank: int) -> Policy:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.best_folder import BEST
 from stream_server.server.checkpoint.part import Part
-from stream_server.server.checkpoint.random_state import set_random_states
+from stream_server.server.checkpoint.random_state import seed_of, seed_random_states, set_random_states
 from stream_server.server.checkpoint.saver import Saver
 from stream_server.server.checkpoint.user_state import (
     callbacks_part,
@@ -21,6 +21,7 @@ from stream_server.server.checkpoint.user_state import (
 from stream_server.server.learning import Learning
 from stream_server.server.model_export import ModelExport
 from stream_server.server.normalization import Normalization
+from stream_server.server.parts import NOISE_STREAM
 from stream_server.server.plain_state import read_state
 from stream_server.server.rank_parts import RankParts
 from stream_server.server.saved_model import model_parts
@@ -91,6 +92,8 @@ class SetUp:
         self._tell_length()
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         come_together(parts.ranks)
+        # Before there is a port: whoever floods it may take all file descriptors.
+        display = self._make_display(lambda: status(metrics))
         stack.enter_context(parts.source)
         saver = stack.enter_context(self._make_saver())
         stack.enter_context(parts.stops.on_signals())
@@ -118,7 +121,7 @@ class SetUp:
                 self._make_logging(metrics),
                 # After the logging, which tells the rates that the step had.
                 *rates,
-                *self._make_display(lambda: status(metrics)),
+                *display,
                 export,
             ],
         )
@@ -300,10 +303,18 @@ class SetUp:
         callbacks.load_state_dict(study["callbacks"])
         normalization.load_rank_states(restored.state["normalization"])
         stream.num_drawn = restored.state["num_drawn"]
+        # Last of all, since making the model and opening the doors may have used random numbers.
+        self._begin_random_streams_anew(step)
         if restored.is_own:
-            # Last of all, since making the model and opening the doors may have used random numbers.
             set_random_states(restored.state["random"])
             step.load_random_state(restored.state["step"])
+
+    def _begin_random_streams_anew(self, step: Step) -> None:
+        """For generators whose states are not taken back: on other ranks or devices there are none, or too few."""
+        config, ranks = self._parts.config, self._parts.ranks
+        seed = seed_of((*self._parts.continuation.seed(config, NOISE_STREAM, ranks.size), ranks.rank))
+        seed_random_states(seed)
+        step.seed_random_state(seed)
 
 
 def optional(it: T | None) -> list[T]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stream_server.config import StudyConfig
     from stream_server.server.training.torch_learning_rates import LearningRates
 
-_NUMPY_DTYPES = {"32-true": np.float32, "64-true": np.float64}
+NUMPY_DTYPES = {"32-true": np.float32, "64-true": np.float64}
 
 
 class StreamServer:
@@ -180,14 +180,22 @@ class StreamServer:
         """Ask all ranks to end the training at the next update; one rank's word is enough."""
         self._stops.request(StopReason.EARLY_STOP, reason)
 
+    @classmethod
+    def check_precision(cls, precision: str) -> None:
+        """Check that servers of this class can train in `training.precision` on this machine.
+
+        Raises:
+            ConfigError: they cannot; the message says in what they can.
+        """
+        if precision not in NUMPY_DTYPES:
+            raise ConfigError(
+                f"training.precision {precision} needs a TorchServer; a StreamServer knows {' and '.join(NUMPY_DTYPES)}"
+            )
+
     def make_collate(self, precision: str) -> NumpyCollate:
         """What stacks the samples of a batch."""
-        if precision not in _NUMPY_DTYPES:
-            raise ConfigError(
-                f"training.precision {precision} needs a TorchServer; "
-                f"a StreamServer knows {' and '.join(_NUMPY_DTYPES)}"
-            )
-        return NumpyCollate(_NUMPY_DTYPES[precision])
+        self.check_precision(precision)
+        return NumpyCollate(NUMPY_DTYPES[precision])
 
     def make_step(self, ranks: Ranks) -> Step:
         """What takes one training step on all ranks."""

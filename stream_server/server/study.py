@@ -15,7 +15,7 @@ from stream_server.launcher import descriptors
 from stream_server.launcher.journal import Journal
 from stream_server.server import parts
 from stream_server.server.batch_memory import no_memory
-from stream_server.server.closing import Closing, outcome_of, rank_report
+from stream_server.server.closing import Closing, Simulations, outcome_of, rank_report
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
@@ -70,10 +70,8 @@ def run_study(config: StudyConfig, start: Start) -> int:
 def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
     check_ranks(config, ranks.size)
     _require_descriptors(config, ranks)
-    if start.replay is not None and config.checkpoint.record:
-        raise ConfigError("checkpoint.record must be left out with --replay: these samples are recorded already")
     folder = OutputFolder(config.output_dir)
-    if not start.fresh and by_rank_0(ranks, folder.is_finished):
+    if not start.fresh and by_rank_0(ranks, lambda: folder.is_finished(config.study.simulations)):
         if ranks.rank == 0:
             print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
         return 0
@@ -181,7 +179,7 @@ class StudyRank:
                 outcome = outcome_of(self.parts.stops, is_saved=is_saved)
             except Exception as error:
                 outcome = self._leave(error)
-        return self.closing.close(outcome, self._report(), simulations=source.simulations, learning=self.learning)
+        return self.closing.close(outcome, self._report(), simulations=self._simulations, learning=self.learning)
 
     def _leave(self, error: Exception) -> Outcome:
         """Make all ranks end because of `error`, in order if they can be reached, or else at once."""
@@ -191,11 +189,13 @@ class StudyRank:
         folder = None if continuation.is_outdated() else self.parts.folder.path
         agreed = leave_together(error, ranks, folder, **where)
         failure = (folder and Failure.read(folder)) or Failure.of(error, rank=ranks.rank, **where)
+        if failure.phase == "set-up":
+            # Also on a rank that was set up already: of a start that never trained, no rank has an account.
+            self.learning = None
         if agreed is None or ranks.rank == 0:
             print(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", file=sys.stderr, flush=True)
         if agreed is None:
-            simulations = self.parts.source.simulations
-            self.closing.close_alone(failure, self._report(), simulations=simulations, learning=self.learning)
+            self.closing.close_alone(failure, self._report(), simulations=self._simulations, learning=self.learning)
             ranks.abort(failure.exit_code)
         return self.closing.outcome_of_failure(failure)
 
@@ -222,14 +222,19 @@ class StudyRank:
         steps = self.parts.config.study.time_steps
         return None if steps is None else steps.num * num_simulations
 
+    @property
+    def _simulations(self) -> Simulations | None:
+        return None if self.learning is None else self.parts.source.simulations
+
     def _report(self) -> RankReport:
         source, buffer, phases = self.parts.source, self.parts.buffer, self.parts.phases
+        learning = self.learning
         phases.add("receive", source.receive_s)
         return rank_report(
-            reception=source.account,
-            num_drawn=0 if self.learning is None else self.learning.stream.num_drawn,
-            num_left=buffer.num_unseen + buffer.num_waiting + source.num_left,
+            reception=None if learning is None else source.account,
+            num_drawn=0 if learning is None else learning.stream.num_drawn,
+            num_left=0 if learning is None else buffer.num_unseen + buffer.num_waiting + source.num_left,
             phases_s=phases.seconds,
             buffer_bytes=buffer.slots.sample_bytes * buffer.slots.num_slots,
-            warnings=[*source.warnings, *([] if self.learning is None else self.learning.warnings)],
+            warnings=[*source.warnings, *([] if learning is None else learning.warnings)],
         )

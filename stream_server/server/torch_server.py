@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.ranks import Ranks
+from stream_server.server.ranks import Ranks, SoloRanks
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.torch_collate import TorchCollate
 from stream_server.server.training.step import Step
+from stream_server.server.training.torch_devices import device_of
 from stream_server.server.training.torch_learning_rates import LearningRates
 from stream_server.server.training.torch_lightning import Fabric
+from stream_server.server.training.torch_precision import check_precision
 
 if TYPE_CHECKING:
     from stream_server.server.training.torch_manual import ManualOptimization
@@ -78,6 +80,10 @@ class TorchServer(StreamServer):
     def take_steps(self, manual: "ManualOptimization") -> None:
         """Let this do what `manual_backward` and the steps of the optimizers are to do."""
         self._manual = manual
+
+    @classmethod
+    def check_precision(cls, precision: str) -> None:
+        check_precision(precision, device_of(SoloRanks()))
 
     def make_collate(self, precision: str) -> TorchCollate:
         return TorchCollate(precision)

@@ -1,6 +1,6 @@
 """Gives a torch model that is set up the weights of another study."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from stream_server.server.model_export import bare_name
 from stream_server.server.tensor_file import read_tensors
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.torch_state import restored
+from stream_server.server.training.torch_model import check_kinds
 
 
 def load_tensors(server: TorchServer, path: Path, *, strict: bool) -> list[str]:
@@ -47,17 +48,18 @@ def load_model(server: TorchServer, tensors: Mapping[str, Any], *, source: str, 
     return problems
 
 
-def load_optimizers(server: TorchServer, states: Sequence[Any], *, source: str) -> None:
-    """Take the moments of optimizers; what they are set to, such as the learning rate, stays as it is.
+def load_optimizers(server: TorchServer, state: Mapping[str, Any], *, source: str) -> None:
+    """Take the moments of the optimizers of a step; what they are set to, such as the learning rate, stays as it is.
 
     Raises:
         ConfigError: they are of other optimizers.
     """
     own = server.optimizer if isinstance(server.optimizer, list | tuple) else [server.optimizer]
     try:
-        for optimizer, state in zip(own, restored(list(states)), strict=True):
+        check_kinds(state["kinds"]["optimizers"], own, "optimizer")
+        for optimizer, its_state in zip(own, restored(state["optimizers"]), strict=True):
             settings = [{key: it for key, it in group.items() if key != "params"} for group in optimizer.param_groups]
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(its_state)
             for group, its_settings in zip(optimizer.param_groups, settings, strict=True):
                 group.update(its_settings)
     except (ValueError, KeyError, RuntimeError) as error:

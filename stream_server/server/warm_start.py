@@ -135,7 +135,7 @@ def _load_torch(config: "StudyConfig", server: "TorchServer", step: Step, source
             f"as a whole: {'; '.join(skipped)}"
         )
     if load.what == "model+optimizer":
-        load_optimizers(server, state["optimizers"], source=source.folder)
+        load_optimizers(server, state, source=source.folder)
     elif load.what == "all":
         _load_all(config, server, step, source, state)
     return skipped

@@ -212,6 +212,15 @@ def test_time_steps_are_labels() -> None:
     assert sorted(server.steps) == [(7, index) for index in range(4)]
 
 
+@pytest.mark.parametrize("wrong", [True, False, np.True_, np.False_])
+def test_a_bool_is_no_time_step(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAM_CONNECTION", "none")
+    with connect(parameters={}) as simulation:
+        with pytest.raises(TypeError, match=r"the time step must be an integer, but is .*(True|False)"):
+            simulation.send(wrong, u=TINY)
+        simulation.send(np.int64(1), u=TINY)
+
+
 def test_without_a_number_of_steps_labels_are_still_bounded() -> None:
     with FakeServer(SMALL) as server, connect(server.connection) as simulation:
         assert simulation.time_steps is None

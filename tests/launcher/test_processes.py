@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from stream_server.launcher import processes
-from stream_server.launcher.processes import Leader, Process, end_all, members
+from stream_server.launcher.processes import Leader, Process, end_all, members, send
+
+# Each shell says its number, starts the next one, and waits for it.
+NESTED = 'echo $$; [ $1 = 1 ] && exec sleep 60; sh -c "$NESTED" sh $(($1 - 1)); true'
+NUM_NESTED = 6
 
 
 def process(pid: int, session: int = 1, started: int = 100, mark: str = "") -> Process:
@@ -59,7 +63,11 @@ def test_what_a_process_starts_just_before_it_is_killed_is_ended_too(
     send = processes.send
 
     def start() -> None:
-        started.append(subprocess.Popen(["sleep", "60"], env={**os.environ, "SOME_MARK": str(tmp_path / "mark")}))
+        one = subprocess.Popen(["sleep", "60"], env={**os.environ, "SOME_MARK": str(tmp_path / "mark")})
+        started.append(one)
+        # Popen returns a moment before the environment of the new program can be read.
+        while b"SOME_MARK" not in Path(f"/proc/{one.pid}/environ").read_bytes():
+            pass
 
     def start_another_and_send(pids: set[int], number: signal.Signals) -> None:
         if number == signal.SIGKILL and len(started) == 1:
@@ -75,3 +83,18 @@ def test_what_a_process_starts_just_before_it_is_killed_is_ended_too(
         for one in started:
             one.kill()
             one.wait()
+
+
+def test_parents_are_signalled_before_those_they_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: told.append(pid))
+    command = ["sh", "-c", NESTED, "sh", str(NUM_NESTED)]
+    environment = {**os.environ, "NESTED": NESTED}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True) as first:
+        try:
+            assert first.stdout is not None
+            started = [int(first.stdout.readline()) for _ in range(NUM_NESTED)]
+            send(started[::-1], signal.SIGTERM)
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+    assert told == started

@@ -1,17 +1,20 @@
 """Where a start of the server continues."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stream_server.buffers import Fifo
+from stream_server.buffers.policy import generator
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, NoUsableCheckpoint
 from stream_server.server.checkpoint.generations import Generations
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.identity import Identity
 from stream_server.server.output import OutputFolder
+from stream_server.server.parts import BUFFER_STREAM, make_policy
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.reception_snapshot import ReceptionSnapshot
 from stream_server.server.source import REPLAY
@@ -70,6 +73,21 @@ def test_the_newest_generation_is_continued(config: StudyConfig) -> None:
     found = find(config)
     assert found.base_number == 2
     assert (found.folder / "study.state").read_bytes() == stores.content(2)["study.state"]
+
+
+def test_no_random_stream_begins_twice_where_states_are_not_taken_back(config: StudyConfig) -> None:
+    find(config)
+    stores.save(output(config).checkpoints, 1)
+    found = find(config)
+    assert found.base is not None
+    begun = [make_policy(config, rank).state_dict()["random"] for rank in range(8)]
+    for number in range(1, 5):
+        found = replace(found, base=replace(found.base, generation=number))
+        for num_ranks in range(1, 5):
+            seed = found.seed(config, BUFFER_STREAM, num_ranks)
+            begun += [dict(generator((*seed, rank)).bit_generator.state) for rank in range(num_ranks)]
+    firsts = {state["state"]["state"] for state in begun}
+    assert len(firsts) == len(begun) == 8 + 4 * (1 + 2 + 3 + 4)
 
 
 def test_checkpoints_may_lie_somewhere_else(folder: StudyFolder, tmp_path: Path) -> None:

@@ -143,8 +143,18 @@ def test_fresh_begins_in_a_folder_that_is_not_there_or_empty(study: StudyFolder,
 )
 def test_a_folder_is_finished_when_its_report_says_so(tmp_path: Path, report: str, *, finished: bool) -> None:
     (tmp_path / "report.json").write_text(report)
-    assert OutputFolder(tmp_path).is_finished() is finished
+    (tmp_path / "study.json").write_text('{"study": {"simulations": 3}}')
+    assert OutputFolder(tmp_path).is_finished(3) is finished
+
+
+@pytest.mark.parametrize(("num_simulations", "finished"), [(2, True), (3, True), (4, False)])
+def test_a_folder_is_not_finished_if_more_simulations_are_asked_for(
+    tmp_path: Path, num_simulations: int, *, finished: bool
+) -> None:
+    (tmp_path / "report.json").write_text('{"exit_code": 0, "exit_reason": "finished"}')
+    (tmp_path / "study.json").write_text('{"study": {"simulations": 3}}')
+    assert OutputFolder(tmp_path).is_finished(num_simulations) is finished
 
 
 def test_a_folder_without_a_report_is_not_finished(tmp_path: Path) -> None:
-    assert not OutputFolder(tmp_path / "nowhere").is_finished()
+    assert not OutputFolder(tmp_path / "nowhere").is_finished(1)

@@ -232,11 +232,55 @@ class OtherGroups(Noisy):
         return model, torch.optim.Adam([{"params": layer.parameters()} for layer in model])
 
 
-@pytest.mark.parametrize(("before", "after"), [(Noisy, Wider), (TwoOptimizers, OneOptimizerLess), (Noisy, OtherGroups)])
-def test_what_fits_no_more_is_told_as_the_users_to_mend(before: type[TorchServer], after: type[TorchServer]) -> None:
+class WithSgd(Noisy):
+    """Takes the state of Adam without complaint."""
+
+    def prepare_training_attributes(self) -> Any:
+        model, _, _ = super().prepare_training_attributes()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return model, optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+
+
+class WithoutScheduler(Noisy):
+    def prepare_training_attributes(self) -> Any:
+        return super().prepare_training_attributes()[:2]
+
+
+class InTwoPhases(Noisy):
+    second: type[Any] = torch.optim.lr_scheduler.ExponentialLR
+
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer, _ = super().prepare_training_attributes()
+        phases = [torch.optim.lr_scheduler.LinearLR(optimizer), self.second(optimizer, 1)]
+        return model, optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, phases, milestones=[3])
+
+
+class InOtherPhases(InTwoPhases):
+    second = torch.optim.lr_scheduler.StepLR
+
+
+NO_MORE = [
+    (Noisy, Wider, "size mismatch"),
+    (
+        TwoOptimizers,
+        OneOptimizerLess,
+        "Adam of 2 parameters and RMSprop of 2 parameters was saved, but there is Adam of 2",
+    ),
+    (Noisy, OtherGroups, r"Adam of 6 parameters was saved, but there is Adam of 2 \+ 2 \+ 0 \+ 0 \+ 2 parameters now"),
+    (Noisy, WithSgd, "Adam of 6 parameters was saved, but there is SGD of 6 parameters now"),
+    (Noisy, Plateau, "OneCycleLR was saved, but there is ReduceLROnPlateau now"),
+    (Noisy, WithoutScheduler, "OneCycleLR was saved, but there is no lr_scheduler now"),
+    (InTwoPhases, InOtherPhases, r"SequentialLR\(LinearLR, ExponentialLR\) was saved, but there is .*StepLR\) now"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "told"), NO_MORE, ids=[after.__name__ for _, after, _ in NO_MORE])
+def test_what_fits_no_more_is_told_as_the_users_to_mend(
+    before: type[TorchServer], after: type[TorchServer], told: str
+) -> None:
     with fresh(before) as step:
         train(step, 0, 1)
         state = saved(step)
-    said = rf"{after.__name__}\.prepare_training_attributes makes something else than what was saved"
-    with fresh(after) as other, pytest.raises(UserCodeError, match=said):
+    said = rf"{after.__name__}\.prepare_training_attributes makes something else than what was saved: .*{told}"
+    with fresh(after) as other, pytest.raises(UserCodeError, match=rf"(?s){said}.*Make the same as before"):
         take_back(other, state)

@@ -71,6 +71,24 @@ def test_check_tells_what_a_study_takes_and_starts_nothing(run: Callable[..., Ru
     assert not done.output_dir.exists()
 
 
+@pytest.mark.parametrize(
+    ("server", "precision", "told"),
+    [
+        ("server.py:LinearServer", "16-mixed", "training.precision 16-mixed needs a TorchServer"),
+        ("torch_server.py:TinyServer", "16-mixed", 'training.precision "16-mixed" needs a GPU'),
+        pytest.param("torch_server.py:TinyServer", "16-true", 'write "bf16-true" or "32-true"', marks=pytest.mark.full),
+    ],
+)
+def test_check_refuses_a_precision_that_the_run_would_refuse(
+    run: Callable[..., Run], server: str, precision: str, told: str
+) -> None:
+    settings = {"server.class": server, "training.precision": precision}
+    done = run(mpi=None, arguments=["--check"], settings=settings, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.exit_code == 2
+    assert told in done.output
+    assert not done.output_dir.exists()
+
+
 def test_check_never_begins_mpi(tmp_path: Path) -> None:
     """Some mpirun kill a job of which a rank leaves without MPI_Finalize; --check must be safe on a login node too."""
     script = f"""

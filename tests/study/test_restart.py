@@ -132,6 +132,47 @@ def test_a_study_that_was_killed_goes_on_with_more_simulations_and_what_was_held
     assert validated == sorted(set(validated))
 
 
+def test_a_finished_study_says_so_and_goes_on_when_more_simulations_are_asked_for(run: Callable[..., Run]) -> None:
+    first = run(mpi=None, settings={"study.simulations": 1})
+    again = run(mpi=None, settings={"study.simulations": 1})
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    assert "ripple is finished" in again.output
+    assert again.report == first.report
+    done = run(mpi=None, settings={"study.simulations": 3})
+    assert_complete(done, num_simulations=3)
+    assert (done.report["restarts"], done.attempts) == (1, dict.fromkeys(range(4), 1))
+    evaluated = run(mpi=None, settings={"study.simulations": 3}, arguments=["--evaluate", str(done.output_dir)])
+    assert evaluated.exit_code == 0
+    assert f"{done.report['validation'][-1]['loss']:.6g}" in evaluated.output
+    assert evaluated.report == done.report
+
+
+def test_a_restart_that_fails_in_its_set_up_says_why_and_nothing_of_an_account(
+    killed: Run, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    copy_of(killed, tmp_path)
+    failed = run(num_ranks=2, settings=KILLED, environment={"TROUBLE": "prepare_training_attributes"})
+    assert failed.exit_code == 3
+    assert "trouble in prepare_training_attributes of rank 0" in failed.report["message"]
+    assert "BALANCED" not in failed.output
+    assert (failed.report["unbalanced"], failed.account["untrained"]) == ([], 0)
+    done = run(num_ranks=2, settings=KILLED)
+    assert_complete(done, num_simulations=4)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ranks", [(2, 1), pytest.param((3, 2, 1), marks=pytest.mark.full)], ids=["2-1", "3-2-1"])
+def test_no_random_number_comes_twice_on_other_numbers_of_ranks(run: Callable[..., Run], ranks: Sequence[int]) -> None:
+    settings = {"server.class": "dicing_server.py:DicingServer", "study.simulations": 3, "buffer.policy": "reservoir"}
+    for num_starts, num_ranks in enumerate(ranks, 1):
+        done = run(num_ranks=num_ranks, settings=settings | {"training.max_batches": 2 * num_starts})
+        assert (done.exit_code, done.report["batches"]) == (0, 2 * num_starts), done.output
+    thrown = [line.split() for file in done.output_dir.glob("dice-*.txt") for line in file.read_text().splitlines()]
+    assert len(thrown) >= 2 * sum(ranks) - 2
+    for of_one_library in zip(*thrown, strict=True):
+        assert len(set(of_one_library)) == len(thrown), thrown
+
+
 def test_a_study_that_ended_at_max_batches_goes_on_with_more_of_them(run: Callable[..., Run]) -> None:
     settings = SAVES | {"study.simulations": 3, "training.max_batches": 2}
     first = run(num_ranks=2, settings=settings)

@@ -71,6 +71,7 @@ class Display:
         self._rate = Rate()
 
     def __enter__(self) -> Self:
+        self._load_what_rich_needs()
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
@@ -93,6 +94,13 @@ class Display:
             self._live.update(_panel(self._name, current, self._rate.per_second), refresh=True)
         else:
             self._console.print(_line(current, self._rate.per_second), soft_wrap=True, highlight=False, markup=False)
+
+    def _load_what_rich_needs(self) -> None:
+        """Render once for nobody: rich imports modules when it prints, and later no file descriptor may be left."""
+        status = Status(simulations={}, samples=0, loss=0.5, fraction=0.5)
+        with self._console.capture():
+            self._console.print(_panel(self._name, status, 0.5))
+            self._console.print(_line(status, 0.5), soft_wrap=True, highlight=False, markup=False)
 
 
 class ProgressDisplay(Callback):

@@ -89,6 +89,10 @@ class Step(Protocol):
         """The random generators of this rank, in plain containers and arrays."""
         ...
 
+    def seed_random_state(self, seed: int) -> None:
+        """Begin the random streams of this rank anew."""
+        ...
+
     def load_random_state(self, state: dict[str, Any]) -> None:
         """Take back what `random_state` gave on this rank."""
         ...
@@ -155,6 +159,9 @@ class LearnerStep:
 
     def random_state(self) -> dict[str, Any]:
         return {}
+
+    def seed_random_state(self, seed: int) -> None:
+        pass
 
     def load_random_state(self, state: dict[str, Any]) -> None:
         pass

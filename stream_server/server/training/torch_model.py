@@ -15,6 +15,8 @@ from stream_server.server.training.torch_compiling import compile_in_place
 from stream_server.server.training.torch_learning_rates import as_list
 from stream_server.server.training.torch_lightning import Fabric, Precision
 
+_SINGULAR = {"optimizers": "optimizer", "schedulers": "lr_scheduler"}
+
 
 def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compiled: bool, seed: int) -> None:
     """Give the server its `model`, `optimizer` and `lr_scheduler`, those of its `prepare_training_attributes`.
@@ -62,7 +64,36 @@ def state_of(server: TorchServer) -> dict[str, Any]:
         "model": plain(server.model.state_dict(), "the model"),
         "optimizers": [plain(it.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
         "schedulers": [plain(it.state_dict(), "the lr_scheduler") for it in as_list(server.lr_scheduler)],
+        "kinds": {"optimizers": kinds(server.optimizer), "schedulers": kinds(server.lr_scheduler)},
     }
+
+
+def kinds(made: Any) -> list[str]:
+    """What each optimizer or scheduler is: its class, with the parameters of an optimizer and the parts of a scheduler.
+
+    Optimizers of different classes take each other's states without complaint, and train something else.
+    """
+    return [_kind(it) for it in as_list(made)]
+
+
+def check_kinds(saved: list[str], made: Any, what: str) -> None:
+    """Check that optimizers or schedulers, `what` they are, can take the states of those that were `saved`.
+
+    Raises:
+        ValueError: they are others; the message names both.
+    """
+    if kinds(made) != saved:
+        was, now = (" and ".join(each) or f"no {what}" for each in (saved, kinds(made)))
+        raise ValueError(f"{was} was saved, but there is {now} now")
+
+
+def _kind(it: Any) -> str:
+    if hasattr(it, "param_groups"):
+        # Fabric wraps it, in a class of its own.
+        name = type(getattr(it, "optimizer", it)).__qualname__
+        return f"{name} of {' + '.join(str(len(group['params'])) for group in it.param_groups)} parameters"
+    parts = [_kind(part) for part in getattr(it, "_schedulers", ())]
+    return type(it).__qualname__ + (f"({', '.join(parts)})" if parts else "")
 
 
 def load_state(server: TorchServer, state: dict[str, Any]) -> None:
@@ -75,6 +106,7 @@ def load_state(server: TorchServer, state: dict[str, Any]) -> None:
     try:
         server.model.load_state_dict(saved["model"])
         for part, own in (("optimizers", server.optimizer), ("schedulers", server.lr_scheduler)):
+            check_kinds(saved["kinds"][part], own, _SINGULAR[part])
             for it, its_state in zip(as_list(own), saved[part], strict=True):
                 it.load_state_dict(its_state)
     except (RuntimeError, ValueError, KeyError) as error:

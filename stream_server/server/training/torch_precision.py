@@ -56,8 +56,8 @@ class LossScaling(MixedPrecision):
             self._has_stepped = False
 
 
-def make_precision(name: str, device: torch.device) -> Precision:
-    """Fabric's plugin for `training.precision`.
+def check_precision(name: str, device: torch.device) -> None:
+    """Check that `training.precision` is there on this device.
 
     Raises:
         ConfigError: it needs a GPU.
@@ -67,6 +67,15 @@ def make_precision(name: str, device: torch.device) -> Precision:
             f'training.precision "{name}" needs a GPU, and there is none here: '
             f'write "{_INSTEAD_ON_CPU[name]}" or "32-true"'
         )
+
+
+def make_precision(name: str, device: torch.device) -> Precision:
+    """Fabric's plugin for `training.precision`.
+
+    Raises:
+        ConfigError: it needs a GPU.
+    """
+    check_precision(name, device)
     match name:
         case "64-true":
             return DoublePrecision()

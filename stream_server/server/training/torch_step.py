@@ -156,6 +156,9 @@ class TorchStep:
         states: dict[str, Any] = torch_random_states()
         return states
 
+    def seed_random_state(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
     def load_random_state(self, state: dict[str, Any]) -> None:
         set_torch_random_states(state)
 

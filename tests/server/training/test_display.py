@@ -1,6 +1,7 @@
 """The status on a terminal and in a log, never more often than people can read it."""
 
 import io
+import subprocess
 import sys
 import threading
 
@@ -134,3 +135,17 @@ def test_the_display_is_kept_fresh_by_the_rounds_of_a_training() -> None:
         clock.now += PLAIN_INTERVAL_S
         callback.on_round(None)
     assert len(text(console).splitlines()) == 2
+
+
+def test_a_display_that_was_entered_imports_nothing_more() -> None:
+    code = """
+import io, sys
+from rich.console import Console
+from stream_server.server.training.display import Display, Status
+for is_terminal in (False, True):
+    with Display(Console(file=io.StringIO(), force_terminal=is_terminal), name="h\u00e9at \u2248") as display:
+        before = set(sys.modules)
+        display.update(lambda: Status(simulations={}, samples=0, loss=0.1, phases_s={"step": 1.0}))
+        print(*set(sys.modules) - before)
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == []
