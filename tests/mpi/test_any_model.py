@@ -1,7 +1,6 @@
 """Whatever trains in a plain loop of torch trains on several ranks to the same weights, or is refused."""
 
 import json
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,9 @@ NOT_TRAINED = 14
 REFUSED = "frozen on one rank"
 
 
-@cache
+@pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
+    """What each job printed."""
     ran = run("any_model", 2, [json.dumps(job) for job in JOBS.values()], implementation="openmpi", deadline_s=60)
     assert (ran.returncode, ran.stderr) == (0, "")
     return dict(zip(JOBS, map(json.loads, ran.stdout.splitlines()), strict=True))
@@ -55,8 +55,8 @@ def results() -> dict[str, Any]:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", [name for name in JOBS if name != REFUSED])
-def test_a_model_of_any_kind_learns_what_it_learns_in_a_plain_loop(name: str) -> None:
-    found = results()[name]
+def test_a_model_of_any_kind_learns_what_it_learns_in_a_plain_loop(name: str, results: dict[str, Any]) -> None:
+    found = results[name]
     first, second = found["ranks"]
     assert first["error"] == ""
     assert first["weights"] == second["weights"]
@@ -65,13 +65,15 @@ def test_a_model_of_any_kind_learns_what_it_learns_in_a_plain_loop(name: str) ->
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(("name", "num_updates"), [("some without loss", 3), ("some without loss, accumulated", 2)])
-def test_samples_without_loss_are_counted_and_a_step_without_any_loss_is_no_update(name: str, num_updates: int) -> None:
+def test_samples_without_loss_are_counted_and_a_step_without_any_loss_is_no_update(
+    name: str, num_updates: int, results: dict[str, Any]
+) -> None:
     num_samples = sum(map(sum, UNEVEN))
-    for rank in results()[name]["ranks"]:
+    for rank in results[name]["ranks"]:
         assert rank["counts"] == [num_updates, num_samples - NOT_TRAINED, NOT_TRAINED]
 
 
 @pytest.mark.timeout(200)
-def test_parameters_that_not_all_ranks_train_are_refused() -> None:
-    for rank in results()[REFUSED]["ranks"]:
+def test_parameters_that_not_all_ranks_train_are_refused(results: dict[str, Any]) -> None:
+    for rank in results[REFUSED]["ranks"]:
         assert "the parameter b.bias requires a gradient on 1 of the 2 ranks that had a batch" in rank["error"]
