@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from importlib.metadata import version
 from pathlib import Path
 
@@ -119,6 +120,13 @@ def main(argv: list[str] | None = None) -> int:
         if not environment_rank():
             print(f"stream-server: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:
+        from stream_server.server.failure import foreseen
+
+        traceback.print_exc()
+        found = foreseen(error)
+        print(f"stream-server: {found}", file=sys.stderr)
+        return found.exit_code
 
 
 def _run(arguments: argparse.Namespace) -> int:

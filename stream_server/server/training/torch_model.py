@@ -28,7 +28,7 @@ def set_up(server: TorchServer, fabric: Fabric, *, compiled: bool) -> None:
         raise UserCodeError(f"{name} returned several optimizers, which needs automatic_optimization = False")
     if compiled:
         compile_in_place(model)
-    server.model, *wrapped = fabric.setup(model, *as_list(optimizers))
+    server.model, *wrapped = call_user(f"what {name} returned", fabric.setup, model, *as_list(optimizers))
     server.optimizer = wrapped if several else wrapped[0]
 
 

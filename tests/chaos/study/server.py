@@ -51,6 +51,9 @@ class AuditServer(StreamServer):
     def state_dict(self):
         return {"mean": self.mean}
 
+    def replicated_state(self):
+        return self.state_dict()
+
     def load_state_dict(self, state):
         self.mean = state["mean"]
 

@@ -1,0 +1,47 @@
+"""Fingerprints of torch modules, taken where their tensors are."""
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from stream_server.server.training.fingerprint import CHUNK, FACTOR, Fingerprints, multipliers
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def of_model(model: nn.Module) -> Fingerprints:
+    """The fingerprints of the parameters of a model, and of the buffers in its state, by the names of its `state_dict`.
+
+    Only those few numbers leave the device. Lazy parameters without a shape, and tensors that a checkpoint cannot
+    hold, are left out.
+    """
+    names = {id(it): name for name, it in model.state_dict(keep_vars=True).items()}
+    parameters = {names.get(id(it), own): it for own, it in model.named_parameters()}
+    buffers = {names[id(it)]: it for it in model.buffers() if id(it) in names}
+    tensors = {
+        name: it
+        for name, it in {**parameters, **buffers}.items()
+        if not is_lazy(it) and it.layout is torch.strided and it.device.type != "meta"
+    }
+    if not tensors:
+        return {}
+    found = [fingerprint(it) for it in tensors.values()]
+    return dict(zip(tensors, torch.stack([it.to(found[0].device) for it in found]).tolist(), strict=True))
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """The fingerprint of a tensor, of one element, on its device: that of the same NumPy array."""
+    bits = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    bits = bits.view(_INTEGERS[min(bits.element_size(), 4)])
+    total = torch.full((), tensor.numel(), dtype=torch.int64, device=tensor.device)
+    if bits.numel():
+        for chunk in bits.split(CHUNK):
+            total = total * FACTOR + (chunk * _multipliers(tensor.device)[: len(chunk)]).sum()
+    return total
+
+
+@cache
+def _multipliers(device: torch.device) -> Tensor:
+    return torch.from_numpy(multipliers()).to(device)
