@@ -33,12 +33,12 @@ def of_model(model: nn.Module) -> Fingerprints:
 
 def fingerprint(tensor: Tensor) -> Tensor:
     """The fingerprint of a tensor, of one element, on its device: that of the same NumPy array."""
-    bits = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    bits = bits.view(_INTEGERS[min(bits.element_size(), 4)])
     total = torch.full((), tensor.numel(), dtype=torch.int64, device=tensor.device)
-    if bits.numel():
-        for chunk in bits.split(CHUNK):
-            total = total * FACTOR + (chunk * _multipliers(tensor.device)[: len(chunk)]).sum()
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A tensor of one element counts as contiguous whatever its strides are.
+    flat = dense.as_strided((dense.numel(),), (1,))
+    for chunk in torch.split(flat.view(_INTEGERS[min(flat.element_size(), 4)]), CHUNK):
+        total = total * FACTOR + (chunk * _multipliers(tensor.device)[: len(chunk)]).sum()
     return total
 
 

@@ -1,4 +1,4 @@
-"""The linear model, whose weights rank 1 changes, and no other rank hears of it."""
+"""The linear model, of which rank 1 alone changes one weight."""
 
 from server import LinearServer
 

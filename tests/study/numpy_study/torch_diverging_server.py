@@ -1,4 +1,4 @@
-"""The smallest network, of which rank 1 changes one weight after the first checkpoint, and no other rank hears of it."""
+"""The smallest network, of which rank 1 alone changes one weight after the first checkpoint."""
 
 import torch
 from torch_server import TinyServer
