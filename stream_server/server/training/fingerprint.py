@@ -8,7 +8,7 @@ integers does not depend on its order, so that a device may add as it likes.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,8 @@ from stream_server.server.array_tree import flattened
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import call_user
 
-Fingerprints = Mapping[str, int]
+# By name; None for an array that is still to be made, such as those of a lazy module.
+Fingerprints = Mapping[str, int | None]
 
 # Small enough for the cache of a core, large enough for a GPU.
 CHUNK = 1 << 18
@@ -73,21 +74,26 @@ def require_equal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Non
     if ranks.size == 1:
         return
     mine = dict(fingerprints())
-    digest = hashlib.blake2b(json.dumps(mine).encode(), digest_size=16).hexdigest()
-    if len(set(ranks.broadcast(ranks.gather(digest)))) > 1:
-        raise RanksDiverged(described(ranks.broadcast(ranks.gather(mine))))
+    digest = hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest()
+    if len(set(ranks.broadcast(ranks.gather(digest)))) == 1:
+        return
+    problem = difference(ranks.broadcast(ranks.gather(mine)))
+    if problem:
+        raise RanksDiverged(problem)
 
 
-def described(by_rank: list[Fingerprints]) -> str:
-    """What is different on which of the ranks, for people."""
+def difference(by_rank: Sequence[Fingerprints]) -> str:
+    """What is different on which of the ranks, for people; "" if nothing is, but for arrays still to be made."""
     names = dict.fromkeys(name for of_rank in by_rank for name in of_rank)
-    different = [name for name in names if len({of_rank.get(name) for of_rank in by_rank}) > 1]
+    values = {name: [of_rank.get(name, "missing") for of_rank in by_rank] for name in names}
+    different = [name for name, found in values.items() if len({*found} - {None}) > 1]
     if not different:
-        return "the ranks hold the same arrays in another order: make them in the same order on all ranks"
+        return ""
     first = different[0]
-    groups: dict[int | None, list[int]] = {}
-    for rank, of_rank in enumerate(by_rank):
-        groups.setdefault(of_rank.get(first), []).append(rank)
+    groups: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values[first]):
+        if value is not None:
+            groups.setdefault(value, []).append(rank)
     # Most ranks are right, as far as one can tell.
     majority, *others = sorted(groups.values(), key=len, reverse=True)
     odd = sorted(rank for group in others for rank in group)

@@ -14,21 +14,23 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 def of_model(model: nn.Module) -> Fingerprints:
     """The fingerprints of the parameters of a model, and of the buffers in its state, by the names of its `state_dict`.
 
-    Only those few numbers leave the device. Lazy parameters without a shape, and tensors that a checkpoint cannot
-    hold, are left out.
+    Only those few numbers leave the device. Tensors that a checkpoint cannot hold are left out.
     """
     names = {id(it): name for name, it in model.state_dict(keep_vars=True).items()}
     parameters = {names.get(id(it), own): it for own, it in model.named_parameters()}
     buffers = {names[id(it)]: it for it in model.buffers() if id(it) in names}
-    tensors = {
-        name: it
-        for name, it in {**parameters, **buffers}.items()
-        if not is_lazy(it) and it.layout is torch.strided and it.device.type != "meta"
+    tensors = {**parameters, **buffers}
+    to_be_made: Fingerprints = {name: None for name, it in tensors.items() if is_lazy(it)}
+    found = {
+        name: fingerprint(it)
+        for name, it in tensors.items()
+        if name not in to_be_made and it.layout is torch.strided and it.device.type != "meta"
     }
-    if not tensors:
-        return {}
-    found = [fingerprint(it) for it in tensors.values()]
-    return dict(zip(tensors, torch.stack([it.to(found[0].device) for it in found]).tolist(), strict=True))
+    if not found:
+        return to_be_made
+    one_device = next(iter(found.values())).device
+    numbers: list[int] = torch.stack([it.to(one_device) for it in found.values()]).tolist()
+    return {**dict(zip(found, numbers, strict=True)), **to_be_made}
 
 
 def fingerprint(tensor: Tensor) -> Tensor:

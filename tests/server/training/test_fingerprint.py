@@ -1,6 +1,6 @@
 """Fingerprints of arrays, and their comparison over the ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,13 @@ from torch import nn
 from stream_server.errors import RanksDiverged, UserCodeError
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.training import torch_fingerprint
-from stream_server.server.training.fingerprint import CHUNK, fingerprint, of_replicated_state, require_equal
+from stream_server.server.training.fingerprint import (
+    CHUNK,
+    Fingerprints,
+    fingerprint,
+    of_replicated_state,
+    require_equal,
+)
 from tests.server.thread_ranks import ThreadRanks, on_ranks
 
 DTYPES = ["?", "i1", "u1", "i2", "i8", "f2", "f4", "f8", "c8", "c16"]
@@ -80,7 +86,9 @@ def test_the_names_are_those_of_the_state_of_the_model_also_within_wrappers() ->
     names = {"tied.weight", "inner.1.weight", "inner.1.bias", "spectrum"}
     buffers = {"inner.1.running_mean", "inner.1.running_var", "inner.1.num_batches_tracked"}
     net = Net()
-    assert set(torch_fingerprint.of_model(net)) == names | buffers
+    found = torch_fingerprint.of_model(net)
+    assert set(found) == names | buffers | {"late.weight"}
+    assert [name for name, value in found.items() if value is None] == ["late.weight"]
     wrapper = nn.Module()
     wrapper.wrapped = net
     wrapper.state_dict = net.state_dict  # type: ignore[method-assign]
@@ -88,7 +96,7 @@ def test_the_names_are_those_of_the_state_of_the_model_also_within_wrappers() ->
     assert torch_fingerprint.of_model(nn.Identity()) == {}
 
 
-def compared(by_rank: list[Mapping[str, int]]) -> list[str]:
+def compared(by_rank: Sequence[Fingerprints]) -> list[str]:
     """What each rank is told, "" if all is well."""
 
     def compare(ranks: ThreadRanks) -> str:
@@ -116,6 +124,11 @@ def test_the_first_array_that_differs_and_the_ranks_are_named_on_all_ranks() -> 
 def test_an_array_that_a_rank_lacks_differs() -> None:
     first, second = compared([{"a": 1}, {"a": 1, "b": 2}])
     assert "b is not the same on rank 1 as on rank 0" in first == second
+
+
+def test_what_is_still_to_be_made_on_some_rank_differs_only_from_nothing() -> None:
+    assert compared([{"a": 1, "b": None}, {"b": 2, "a": 1}, {"a": 1, "b": 2}]) == ["", "", ""]
+    assert "b is not the same on rank 2 as on rank 1" in compared([{"b": None}, {"b": 2}, {"b": 3}])[0]
 
 
 def test_one_rank_alone_is_not_asked() -> None:
