@@ -12,6 +12,8 @@ StreamServerError
 ├── NoUsableCheckpoint      there are checkpoints, but none that can be continued         exit 6
 ├── RankLost                a rank, a thread or a node ended without a word               exit 7
 ├── StaleEpoch              a newer start of the server has taken over                    exit 7
+├── RanksDiverged           ranks that must hold the same weights do not                  exit 8
+├── InternalError           an exception in our code that nobody foresaw                  exit 70
 ├── MalformedMessage        bytes that are no message of the protocol
 │   └── WrongProtocol       a message of another version of the protocol
 ├── SimulationError         what a simulation can meet at its own `connect` or `send`
@@ -24,9 +26,13 @@ StreamServerError
 
 
 class StreamServerError(Exception):
-    """The root of the tree; `exit_code` is what a command that ends with this error returns."""
+    """The root of the tree; `exit_code` is what a command that ends with this error returns.
 
-    exit_code = 7
+    An error without a code of its own is caught where it belongs: one that ends a command is a defect of this package,
+    like any exception that nobody foresaw (70 is EX_SOFTWARE of sysexits.h, as 75 is EX_TEMPFAIL).
+    """
+
+    exit_code = 70
 
 
 class ConfigError(StreamServerError):
@@ -97,6 +103,18 @@ class PeerFailed(RankLost):
     def __init__(self, text: str, exit_code: int = 7) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+class RanksDiverged(StreamServerError):
+    """The ranks hold different weights, so they do not train one model any more."""
+
+    exit_code = 8
+
+
+class InternalError(StreamServerError):
+    """An exception that nobody foresaw left code of this package; it is the cause."""
+
+    exit_code = 70
 
 
 class MalformedMessage(StreamServerError):

@@ -79,5 +79,8 @@ class HeatServer(StreamServer):
         state = {"layers": self.layers, "first": self.first, "second": self.second}
         return {**jax.tree.map(np.asarray, state), "num_updates": self.num_updates}
 
+    def replicated_state(self):
+        return {"layers": self.layers}
+
     def load_state_dict(self, state):
         vars(self).update(state)

@@ -51,5 +51,8 @@ class HeatServer(StreamServer):
         names = ("num_batches", "products", "projections", "weights")
         return {name: getattr(self, name) for name in names}
 
+    def replicated_state(self):
+        return {"products": self.products, "projections": self.projections}
+
     def load_state_dict(self, state):
         vars(self).update(state)

@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
-from stream_server.errors import RankLost, UserCodeError
+from stream_server.errors import InternalError, RankLost, RanksDiverged, UserCodeError
 
 FINAL_CODES = frozenset({0, 2, 4, 5, 6, 75})
+# What happens at the same batch again will happen each time.
+CODES_BY_BATCH = frozenset({UserCodeError.exit_code, RanksDiverged.exit_code, InternalError.exit_code})
 MAX_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerEnd:
-    """How a server ended; `batch` is the one at which user code raised, None when that was before training began."""
+    """How a server ended; `batch` is the one at which it failed, None when that was outside of training."""
 
     exit_code: int
     message: str
@@ -51,10 +53,10 @@ class Restarts:
             return GiveIn(exit_code=end.exit_code, text=end.message)
         if stopping:
             return GiveIn(exit_code=end.exit_code, text=f"{end.message}; it is not restarted, for it was to stop")
-        if end.exit_code == UserCodeError.exit_code:
+        if end.exit_code == UserCodeError.exit_code and end.batch is None:
+            return GiveIn(exit_code=end.exit_code, text=f"{end.message}; that was outside of training")
+        if end.exit_code in CODES_BY_BATCH and end.batch is not None:
             before, self.failed_batch = self.failed_batch, end.batch
-            if end.batch is None:
-                return GiveIn(exit_code=end.exit_code, text=f"{end.message}; that was before training began")
             if end.batch == before:
                 return GiveIn(exit_code=end.exit_code, text=f"{end.message}; batch {before} failed twice")
         if self.num_in_a_row >= self.limit:

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,7 +34,9 @@ examples:
 exit status:
   0 finished and balanced   2 command line or study.json   3 the user's class raised   4 too many simulations failed
   5 the account does not balance, or the last checkpoint is not committed   6 no checkpoint can be used
-  7 a rank, thread or node was lost   75 saved: run the same command again to go on
+  7 a rank, thread or node was lost   8 the weights of the ranks have diverged
+  70 an error that nobody foresaw: report it   75 saved: run the same command again to go on
+  130 interrupted by a second Ctrl-C
 
 A run that did not finish is continued from its newest checkpoint. Ctrl-C, TERM and USR1 save one and leave; a second
 Ctrl-C leaves at once. `stream-launcher` restarts a server that dies.
@@ -119,6 +122,13 @@ def main(argv: list[str] | None = None) -> int:
         if not environment_rank():
             print(f"stream-server: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:
+        from stream_server.server.failure import foreseen
+
+        traceback.print_exc()
+        found = foreseen(error)
+        print(f"stream-server: {found}", file=sys.stderr)
+        return found.exit_code
 
 
 def _run(arguments: argparse.Namespace) -> int:

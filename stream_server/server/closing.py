@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from rich.console import Console
 
 from stream_server.config import StudyConfig
-from stream_server.errors import NotBalanced, RankLost, StaleEpoch
+from stream_server.errors import NotBalanced, StaleEpoch
 from stream_server.failpoints import failpoint
 from stream_server.server.account import Learned, RankAccount, SimulationEnd
 from stream_server.server.design import write_csv
@@ -175,6 +175,6 @@ class Closing:
         except OSError as error:
             # Without it nobody may take the study for finished; the same command closes it once more.
             print(f"there is no report: {error}. Make room and run it again", file=sys.stderr, flush=True)
-            report |= {"exit_code": RankLost.exit_code, "message": f"there is no report: {error}"}
+            report |= {"exit_code": NotBalanced.exit_code, "message": f"there is no report: {error}"}
         Console(file=sys.stderr).print(summary(report))
         return int(report["exit_code"])

@@ -2,16 +2,32 @@
 
 import json
 import logging
+import sysconfig
 import threading
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stream_server.errors import PeerFailed, ProducerFailed, RankLost, StreamServerError
+import stream_server
+from stream_server.errors import (
+    InternalError,
+    PeerFailed,
+    ProducerFailed,
+    RankLost,
+    StreamServerError,
+    UserCodeError,
+)
 from stream_server.launcher.typed import typed
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.lockstep import offer_failure
+
+_OURS = Path(stream_server.__file__).parent
+_STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
+# gloo and NCCL raise a RuntimeError when the process at the other end has died.
+_LOST_PEER = ("gloo/transport", "ncclRemoteError")
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +50,14 @@ class Failure:
         thread = threading.current_thread().name
         if isinstance(error, ProducerFailed) and error.__cause__ is not None:
             error, thread, phase = error.__cause__, "receiver", "receive"
+        error = foreseen(error)
         return cls(
             rank=rank,
             thread=thread,
             phase=phase,
             message=str(error) or type(error).__name__,
             traceback=_told(error),
-            exit_code=error.exit_code if isinstance(error, StreamServerError) else RankLost.exit_code,
+            exit_code=error.exit_code,
             batch=batch,
         )
 
@@ -66,10 +83,51 @@ class Failure:
             return None
 
 
-def _told(error: BaseException) -> str:
-    """What a person needs to see: of the user's own error its traceback, of one that we foresaw what it says."""
-    if not isinstance(error, StreamServerError):
-        return "".join(traceback.format_exception(error))
+def foreseen(error: BaseException) -> StreamServerError:
+    """The error of our tree that stands for `error`, which is its cause unless it belongs to the tree itself.
+
+    Any other exception is a UserCodeError if the user's code raised it, and an InternalError otherwise. A connection
+    that broke because another rank died is a RankLost, also where the user's code was waiting for that rank.
+    """
+    found: StreamServerError
+    if any(mark in str(it) for it in _chain(error) for mark in _LOST_PEER):
+        found = RankLost(f"the connection to another rank was lost: {error}")
+    elif isinstance(error, StreamServerError):
+        return error
+    elif _is_of_user(error):
+        found = UserCodeError(f"the user's code raised {type(error).__name__}: {error}")
+    else:
+        found = InternalError(
+            f"{type(error).__name__}: {error}. Nobody foresaw this error: please report it with its traceback"
+        )
+    found.__cause__ = error
+    return found
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, its cause, the cause of that and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _is_of_user(error: BaseException) -> bool:
+    """Whether the innermost function that raised, or called the library that did, is neither ours nor a library's."""
+    frames = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [file for file in frames if file.is_relative_to(_OURS) or not _is_library(file)]
+    return bool(own) and not own[-1].is_relative_to(_OURS)
+
+
+def _is_library(file: Path) -> bool:
+    return (
+        not file.is_absolute()
+        or not _INSTALLED.isdisjoint(file.parts)
+        or any(file.is_relative_to(folder) for folder in _STANDARD)
+    )
+
+
+def _told(error: StreamServerError) -> str:
+    """What a person needs to see: the traceback of an exception that is not ours, and what the error says."""
     if error.__cause__ is None:
         return f"{error}\n"
     return "".join(traceback.format_exception(error.__cause__)) + f"{error}\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 from stream_server.config import StudyConfig
 from stream_server.errors import StreamServerError
 from stream_server.server.call_record import CallRecord
+from stream_server.server.failure import foreseen
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.trial import Trial
 
@@ -25,7 +26,8 @@ def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
         trial = Trial(server_class, _shortened(config, Path(folder)))
         try:
             logged = trial.run()
-        except StreamServerError as error:
+        except Exception as raised:
+            error = foreseen(raised)
             _print_calls(trial.record)
             _print_error(error)
             return error.exit_code

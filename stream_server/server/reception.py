@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
-from stream_server.errors import RankLost
+from stream_server.errors import ProducerFailed, RankLost
 from stream_server.failpoints import failpoint
 from stream_server.launcher import link
 from stream_server.server import events
@@ -221,7 +221,7 @@ class Reception:
             self.receiver.post(link.Leaving())
         self.ranks.barrier()
         if self.receiver.error is not None:
-            raise RankLost("the receiver failed after the last batch") from self.receiver.error
+            raise ProducerFailed("the receiver failed after the last batch") from self.receiver.error
 
     def _make_receiver(self, ipc_folder: Path) -> Receiver:
         link_address = self.start.link or launcher_address(ipc_folder)

@@ -104,7 +104,7 @@ class Suggested:
             return _load_class(self._reference)(limits, self._seed)
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserCodeError(f"{self._reference} raised {type(error).__name__}: {error}") from error
 
     def values(self, index: int) -> Values:
@@ -117,7 +117,7 @@ class Suggested:
         source = self._source
         try:
             rows = list(source.suggest(num))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserCodeError(f"{self._reference}: suggest({num}) raised {type(error).__name__}: {error}") from error
         if len(rows) != num:
             raise UserCodeError(f"{self._reference}: suggest({num}) must return {num} dicts, but returned {len(rows)}")

@@ -24,6 +24,7 @@ from stream_server.server.source import Source
 from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.fingerprint import require_equal
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.step import Step
@@ -75,7 +76,13 @@ class Snapshots:
         return self.progress.batches, self.source.num_received
 
     def capture(self) -> list[Part]:
+        """This rank's part of the study as it is now, to be written later.
+
+        Raises:
+            RanksDiverged: the ranks hold different weights, of which nothing must be saved; on all ranks.
+        """
         self.step.unite()
+        require_equal(self.ranks, self.step.fingerprints)
         taken = self._taken = self.source.snapshot()
         self._batches = self.progress.batches
         return [self._samples(taken), self._held_out(taken), self._rank(taken), *self._shared(taken)]

@@ -150,7 +150,8 @@ class StreamDataset:
                 present=present,
             )
             name = f"{type(server).__name__}.process_batch"
-            return server.collate.convert(call_user(name, server.process_batch, batch, server.config))
+            made = call_user(name, server.process_batch, batch, server.config)
+            return call_user(f"converting what {name} returned", server.collate.convert, made)
 
     def _form_singly(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
@@ -159,7 +160,8 @@ class StreamDataset:
             server = self._server
             name = f"{type(server).__name__}.process_simulation_data"
             samples = self._samples(rows, keys, read_only(parameters), present)
-            return server.collate([self._process(name, sample) for sample in samples])
+            made = [self._process(name, sample) for sample in samples]
+            return call_user(f"stacking what {name} returned", server.collate, made)
 
     def _samples(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present

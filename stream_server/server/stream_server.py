@@ -115,6 +115,14 @@ class StreamServer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
+    def replicated_state(self) -> dict[str, Any]:
+        """The arrays that are the same on every rank, bit by bit, such as the weights; nothing by default.
+
+        They are compared at every checkpoint and at the end of the training, and ranks that differ end the study. The
+        parameters and buffers of a TorchServer's model are compared anyway.
+        """
+        return {}
+
     def configure_callbacks(self) -> list[Callback]:
         """Callbacks to tell of the events of the training."""
         return []

@@ -9,7 +9,7 @@ from typing import Any
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig, check_ranks
-from stream_server.errors import ConfigError, NoUsableCheckpoint, RankLost
+from stream_server.errors import ConfigError, NoUsableCheckpoint
 from stream_server.failpoints import failpoint
 from stream_server.launcher import descriptors
 from stream_server.launcher.journal import Journal
@@ -40,6 +40,8 @@ from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import StopRequests
 
 LARGEST_MARGIN_S = 120.0
+# As a shell tells of a process that SIGINT ended.
+INTERRUPTED = 130
 
 
 def run_study(config: StudyConfig, start: Start) -> int:
@@ -62,9 +64,13 @@ def run_study(config: StudyConfig, start: Start) -> int:
         except MemoryError as error:
             print(f"rank {rank}: {no_memory(error)}", file=sys.stderr, flush=True)
             ranks.abort(ConfigError.exit_code)
-        except BaseException:
+        except KeyboardInterrupt:
             traceback.print_exc()
-            ranks.abort(RankLost.exit_code)
+            ranks.abort(INTERRUPTED)
+        except BaseException as error:
+            failure = Failure.of(error, rank=rank, phase="start")
+            print(f"rank {rank}:\n{failure.traceback}", file=sys.stderr, flush=True)
+            ranks.abort(failure.exit_code)
 
 
 def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
@@ -80,7 +86,15 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
     by_rank_0(ranks, lambda: folder.prepare(config, fresh=start.fresh, resume=start.resume))
     continuation = find_continuation(config, ranks, folder)
     with Logs(folder.path, ranks.rank):
-        return StudyRank(config, ranks, folder, continuation, start).run()
+        try:
+            study = StudyRank(config, ranks, folder, continuation, start)
+        except MemoryError:
+            raise
+        except Exception as error:
+            # The status of mpirun tells a launcher nothing.
+            Failure.of(error, rank=ranks.rank, phase="set-up").record(folder.path)
+            raise
+        return study.run()
 
 
 def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:

@@ -23,7 +23,7 @@ def load_server_class(config: StudyConfig) -> type[StreamServer]:
     sys.path.insert(0, str(config.study_dir))
     try:
         module = _load_file(config.study_dir / where) if where.endswith(".py") else importlib.import_module(where)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserCodeError(f"importing {where} raised {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, StreamServer)):

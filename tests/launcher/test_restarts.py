@@ -5,8 +5,8 @@ from stream_server.launcher.restarts import MAX_PAUSE_S, GiveIn, Restart, Restar
 LOST = ServerEnd(exit_code=7, message="the server was lost")
 
 
-def raised(batch: int | None) -> ServerEnd:
-    return ServerEnd(exit_code=3, message="user code raised", batch=batch)
+def raised(batch: int | None, code: int = 3) -> ServerEnd:
+    return ServerEnd(exit_code=code, message="user code raised", batch=batch)
 
 
 def exit_code(decision: Restart | GiveIn) -> int | None:
@@ -62,6 +62,21 @@ def test_user_code_that_raises_twice_at_one_batch_is_not_tried_again_whatever_li
     assert exit_code(restarts.decide(LOST, stopping=False)) is None
     restarts.progressed()
     assert exit_code(restarts.decide(raised(5), stopping=False)) == 3
+
+
+@pytest.mark.parametrize("code", [8, 70])
+def test_ranks_that_diverge_and_errors_of_ours_are_tried_again_at_another_batch_only(code: int) -> None:
+    restarts = Restarts(9)
+    assert exit_code(restarts.decide(raised(5, code), stopping=False)) is None
+    assert exit_code(restarts.decide(raised(6, code), stopping=False)) is None
+    assert exit_code(restarts.decide(raised(6, code), stopping=False)) == code
+
+
+@pytest.mark.parametrize("code", [8, 70])
+def test_outside_of_training_they_take_from_the_budget_of_restarts(code: int) -> None:
+    restarts = Restarts(1)
+    assert exit_code(restarts.decide(raised(None, code), stopping=False)) is None
+    assert exit_code(restarts.decide(raised(None, code), stopping=False)) == code
 
 
 def test_user_code_that_raises_at_another_batch_takes_from_the_same_budget() -> None:

@@ -26,7 +26,7 @@ LIMIT_S = 120.0
 LOOK_S = 0.05
 WAITED = "waited"
 # Neither the user's class nor the simulations are to blame.
-CODES = frozenset({0, 2, 5, 7})
+CODES = frozenset({0, 2, 5, 7, 70})
 WAITS = "no simulation is started as long as the disk refuses"
 WORDS = ("No space left on device", "the disk is full", "could not be committed")
 

@@ -19,7 +19,7 @@ def test_a_study_without_room_for_its_report_says_so_and_is_closed_by_the_next_s
     options: dict[str, Any] = {"mpi": None, "settings": SETTINGS}
     full = failpoints(tmp_path / "met", "server.before_report=raise:ENOSPC")
     done = run_study(NUMPY_STUDY, tmp_path / "run", environment=full, **options)
-    assert done.exit_code == 7
+    assert done.exit_code == 5
     assert "there is no report: [Errno 28] No space left on device" in done.output
     assert "40 accepted" in done.output
     assert "Traceback" not in done.output

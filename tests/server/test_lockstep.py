@@ -280,7 +280,8 @@ def test_the_first_cause_is_kept(tmp_path: Path) -> None:
     Failure.of(ValueError("second"), rank=0, phase="step").record(tmp_path)
     failure = Failure.read(tmp_path)
     assert failure is not None
-    assert (failure.rank, failure.message, failure.exit_code) == (1, "first", 7)
+    assert (failure.rank, failure.exit_code) == (1, 70)
+    assert failure.message.startswith("ValueError: first.")
 
 
 def test_ranks_that_wait_inside_a_step_do_not_hear_of_an_error_and_are_aborted(

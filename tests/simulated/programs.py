@@ -16,10 +16,11 @@ import numpy as np
 from stream_server import StreamServer
 from stream_server.client_api import connect
 from stream_server.config import StudyConfig
-from stream_server.errors import ConfigError, NoUsableCheckpoint, RankLost
+from stream_server.errors import ConfigError, NoUsableCheckpoint
 from stream_server.launcher import runs
 from stream_server.launcher.programs import ServerCommand
 from stream_server.server import study
+from stream_server.server.failure import Failure
 from stream_server.server.start import Start
 from tests.chaos.audit import Committed, Trained
 from tests.simulated.machine import Machine
@@ -91,7 +92,7 @@ def serve(world: "World", job: Job, rank: int, start: Start) -> int:
         code = error.exit_code
     except Exception as error:
         world.machine.current.error = error
-        ranks.abort(RankLost.exit_code)
+        ranks.abort(Failure.of(error, rank=rank, phase="start").exit_code)
     world.signs.leave(start.alive, rank)
     return code
 

@@ -83,7 +83,7 @@ class Callbacks:
 
     def __init__(self, server: Any, callbacks: Iterable[Callback] = ()) -> None:
         self._server = server
-        self._users = tuple(callbacks)
+        self._users = call_user("configure_callbacks", tuple, callbacks)
         self._built_in: list[Callback] = []
         self._listening: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         for event in EVENTS:
@@ -198,5 +198,5 @@ def call_user(name: str, method: Any, *arguments: Any) -> Any:
         return method(*arguments)
     except StreamServerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserCodeError(f"{name} raised {type(error).__name__}: {error}") from error

@@ -7,6 +7,7 @@ from stream_server.failpoints import failpoint
 from stream_server.server.normalization import Normalization
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.training.fingerprint import require_equal
 from stream_server.server.training.limits import Limits
 from stream_server.server.training.lockstep import Stream, Turn, in_lockstep
 from stream_server.server.training.metrics import Metrics
@@ -65,6 +66,8 @@ class Training:
             self._train(turn if self.normalization.is_ready else self._normalized(turn))
             self.callbacks.on_step_end()
         last_update = self.step.finish()
+        # Before the model is validated and exported.
+        require_equal(self.ranks, self.step.fingerprints)
         if last_update is not None:
             self.progress.count_update(last_update)
         if self.stops.agreed is None or self.stops.agreed.is_regular:

@@ -10,6 +10,7 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.plain_state import from_bytes, to_bytes
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import call_user
+from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
 
 if TYPE_CHECKING:
     from stream_server.server.stream_server import StreamServer
@@ -75,6 +76,10 @@ class Step(Protocol):
 
     def unite(self) -> None:
         """Make the model the same on all ranks."""
+        ...
+
+    def fingerprints(self) -> Fingerprints:
+        """Those of the arrays that are the same on all ranks once the model is united, by name."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,6 +154,9 @@ class LearnerStep:
 
     def unite(self) -> None:
         self._catch_up()
+
+    def fingerprints(self) -> Fingerprints:
+        return of_replicated_state(self._server)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the model of such a server is in its own `state_dict`."""

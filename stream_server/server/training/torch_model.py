@@ -37,11 +37,12 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
         raise UserCodeError(f"{name} returned several optimizers, which needs automatic_optimization = False")
     if compiled:
         compile_in_place(model)
-    server.model = precision.convert_module(model).to(fabric.device)
+    given = f"what {name} returned"
+    server.model = call_user(given, lambda: precision.convert_module(model).to(fabric.device))
     for module_name, module in server.model.named_modules():
         if isinstance(module, LazyModuleMixin):
             _make_alike(module, seed=zlib.crc32(f"{seed} {module_name}".encode()))
-    wrapped = [fabric.setup_optimizers(optimizer) for optimizer in as_list(optimizers)]
+    wrapped = [call_user(given, fabric.setup_optimizers, optimizer) for optimizer in as_list(optimizers)]
     server.optimizer = wrapped if several else wrapped[0]
 
 

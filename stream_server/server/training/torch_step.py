@@ -13,11 +13,13 @@ from stream_server.server.ranks import Ranks
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.torch_state import set_torch_random_states, torch_random_states
 from stream_server.server.training.callbacks import call_user
+from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.skipped import SkippedUpdates
 from stream_server.server.training.step import StepOutcome
 from stream_server.server.training.torch_devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch_fabric import launch
+from stream_server.server.training.torch_fingerprint import of_model
 from stream_server.server.training.torch_gradients import Gradients
 from stream_server.server.training.torch_group import TorchGroup
 from stream_server.server.training.torch_learning_rates import as_list
@@ -142,9 +144,13 @@ class TorchStep:
                     self._manual.catch_up()
                 self._union.share_buffers(self._buffers_from)
 
+    def fingerprints(self) -> Fingerprints:
+        return {**of_model(self._server.model), **of_replicated_state(self._server)}
+
     def state_dict(self) -> dict[str, Any]:
         scaler = {} if self._scaling is None else self._scaling.state_dict()
-        return {**state_of(self._server), "scaler": scaler, "skipped": self._skipped.state_dict()}
+        saved = call_user(f"saving the model of {type(self._server).__name__}", state_of, self._server)
+        return {**saved, "scaler": scaler, "skipped": self._skipped.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         load_state(self._server, state)

@@ -17,6 +17,8 @@ from stream_server.server.validation_store import ValidationStore
 
 Item = tuple[Any, int]
 
+_END = object()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutSamples:
@@ -98,14 +100,16 @@ class ValidationSets:
 
     def _loader_batches(self, loader: Any, start: int) -> Iterator[Item]:
         ranks = self._ranks
-        for batch in islice(loader, ranks.rank + start * ranks.size, None, ranks.size):
-            yield self._server.collate.convert(batch), num_samples(batch)
+        mine = call_user(self._loader, lambda: islice(loader, ranks.rank + start * ranks.size, None, ranks.size))
+        while (batch := call_user(self._loader, next, mine, _END)) is not _END:
+            yield call_user(self._loader, self._server.collate.convert, batch), num_samples(batch)
 
     def _dataset_batches(self, dataset: Any, start: int) -> Iterator[Item]:
         ranks = self._ranks
         for rows in slices(len(dataset), self._batch_size)[ranks.rank + start * ranks.size :: ranks.size]:
-            samples = [dataset[i] for i in range(*rows.indices(len(dataset)))]
-            yield self._server.collate(samples), len(samples)
+            numbers = range(*rows.indices(len(dataset)))
+            samples = call_user(self._loader, lambda numbers=numbers: [dataset[number] for number in numbers])
+            yield call_user(self._loader, self._server.collate, samples), len(samples)
 
     def _complete_simulations(self) -> list[ValidationSet]:
         samples = self._held_out()
@@ -121,7 +125,12 @@ class ValidationSets:
             return
         for rows in slices(len(samples), self._batch_size)[start:]:
             raw = take(samples, rows)
-            yield self._server.collate.convert(self._call("process_batch", raw, self._server.config)), len(raw)
+            made = self._call("process_batch", raw, self._server.config)
+            yield call_user("converting what process_batch returned", self._server.collate.convert, made), len(raw)
+
+    @property
+    def _loader(self) -> str:
+        return f"what {type(self._server).__name__}.val_dataloader returned"
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return call_user(f"{type(self._server).__name__}.{method}", getattr(self._server, method), *arguments)

@@ -67,6 +67,9 @@ class AuditServer(Audited, StreamServer):
     def state_dict(self):
         return {"mean": self.mean}
 
+    def replicated_state(self):
+        return self.state_dict()
+
     def load_state_dict(self, state):
         self.mean = state["mean"]
 

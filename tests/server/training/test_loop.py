@@ -6,10 +6,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from stream_server.errors import RanksDiverged
 from stream_server.server.normalization import Normalization
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.callbacks import Callback, Callbacks
+from stream_server.server.training.fingerprint import Fingerprints
 from stream_server.server.training.length import Length
 from stream_server.server.training.limits import Limits
 from stream_server.server.training.lockstep import Turn
@@ -68,6 +72,13 @@ class Accumulating(LearnerStep):
 
     def finish(self) -> StepOutcome | None:
         return None if self.at_boundary else StepOutcome()
+
+
+class Drifted(LearnerStep):
+    """Has other weights on each rank."""
+
+    def fingerprints(self) -> Fingerprints:
+        return {"weights": self._ranks.rank}
 
 
 class EachRound(Callback):
@@ -177,6 +188,16 @@ def test_metrics_hold_the_loss_of_training() -> None:
         return dict(run.metrics.latest)
 
     assert on_ranks(2, train) == [{"train/loss": 2.5}, {}]
+
+
+def test_ranks_with_different_weights_end_before_the_model_is_validated_and_exported() -> None:
+    def train(ranks: ThreadRanks) -> list[Any]:
+        events: list[Any] = []
+        with pytest.raises(RanksDiverged, match="weights is not the same on rank 1 as on rank 0"):
+            training(ranks, [1, 2], step=Drifted, each_round=lambda run: events.append(run.diary.events))
+        return list(events[0])
+
+    assert on_ranks(2, train) == [["start", (0, 1.0), (1, 2.0)]] * 2
 
 
 def test_max_batches_ends_the_training_exactly() -> None:

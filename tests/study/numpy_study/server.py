@@ -43,6 +43,9 @@ class LinearServer(StreamServer):
     def load_state_dict(self, state):
         self.weights = state["weights"]
 
+    def replicated_state(self):
+        return self.state_dict()
+
     def fail_if_asked(self, method):
         if os.environ.get("TROUBLE", self.config.user["trouble"]) == method and self.rank == self.config.user["rank"]:
             (self.output_dir / "raised").write_text(str(time.time()))

@@ -1,0 +1,108 @@
+"""Whether the ranks hold the same weights: one number per array, compared at every checkpoint and at the end.
+
+The fingerprint of an array is taken of its bits, as integers, so equal NaNs are equal, and no rounding is involved: the
+sum of 32-bit words times pseudo-random odd multipliers, modulo 2⁶⁴, a multiply-add hash in the manner of Carter and
+Wegman (1979). Two arrays that differ in whatever way have the same one with a probability of about 2⁻³². A sum of
+integers does not depend on its order, so that a device may add as it likes.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.errors import RanksDiverged, UserCodeError
+from stream_server.server.array_tree import flattened
+from stream_server.server.ranks import Ranks
+from stream_server.server.training.callbacks import call_user
+
+# By name; None for an array that is still to be made, such as those of a lazy module.
+Fingerprints = Mapping[str, int | None]
+
+# Small enough for the cache of a core, large enough for a GPU.
+CHUNK = 1 << 18
+FACTOR = 0x9E3779B97F4A7C15 - 2**64
+
+_INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32}
+
+
+@cache
+def multipliers() -> NDArray[np.int64]:
+    """The multipliers of the elements of a chunk, shape (CHUNK,)."""
+    return np.random.Generator(np.random.PCG64(0)).integers(-(2**63), 2**63, CHUNK, np.int64) | 1
+
+
+def fingerprint(array: NDArray[np.generic]) -> int:
+    """The fingerprint of an array of numbers."""
+    if array.dtype.kind in "fc" and array.dtype.itemsize > (8 if array.dtype.kind == "f" else 16):
+        # Part of each long double is padding, which may be anything.
+        array = array.astype(np.float64 if array.dtype.kind == "f" else np.complex128)
+    bits = np.ascontiguousarray(array).reshape(-1)
+    bits = bits.view(_INTEGERS[min(bits.itemsize, 4)])
+    total = np.array([array.size], np.int64)
+    for start in range(0, bits.size, CHUNK):
+        chunk = bits[start : start + CHUNK].astype(np.int64)
+        total *= FACTOR
+        total += np.dot(chunk, multipliers()[: chunk.size])
+    return int(total[0])
+
+
+def of_replicated_state(server: Any) -> Fingerprints:
+    """The fingerprints of the arrays of a server's `replicated_state`, by path.
+
+    Raises:
+        UserCodeError: it raised, or has something in it that is no array of numbers.
+    """
+    name = f"{type(server).__name__}.replicated_state"
+    arrays, others = flattened(call_user(name, server.replicated_state))
+    others += [path for path, array in arrays.items() if array.dtype.hasobject or array.dtype.names]
+    if others:
+        raise UserCodeError(f"{name} must give arrays of numbers, but {', '.join(others)} is something else")
+    return {path: fingerprint(array) for path, array in arrays.items()}
+
+
+def require_equal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> None:
+    """Return if all ranks have the same `fingerprints`, which are asked for if there are several ranks. Collective.
+
+    Raises:
+        RanksDiverged: they differ, the same error on all ranks; it names the first array that does, and the ranks.
+    """
+    if ranks.size == 1:
+        return
+    mine = dict(fingerprints())
+    digest = hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest()
+    if len(set(ranks.broadcast(ranks.gather(digest)))) == 1:
+        return
+    problem = difference(ranks.broadcast(ranks.gather(mine)))
+    if problem:
+        raise RanksDiverged(problem)
+
+
+def difference(by_rank: Sequence[Fingerprints]) -> str:
+    """What is different on which of the ranks, for people; "" if nothing is, but for arrays still to be made."""
+    names = dict.fromkeys(name for of_rank in by_rank for name in of_rank)
+    values = {name: [of_rank.get(name, "missing") for of_rank in by_rank] for name in names}
+    different = [name for name, found in values.items() if len({*found} - {None}) > 1]
+    if not different:
+        return ""
+    first = different[0]
+    groups: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values[first]):
+        if value is not None:
+            groups.setdefault(value, []).append(rank)
+    # Most ranks are right, as far as one can tell.
+    majority, *others = sorted(groups.values(), key=len, reverse=True)
+    odd = sorted(rank for group in others for rank in group)
+    return (
+        f"the ranks have diverged: {first} is not the same on {_ranks(odd)} as on {_ranks(majority)}; in all, "
+        f"{len(different)} of {len(names)} arrays differ. Nothing of it is saved: the last checkpoint is from before. "
+        "Whatever changes the model must do so on all ranks alike; look for code that runs on some of them only"
+    )
+
+
+def _ranks(numbers: list[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

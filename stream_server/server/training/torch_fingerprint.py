@@ -1,0 +1,49 @@
+"""Fingerprints of torch modules, taken where their tensors are."""
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from stream_server.server.training.fingerprint import CHUNK, FACTOR, Fingerprints, multipliers
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def of_model(model: nn.Module) -> Fingerprints:
+    """The fingerprints of the parameters of a model, and of the buffers in its state, by the names of its `state_dict`.
+
+    Only those few numbers leave the device. Tensors that a checkpoint cannot hold are left out.
+    """
+    names = {id(it): name for name, it in model.state_dict(keep_vars=True).items()}
+    parameters = {names.get(id(it), own): it for own, it in model.named_parameters()}
+    buffers = {names[id(it)]: it for it in model.buffers() if id(it) in names}
+    tensors = {**parameters, **buffers}
+    to_be_made: Fingerprints = {name: None for name, it in tensors.items() if is_lazy(it)}
+    found = {
+        name: fingerprint(it)
+        for name, it in tensors.items()
+        if name not in to_be_made and it.layout is torch.strided and it.device.type != "meta"
+    }
+    if not found:
+        return to_be_made
+    one_device = next(iter(found.values())).device
+    numbers: list[int] = torch.stack([it.to(one_device) for it in found.values()]).tolist()
+    return {**dict(zip(found, numbers, strict=True)), **to_be_made}
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """The fingerprint of a tensor, of one element, on its device: that of the same NumPy array."""
+    total = torch.full((), tensor.numel(), dtype=torch.int64, device=tensor.device)
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A tensor of one element counts as contiguous whatever its strides are.
+    flat = dense.as_strided((dense.numel(),), (1,))
+    for chunk in torch.split(flat.view(_INTEGERS[min(flat.element_size(), 4)]), CHUNK):
+        total = total * FACTOR + (chunk * _multipliers(tensor.device)[: len(chunk)]).sum()
+    return total
+
+
+@cache
+def _multipliers(device: torch.device) -> Tensor:
+    return torch.from_numpy(multipliers()).to(device)
