@@ -120,7 +120,7 @@ class ReplayFeed:
 
     @property
     def num_missing(self) -> int:
-        """What comes was counted."""
+        """None: all that is in the record comes."""
         return 0
 
     @property

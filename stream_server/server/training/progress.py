@@ -126,13 +126,13 @@ class Progress:
 
     @property
     def _schedules(self) -> tuple[int | None, int]:
-        """What schedules were built with at the first start: their number of steps, and the samples of an update."""
+        """The number of steps that schedules were built with at the first start, and the samples of an update then."""
         length = self.length
         num_steps = length.updates if self.lr_clock == "updates" else length.updates_of_new_samples
         return self._schedules_of or (num_steps, length.samples_per_update)
 
     def _ends(self, *, by_draws: bool) -> list[tuple[int, int]]:
-        """What was done of what would end the run, each as two numbers; the run ends with the first that is whole."""
+        """How much is done of how much there is, for each count that ends the run once it is full."""
         length = self.length.less(self.num_missing)
         done, total = (self.draws, length.draws) if by_draws else (self._num_drawn, length.samples)
         if total is None:
@@ -158,7 +158,7 @@ class Progress:
         """Continue; on another number of ranks, rank 0 takes the batches of those that are no more."""
         counts = dict(state)
         if counts.pop("asked") != self._asked:
-            # Of a study that is continued with more to train, less is done than was.
+            # A study that is continued with more to train is less far than it was.
             counts["_fraction"] = 0.0
         self._before_s = counts.pop("elapsed_s")
         self._start = self._clock() - self._before_s
