@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.launcher import environment
-from stream_server.launcher.environment import scrubbed, with_virtual_environment
+from stream_server.launcher.environment import THREAD_VARIABLES, scrubbed, with_threads, with_virtual_environment
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,26 @@ def test_an_activated_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     path = f"/first{os.pathsep}{Path(sys.executable).parent}"
     monkeypatch.setattr(environment.sys, "prefix", "/venv")
     assert with_virtual_environment({"PATH": path}) == {"PATH": path}
+
+
+def test_each_library_of_a_simulation_gets_as_many_threads_as_a_rank_has_cores() -> None:
+    assert with_threads({"HOME": "/home/me"}, 3) == {"HOME": "/home/me", **dict.fromkeys(THREAD_VARIABLES, "3")}
+
+
+def test_the_threads_that_the_user_sets_stay() -> None:
+    found = with_threads({"MKL_NUM_THREADS": "5"}, 1)
+    assert found == {**dict.fromkeys(THREAD_VARIABLES, "1"), "MKL_NUM_THREADS": "5"}
+
+
+def test_omp_num_threads_of_the_user_counts_for_the_libraries_that_would_follow_it() -> None:
+    found = with_threads({"OMP_NUM_THREADS": "4,2"}, 1)
+    assert found == {**dict.fromkeys(THREAD_VARIABLES, "4"), "OMP_NUM_THREADS": "4,2"}
+
+
+@pytest.mark.parametrize("nonsense", ["", "many", "0", "-1"])
+def test_an_omp_num_threads_that_says_nothing_changes_nothing_else(nonsense: str) -> None:
+    found = with_threads({"OMP_NUM_THREADS": nonsense}, 2)
+    assert found == {**dict.fromkeys(THREAD_VARIABLES, "2"), "OMP_NUM_THREADS": nonsense}
 
 
 def test_the_launcher_gets_back_the_cores_that_mpirun_took_from_rank_0() -> None:
