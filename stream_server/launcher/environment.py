@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stream_server.config import StudyConfig
+from stream_server.launcher.cpu_quota import within_quota
 
 RANK_PREFIXES = (
     "OMPI_",
@@ -57,6 +58,8 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
+# Threads that spin while they wait take the cores of those that they wait for, where there are not enough.
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 # Open MPI reads these two before it asks who it is; without them a simulation's own mpirun refuses to run as root.
 KEPT = frozenset({"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"})
 
@@ -105,9 +108,15 @@ def simulation_environment(config: StudyConfig, shell: Mapping[str, str] | None 
 
     `shell` is the environment that the launcher has or will have, by default that of this process.
     """
-    job = config.simulation.job
+    simulation = config.simulation
+    job = simulation.job
     inherited = with_virtual_environment(scrubbed(os.environ if shell is None else shell))
-    return with_threads({**inherited, **job.environment}, job.cores_per_rank)
+    environment = with_threads({**inherited, **job.environment}, job.cores_per_rank)
+    num_threads = num_threads_of(environment) or 1
+    num_taken = config.launcher.max_running * simulation.ranks * num_threads
+    # A rank of the server computes here too.
+    is_crowded = num_threads > 1 and num_taken >= within_quota(len(os.sched_getaffinity(0)))
+    return {**PASSIVE, **environment} if is_crowded else environment
 
 
 def release_cores() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.launcher import shared_memory
-from stream_server.server.cores import within_quota
+from stream_server.launcher.cpu_quota import within_quota
 
 SPIN_S = 0.002
 LONGEST_NAP_S = 0.005
@@ -186,7 +186,7 @@ class MpiRanks:
 
 
 def _cores_of_the_job() -> set[int]:
-    """The cores that this process may use, and under Open MPI those of mpirun, which binds its ranks to some of them."""
+    """The cores that this process may use, and those of Open MPI's mpirun, which binds its ranks to some of them."""
     cores = os.sched_getaffinity(0)
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from stream_server.server import parts
 from stream_server.server.batch_memory import no_memory
 from stream_server.server.closing import Closing, outcome_of, rank_report
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
-from stream_server.server.cores import NO_SIMULATIONS, SimulationCores, share_cores
+from stream_server.server.cores import NO_SIMULATIONS, SimulationCores, share_cores, wait_passively
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
 from stream_server.server.learning import Learning
@@ -125,6 +125,7 @@ class StudyRank:
         progress = Progress(ranks.size, length=Length.of(config, ranks.size), lr_clock=config.training.lr_clock)
         phases, stops = Phases(), StopRequests()
         self.cores = share_cores(ranks, _simulation_cores(config, start))
+        wait_passively(self.cores.nodes[ranks.node])
         self.closing = Closing(
             config=config,
             ranks=ranks,

@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from stream_server.server import cores
+from stream_server.launcher import cpu_quota
 from stream_server.server.check import describe
 from stream_server.server.cores import (
     NO_SIMULATIONS,
     Cores,
     NodeCores,
     SimulationCores,
-    cpu_quota,
     share_cores,
     threads_of_rank,
-    within_quota,
+    wait_passively,
 )
 from tests.config.studies import StudyFolder
 from tests.server.thread_ranks import ThreadRanks, on_ranks
@@ -137,45 +136,10 @@ def test_other_numbers_of_threads_after_a_restart_are_told() -> None:
     assert now.change_since([2, 2]).startswith("each rank computes with 1 thread now, but with 2 threads before")
 
 
-@pytest.mark.parametrize(
-    ("own", "files", "expected"),
-    [
-        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/job/step\n", {"job/cpu.max": "400000 100000\n", "job/step/cpu.max": "max 100000\n"}, 4.0),
-        ("0::/gone/on/the/host\n", {"cpu.max": "200000 100000\n"}, 2.0),
-        (
-            "4:memory:/job\n3:cpu,cpuacct:/job\n",
-            {"cpu,cpuacct/job/cpu.cfs_quota_us": "300000\n", "cpu,cpuacct/job/cpu.cfs_period_us": "100000\n"},
-            3.0,
-        ),
-        ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
-        ("0::/\n", {"cpu.max": "nonsense\n"}, math.inf),
-    ],
-)
-def test_a_limit_of_cpu_time_is_found_in_either_version_of_cgroups(
-    tmp_path: Path, own: str, files: dict[str, str], expected: float
-) -> None:
-    (tmp_path / "own").write_text(own)
-    for name, text in files.items():
-        file = tmp_path / "root" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    assert cpu_quota(tmp_path / "root", tmp_path / "own") == expected
-
-
-@pytest.mark.parametrize(("quota", "expected"), [(math.inf, 8), (8.0, 8), (2.5, 2), (0.5, 1)])
-def test_cores_beyond_the_limit_of_cpu_time_do_not_count(
-    monkeypatch: pytest.MonkeyPatch, quota: float, expected: int
-) -> None:
-    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
-    assert within_quota(8) == expected
-
-
 def test_check_shows_the_split_and_warns(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(cores, "cpu_quota", lambda: math.inf)
+    monkeypatch.setattr(cpu_quota, "cpu_quota", lambda: math.inf)
     told = describe(folder.load({"server.ranks": 2}))
     [line] = [line for line in told.splitlines() if line.startswith("cores ")]
     assert "2: 1 simulation × 1, 2 ranks × 1 thread; simulations and server ranks take 3 cores of 2" in line
@@ -184,3 +148,20 @@ def test_check_shows_the_split_and_warns(folder: StudyFolder, monkeypatch: pytes
 def test_what_a_node_has_left_is_no_warning() -> None:
     node = NodeCores(cores=4, simulations=2, cores_per_simulation=1, threads=(2,))
     assert (node.num_taken, node.warning) == (4, "")
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "expected"), [((2, 2), 2, "passive"), ((1, 1), 1, None), ((2, 2), 4, None)]
+)
+def test_threads_sleep_while_they_wait_where_there_are_too_few_cores(
+    monkeypatch: pytest.MonkeyPatch, threads: tuple[int, ...], cores: int, expected: str | None
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    wait_passively(NodeCores(cores=cores, simulations=0, cores_per_simulation=0, threads=threads))
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
+
+
+def test_the_wait_policy_of_the_user_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "active"})
+    wait_passively(NodeCores(cores=1, simulations=0, cores_per_simulation=0, threads=(2,)))
+    assert os.environ == {"OMP_WAIT_POLICY": "active"}

@@ -43,7 +43,7 @@ class LossScaling(MixedPrecision):
         super().backward(tensor, model, *args, **kwargs)
 
     def unscale_gradients(self, optimizer: Any) -> None:
-        """Take out the scale, also for fused optimizers, which Fabric refuses: torch's scaler tells their step of it."""
+        """Take out the scale, also for fused optimizers: Fabric refuses them, but the scaler tells their step of it."""
         self.loss_scaler.unscale_(optimizer)
 
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:

@@ -77,7 +77,9 @@ class Fused(Scale):
         return model, torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
 
 
-@pytest.mark.parametrize("limits", [{}, {"clip_norm": 0.25}, {"clip_value": 0.25}, {"clip_norm": 0.25, "accumulate": 2}])
+@pytest.mark.parametrize(
+    "limits", [{}, {"clip_norm": 0.25}, {"clip_value": 0.25}, {"clip_norm": 0.25, "accumulate": 2}]
+)
 def test_a_fused_optimizer_steps_as_another_does_with_loss_scaling_and_clipping(limits: dict[str, Any]) -> None:
     """It takes out the loss scale itself, but for what clipping has taken out before."""
     batches = [[0.5, 0.75], [NAN], [0.125], [0.5]]
