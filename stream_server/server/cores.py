@@ -58,8 +58,8 @@ class NodeCores:
         if self.num_taken <= self.cores:
             return ""
         return (
-            f"simulations and server ranks take {self.num_taken} cores of {self.cores}, so they slow each other down: "
-            "fewer launcher.max_running, cores per simulation or ranks leave each its own"
+            f"simulations and server ranks take {self.num_taken} cores of {self.cores} and slow each other down; "
+            "run fewer of them at once (launcher.max_running, server.ranks or mpirun -n)"
         )
 
     def __str__(self) -> str:

@@ -95,7 +95,7 @@ def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
         raise ConfigError(problem)
 
 
-def _simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
+def simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
     """What the simulations of this start take, none in a replay."""
     if start.replay is not None:
         return NO_SIMULATIONS
@@ -124,7 +124,7 @@ class StudyRank:
             restored = continuation.rank(config, ranks, is_replay=start.replay is not None)
         progress = Progress(ranks.size, length=Length.of(config, ranks.size), lr_clock=config.training.lr_clock)
         phases, stops = Phases(), StopRequests()
-        self.cores = share_cores(ranks, _simulation_cores(config, start))
+        self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
         self.closing = Closing(
             config=config,

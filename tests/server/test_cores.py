@@ -18,6 +18,8 @@ from stream_server.server.cores import (
     threads_of_rank,
     wait_passively,
 )
+from stream_server.server.start import Start
+from stream_server.server.study import simulation_cores
 from tests.config.studies import StudyFolder
 from tests.server.thread_ranks import ThreadRanks, on_ranks
 
@@ -77,6 +79,19 @@ def test_simulations_take_the_cores_of_their_ranks_or_threads(
 
 def test_simulations_that_attach_by_themselves_take_none(folder: StudyFolder) -> None:
     assert SimulationCores.of(folder.load({"simulation.command": None}), {}) == NO_SIMULATIONS
+
+
+def test_what_stream_launcher_adds_for_the_server_is_not_for_the_simulations(
+    folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    config = folder.load({"server.job.environment": {"OMP_NUM_THREADS": "4"}})
+    assert simulation_cores(config, Start(link="ipc://launcher")).cores_each == 1
+    assert simulation_cores(config, Start()).cores_each == 4
+
+
+def test_a_replay_has_no_simulations(folder: StudyFolder, tmp_path: Path) -> None:
+    assert simulation_cores(folder.load(), Start(replay=tmp_path)) == NO_SIMULATIONS
 
 
 def shared(monkeypatch: pytest.MonkeyPatch, *, num_ranks: int, num_cores: int) -> Cores:
