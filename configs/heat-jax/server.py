@@ -37,16 +37,16 @@ def adam(layers, gradients, first, second, count, lr):
     return layers, first, second
 
 
-def share_cores(num_ranks):
+def limit_threads(num_threads):
     """XLA would take all cores on every rank. It asks for their number when it is first used, and not before."""
-    os.environ.setdefault("NPROC", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
+    os.environ.setdefault("NPROC", str(num_threads))
 
 
 class HeatServer(StreamServer):
     """A direct surrogate, as ../heat has it: every time step of a simulation is predicted from its parameters alone."""
 
     def prepare_training_attributes(self):
-        share_cores(self.num_ranks)
+        limit_threads(self.num_threads)
         num_nodes = int(np.prod(self.config.study.fields["temperature"].shape))
         sizes = [len(self.parameter_names) + 1, HIDDEN, HIDDEN, num_nodes]
         # The same seed makes the same weights on all ranks.

@@ -23,7 +23,7 @@ class HeatServer(TorchServer):
             nn.ReLU(),
             nn.Linear(HIDDEN, num_nodes),
         )
-        optimizer = torch.optim.Adam(model.parameters(), lr=self.config.user["lr"], weight_decay=1e-4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.config.user["lr"], weight_decay=1e-4, fused=True)
         scale = max(1, self.config.training.batch_size // 10)
         milestones = [batches // scale for batches in LR_HALVINGS]
         return model, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.5)

@@ -24,7 +24,7 @@ class LorenzServer(TorchServer):
             nn.SiLU(),
             nn.Linear(HIDDEN, len(CHANGE_SCALE)),
         )
-        return model, torch.optim.Adam(model.parameters(), lr=self.config.user["lr"])
+        return model, torch.optim.Adam(model.parameters(), lr=self.config.user["lr"], fused=True)
 
     def process_batch(self, batch, config):
         state, next_state = batch.fields["state"], batch.fields["next_state"]

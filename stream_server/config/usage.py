@@ -20,7 +20,7 @@ KEYS_OF_STARTED_SIMULATIONS = (
 )
 NOT_AVAILABLE = (
     *(f"server.job.{key}" for key in Job.model_fields if key != "environment"),
-    *(f"simulation.job.{key}" for key in Job.model_fields if key not in ("environment", "mpirun")),
+    *(f"simulation.job.{key}" for key in Job.model_fields if key not in ("cores_per_rank", "environment", "mpirun")),
     "launcher.scheduler",
 )
 

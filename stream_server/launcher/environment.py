@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stream_server.config import StudyConfig
+from stream_server.launcher.cpu_quota import within_quota
 
 RANK_PREFIXES = (
     "OMPI_",
@@ -48,6 +49,17 @@ RANK_VARIABLES = frozenset(
         "STREAM_IPC_FOLDER",
     }
 )
+# How many threads the libraries of a simulation start: OpenMP (torch too), OpenBLAS, MKL, BLIS, Accelerate and numba.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+# Threads that spin while they wait take the cores of those that they wait for, where there are not enough.
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 # Open MPI reads these two before it asks who it is; without them a simulation's own mpirun refuses to run as root.
 KEPT = frozenset({"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"})
 
@@ -75,9 +87,36 @@ def with_virtual_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PATH": scripts + os.pathsep + path}
 
 
-def simulation_environment(config: StudyConfig) -> dict[str, str]:
-    """What every simulation of a study gets; what tells it which one it is comes on top."""
-    return {**with_virtual_environment(scrubbed(os.environ)), **config.simulation.job.environment}
+def num_threads_of(environment: Mapping[str, str]) -> int | None:
+    """What OMP_NUM_THREADS says, for the outermost level; None where it says nothing that can be used."""
+    outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(outermost) or None if outermost.isascii() and outermost.isdigit() else None
+
+
+def with_threads(environment: Mapping[str, str], cores_per_rank: int) -> dict[str, str]:
+    """`environment` with as many threads as a rank has cores, for all libraries of which it says nothing.
+
+    Without that each of them takes all cores of the machine, in each simulation. OMP_NUM_THREADS stands for the others,
+    as it does for most of them.
+    """
+    num_threads = str(num_threads_of(environment) or cores_per_rank)
+    return {**dict.fromkeys(THREAD_VARIABLES, num_threads), **environment}
+
+
+def simulation_environment(config: StudyConfig, shell: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What every simulation of a study gets; what tells it which one it is comes on top.
+
+    `shell` is the environment that the launcher has or will have, by default that of this process.
+    """
+    simulation = config.simulation
+    job = simulation.job
+    inherited = with_virtual_environment(scrubbed(os.environ if shell is None else shell))
+    environment = with_threads({**inherited, **job.environment}, job.cores_per_rank)
+    num_threads = num_threads_of(environment) or 1
+    num_taken = config.launcher.max_running * simulation.ranks * num_threads
+    # A rank of the server computes here too.
+    is_crowded = num_threads > 1 and num_taken >= within_quota(len(os.sched_getaffinity(0)))
+    return {**PASSIVE, **environment} if is_crowded else environment
 
 
 def release_cores() -> None:

@@ -5,6 +5,7 @@ import resource
 from stream_server.config import StudyConfig
 from stream_server.launcher.descriptors import OWN
 from stream_server.launcher.mpirun import shown
+from stream_server.server.cores import expected_cores
 from stream_server.server.plan import Plan, make_plan
 from stream_server.server.stream_server import NUMPY_DTYPES
 from stream_server.server.user_class import load_server_class
@@ -31,6 +32,7 @@ def _lines(config: StudyConfig, plan: Plan) -> list[tuple[str, str]]:
     total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     fits = limit == resource.RLIM_INFINITY or plan.connections + OWN <= limit
+    cores = expected_cores(config)
     verdict = "fits" if fits else "does NOT fit: raise it with `ulimit -n`"
     return [
         ("study", f"{config.study.name} -> {config.output_dir}"),
@@ -46,6 +48,7 @@ def _lines(config: StudyConfig, plan: Plan) -> list[tuple[str, str]]:
         ),
         ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
         ("batch size", f"{config.training.batch_size} per rank"),
+        ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
         ("connections", f"{plan.connections} per rank; ulimit -Hn is {limit}: {verdict}"),
     ]
 

@@ -13,6 +13,7 @@ from stream_server.config import StudyConfig
 from stream_server.errors import NotBalanced, StaleEpoch
 from stream_server.failpoints import failpoint
 from stream_server.server.account import Learned, RankAccount, SimulationEnd
+from stream_server.server.cores import Cores
 from stream_server.server.design import write_csv
 from stream_server.server.failure import Failure
 from stream_server.server.identity import Identity
@@ -98,6 +99,7 @@ class Closing:
     stops: StopRequests
     started_s: float
     is_outdated: Callable[[], bool]
+    cores: Cores
 
     def wall_s(self) -> float:
         """How long the study has run, all its epochs together."""
@@ -165,6 +167,7 @@ class Closing:
             best={} if learning is None else learning.validation.best,
             best_models=() if learning is None else learning.best,
             versions=versions(self.ranks.mpi_version),
+            cores=self.cores,
         )
         report = build_report(outcome, study, parts)
         try:

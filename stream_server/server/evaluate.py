@@ -16,6 +16,7 @@ from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, PeerFailed
 from stream_server.server.continuation import by_rank_0
+from stream_server.server.cores import share_cores
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
 from stream_server.server.plain_state import read_state
@@ -130,6 +131,7 @@ class Evaluation:
             metrics=metrics,
             stops=StopRequests(),
             phases=Phases(),
+            num_threads=share_cores(self._ranks).threads[self._ranks.rank],
         )
         return server
 

@@ -7,6 +7,7 @@ from typing import Any
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.server.continuation import Continuation
+from stream_server.server.cores import Cores
 from stream_server.server.design import ParameterDesign
 from stream_server.server.output import OutputFolder
 from stream_server.server.ranks import Ranks
@@ -33,5 +34,6 @@ class RankParts:
     progress: Progress
     phases: Phases
     stops: StopRequests
+    cores: Cores
     leave_at_s: float
     wall_s: Callable[[], float]

@@ -1,5 +1,6 @@
 """The ranks of the server: the only door to MPI."""
 
+import contextlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.launcher import shared_memory
+from stream_server.launcher.cpu_quota import within_quota
 
 SPIN_S = 0.002
 LONGEST_NAP_S = 0.005
@@ -32,7 +34,7 @@ class Ranks(Protocol):
     node: int
     num_nodes: int
     num_cores: int
-    """How many cores the ranks of this node may use, together."""
+    """How many cores the ranks of this node and what they start may use, together."""
     mpi_version: str
     """Which MPI runs this job, such as "MPICH 5.0.2"; "" without one."""
 
@@ -84,7 +86,7 @@ class SoloRanks:
     mpi_version = ""
 
     def __init__(self) -> None:
-        self.num_cores = len(os.sched_getaffinity(0))
+        self.num_cores = within_quota(len(os.sched_getaffinity(0)))
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         return values.copy()
@@ -124,7 +126,7 @@ class MpiRanks:
         self._others = MPI.COMM_WORLD.Dup()
         self.rank = self._rounds.Get_rank()
         self.size = self._rounds.Get_size()
-        places = self.broadcast(self.gather([socket.gethostname(), sorted(os.sched_getaffinity(0))]))
+        places = self.broadcast(self.gather([socket.gethostname(), sorted(_cores_of_the_job())]))
         hosts = [host for host, _ in places]
         here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
         self.local_rank = here.index(self.rank)
@@ -136,7 +138,7 @@ class MpiRanks:
         self.node = nodes.index(hosts[self.rank])
         self.num_nodes = len(nodes)
         # A union, since some launchers bind each rank to cores of its own and others let all ranks share them.
-        self.num_cores = len({core for rank in here for core in places[rank][1]})
+        self.num_cores = within_quota(len({core for rank in here for core in places[rank][1]}))
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         total = np.empty_like(values)
@@ -181,6 +183,15 @@ class MpiRanks:
     def abort(self, exit_code: int) -> NoReturn:
         self._mpi.COMM_WORLD.Abort(exit_code)
         os._exit(exit_code)
+
+
+def _cores_of_the_job() -> set[int]:
+    """The cores that this process may use, and those of Open MPI's mpirun, which binds its ranks to some of them."""
+    cores = os.sched_getaffinity(0)
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        with contextlib.suppress(OSError):
+            cores |= os.sched_getaffinity(os.getppid())
+    return cores
 
 
 def _wait(request: Any, timeout_s: float = math.inf) -> bool:

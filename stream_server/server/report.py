@@ -12,6 +12,7 @@ from typing import Any
 from stream_server.disk import make_folder, replace_file
 from stream_server.errors import NotBalanced
 from stream_server.server.account import Account, Learned, RankAccount, SimulationEnd, close_account
+from stream_server.server.cores import Cores
 from stream_server.server.training.phases import mean_over_ranks
 
 FORMAT = 1
@@ -80,6 +81,7 @@ class StudyReport:
     best_models: Sequence[Mapping[str, Any]] = ()
     best: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    cores: Cores = field(default_factory=Cores)
 
 
 def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankReport | None]) -> dict[str, Any]:
@@ -102,13 +104,15 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "balanced": account.balanced,
         "unbalanced": list(account.problems),
         "warnings": [
-            f"rank {number}: {text}" for number, rank in enumerate(ranks) if rank is not None for text in rank.warnings
+            *study.cores.warnings,
+            *(f"rank {number}: {it}" for number, rank in enumerate(ranks) if rank is not None for it in rank.warnings),
         ],
         "started": study.started,
         "wall_s": round(study.wall_s, 3),
         "restarts": study.restarts,
         "ranks": len(ranks),
         "versions": dict(study.versions),
+        "cores": study.cores.to_report(),
         "simulations": {**_count(study.simulations), "survived_restarts": study.num_survived},
         "failures": [dict(failure) for failure in study.failures],
         "samples": account.to_report(),

@@ -90,6 +90,7 @@ class SetUp:
         callbacks_part(callbacks, allow_pickle=self._allow_pickle)
         failpoint("server.model_ready")
         self._tell_length()
+        self._tell_cores()
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         come_together(parts.ranks)
         # Before there is a port: whoever floods it may take all file descriptors.
@@ -158,6 +159,17 @@ class SetUp:
             log.info("%s", text)
             print(text, file=sys.stderr, flush=True)
 
+    def _tell_cores(self) -> None:
+        """Say at the start how the cores are shared out, and if a restart computes with other numbers of threads."""
+        cores, study = self._parts.cores, self._parts.study_state
+        if self._parts.ranks.rank != 0:
+            return
+        for text in (f"cores: {cores}", *cores.warnings):
+            log.info("%s", text)
+            print(text, file=sys.stderr, flush=True)
+        if study is not None and (change := cores.change_since(study.get("threads", cores.threads))):
+            log.warning("%s", change)
+
     def _make_stopping(self) -> EarlyStopping | None:
         settings, stops = self._parts.config.training.early_stop, self._parts.stops
         if settings is None:
@@ -186,6 +198,7 @@ class SetUp:
             metrics=metrics,
             stops=parts.stops,
             phases=parts.phases,
+            num_threads=parts.cores.threads[parts.ranks.rank],
         )
         return server
 
@@ -231,6 +244,7 @@ class SetUp:
             phases=parts.phases,
             callbacks=callbacks,
             wall_s=parts.wall_s,
+            threads=parts.cores.threads,
         )
 
     def _make_checkpoints(self, saver: Saver, snapshots: Snapshots, step: Step) -> Checkpoints:

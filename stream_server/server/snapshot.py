@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,6 +65,7 @@ class Snapshots:
     phases: Phases
     callbacks: Callbacks
     wall_s: Callable[[], float]
+    threads: Sequence[int]
     _taken: ReceptionSnapshot | None = None
     _batches: int = 0
 
@@ -159,6 +160,7 @@ class Snapshots:
             "progress": self.progress.state_dict(),
             "callbacks": self.callbacks.state_dict(),
             "wall_s": self.wall_s(),
+            "threads": list(self.threads),
         }
         return [
             _state_part(STUDY, study),

@@ -40,6 +40,7 @@ class StreamServer:
         self.config: Any = config
         self.rank = 0
         self.num_ranks = 1
+        self.num_threads = 1
         self.parameter_names: tuple[str, ...] = ()
         self.progress = Progress()
         self.buffer: Buffer | None = None
@@ -62,10 +63,15 @@ class StreamServer:
         metrics: Metrics,
         stops: StopRequests,
         phases: Phases,
+        num_threads: int = 1,
     ) -> None:
-        """Give the server its place in a running study; called once, before any other method."""
+        """Give the server its place in a running study; called once, before any other method.
+
+        It may compute with `num_threads` threads, its share of the cores of its node.
+        """
         self.rank = ranks.rank
         self.num_ranks = ranks.size
+        self.num_threads = num_threads
         self.parameter_names = tuple(parameter_names)
         self.progress = progress
         self.buffer = buffer

@@ -1,6 +1,7 @@
 """A study on one rank, from beginning to end: builds its parts, runs them, and settles the account."""
 
 import math
+import os
 import sys
 import time
 import traceback
@@ -17,6 +18,7 @@ from stream_server.server import parts
 from stream_server.server.batch_memory import no_memory
 from stream_server.server.closing import Closing, Simulations, outcome_of, rank_report
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
+from stream_server.server.cores import NO_SIMULATIONS, SimulationCores, share_cores, wait_passively
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
 from stream_server.server.learning import Learning
@@ -105,6 +107,15 @@ def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
         raise ConfigError(problem)
 
 
+def simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
+    """What the simulations of this start take, none in a replay."""
+    if start.replay is not None:
+        return NO_SIMULATIONS
+    # stream-launcher adds the environment of server.job to the server's, and not to that of the simulations.
+    added = config.server.job.environment if start.link is not None else {}
+    return SimulationCores.of(config, {name: value for name, value in os.environ.items() if name not in added})
+
+
 def leave_at(time_limit_s: float | None, began_s: float) -> float:
     """When to save and leave, with a margin for the last checkpoint and the end of the simulations."""
     if time_limit_s is None:
@@ -125,6 +136,8 @@ class StudyRank:
             restored = continuation.rank(config, ranks, is_replay=start.replay is not None)
         progress = Progress(ranks.size, length=Length.of(config, ranks.size), lr_clock=config.training.lr_clock)
         phases, stops = Phases(), StopRequests()
+        self.cores = share_cores(ranks, simulation_cores(config, start))
+        wait_passively(self.cores.nodes[ranks.node])
         self.closing = Closing(
             config=config,
             ranks=ranks,
@@ -134,6 +147,7 @@ class StudyRank:
             stops=stops,
             started_s=began_s - (0.0 if study is None else study["wall_s"]),
             is_outdated=continuation.is_outdated,
+            cores=self.cores,
         )
         plan, design = make_plan(config), ParameterDesign(config)
         slots = parts.make_slots(config, plan, restored)
@@ -170,6 +184,7 @@ class StudyRank:
             progress=progress,
             phases=phases,
             stops=stops,
+            cores=self.cores,
             leave_at_s=leave_at(start.time_limit_s, began_s),
             wall_s=self.closing.wall_s,
         )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.server.call_record import CallRecord
+from stream_server.server.cores import share_cores
 from stream_server.server.design import ParameterDesign
 from stream_server.server.made_up_samples import MadeUpSamples
 from stream_server.server.ranks import SoloRanks
@@ -95,6 +96,7 @@ class Trial:
             metrics=metrics,
             stops=self._stops,
             phases=self._phases,
+            num_threads=share_cores(self._ranks).threads[0],
         )
         self.record.listen(server, [name for name in METHODS + EVENTS if _is_users(server, name)])
         return server

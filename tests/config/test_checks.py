@@ -102,6 +102,7 @@ def test_settings_that_exclude_each_other_or_would_be_ignored_are_refused(
         {"checkpoint.every_batches": 5, "checkpoint.every_s": 7.5, "checkpoint.keep": 3},
         {"checkpoint.dir": "saved", "checkpoint.record": True, "checkpoint.allow_pickle": True},
         {"simulation.job.environment": {"A": "b"}, "server.job.environment": {"A": "b"}},
+        {"simulation.job.cores_per_rank": 2},
     ],
     ids=str,
 )
@@ -113,7 +114,7 @@ def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[
     "changes",
     [
         {"launcher.scheduler": "slurm"},
-        {"simulation.job.cores_per_rank": 2},
+        {"server.job.cores_per_rank": 2},
         {"server.job.mpirun": ["mpirun"]},
         {"simulation.job.setup": ["module load heat"]},
         {"server.job.memory": "4GB"},

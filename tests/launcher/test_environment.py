@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from stream_server.launcher import environment
-from stream_server.launcher.environment import scrubbed, with_virtual_environment
+from stream_server.launcher.environment import (
+    THREAD_VARIABLES,
+    scrubbed,
+    simulation_environment,
+    with_threads,
+    with_virtual_environment,
+)
+from tests.config.studies import StudyFolder
 
 
 @pytest.mark.parametrize(
@@ -50,6 +57,39 @@ def test_an_activated_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     path = f"/first{os.pathsep}{Path(sys.executable).parent}"
     monkeypatch.setattr(environment.sys, "prefix", "/venv")
     assert with_virtual_environment({"PATH": path}) == {"PATH": path}
+
+
+def test_each_library_of_a_simulation_gets_as_many_threads_as_a_rank_has_cores() -> None:
+    assert with_threads({"HOME": "/home/me"}, 3) == {"HOME": "/home/me", **dict.fromkeys(THREAD_VARIABLES, "3")}
+
+
+def test_the_threads_that_the_user_sets_stay() -> None:
+    found = with_threads({"MKL_NUM_THREADS": "5"}, 1)
+    assert found == {**dict.fromkeys(THREAD_VARIABLES, "1"), "MKL_NUM_THREADS": "5"}
+
+
+def test_omp_num_threads_of_the_user_counts_for_the_libraries_that_would_follow_it() -> None:
+    found = with_threads({"OMP_NUM_THREADS": "4,2"}, 1)
+    assert found == {**dict.fromkeys(THREAD_VARIABLES, "4"), "OMP_NUM_THREADS": "4,2"}
+
+
+@pytest.mark.parametrize("nonsense", ["", "many", "0", "-1"])
+def test_an_omp_num_threads_that_says_nothing_changes_nothing_else(nonsense: str) -> None:
+    found = with_threads({"OMP_NUM_THREADS": nonsense}, 2)
+    assert found == {**dict.fromkeys(THREAD_VARIABLES, "2"), "OMP_NUM_THREADS": nonsense}
+
+
+@pytest.mark.parametrize(
+    ("cores_per_rank", "max_running", "expected"),
+    [(2, 3, None), (2, 4, "passive"), (1, 9, None)],
+)
+def test_threads_of_simulations_sleep_while_they_wait_where_the_simulations_take_all_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores_per_rank: int, max_running: int, expected: str | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    changes = {"simulation.job.cores_per_rank": cores_per_rank, "launcher.max_running": max_running}
+    found = simulation_environment(StudyFolder(tmp_path / "heat").load(changes), {"PATH": "/bin"})
+    assert found.get("OMP_WAIT_POLICY") == expected
 
 
 def test_the_launcher_gets_back_the_cores_that_mpirun_took_from_rank_0() -> None:

@@ -27,6 +27,7 @@ KEYS = [
     "restarts",
     "ranks",
     "versions",
+    "cores",
     "simulations",
     "failures",
     "samples",

@@ -45,6 +45,13 @@ class Momentum(Noisy):
         return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=3)
 
 
+class Fused(Noisy):
+    def prepare_training_attributes(self) -> Any:
+        model, _, _ = super().prepare_training_attributes()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        return model, optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+
+
 class Plateau(Noisy):
     def prepare_training_attributes(self) -> Any:
         model, optimizer, _ = super().prepare_training_attributes()
@@ -114,7 +121,7 @@ def take_back(step: TorchStep, state: tuple[bytes, bytes]) -> None:
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 5])
-@pytest.mark.parametrize("make", [Noisy, Momentum, Plateau, TwoOptimizers])
+@pytest.mark.parametrize("make", [Noisy, Momentum, Fused, Plateau, TwoOptimizers])
 def test_the_next_steps_are_those_of_an_undisturbed_training(make: type[TorchServer], num: int) -> None:
     with fresh(make) as step:
         train(step, 0, num)

@@ -130,7 +130,9 @@ def to_bytes_of(state: Any, name: str) -> None:
 OPTIMIZERS = [
     lambda it: optim.SGD(it, lr=0.1, momentum=0.9, nesterov=True),
     lambda it: optim.Adam(it, lr=0.01, amsgrad=True),
+    lambda it: optim.Adam(it, lr=0.01, fused=True),
     lambda it: optim.AdamW(it, lr=torch.tensor(0.01)),
+    lambda it: optim.AdamW(it, amsgrad=True, fused=True),
     lambda it: optim.NAdam(it),
     lambda it: optim.RAdam(it),
     lambda it: optim.Adagrad(it),

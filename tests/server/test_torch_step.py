@@ -1,5 +1,6 @@
 """The torch step on one rank; tests/mpi compares several with one."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,10 @@ from stream_server.server.torch_collate import TorchCollate
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.step import StepOutcome
-from stream_server.server.training.torch_devices import torch_threads
+from stream_server.server.training.torch_devices import limit_threads
 from stream_server.server.training.torch_step import TorchStep
 from tests.server.settings import settings
 from tests.server.streams import batch_of
-from tests.server.thread_ranks import Job, ThreadRanks
 from tests.server.torch_servers import Scale, train, turn_of, weight
 
 
@@ -229,12 +229,24 @@ def test_read_only_results_of_process_batch_are_copied() -> None:
     assert TorchCollate().convert((array, "kept"))[0].tolist() == [1, 1, 1]
 
 
-def test_torch_gets_its_share_of_the_cores() -> None:
-    ranks = ThreadRanks(Job(4), 0)
-    ranks.num_cores = 10
-    assert torch_threads(ranks) == 2
-    ranks.num_cores = 2
-    assert torch_threads(ranks) == 1
+def test_torch_gets_its_share_of_the_cores_and_the_simulations_do_not_inherit_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    before, environment = torch.get_num_threads(), dict(os.environ)
+    try:
+        limit_threads(3)
+        assert torch.get_num_threads() == 3
+        assert dict(os.environ) == environment
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_omp_num_threads_of_the_user_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    limit_threads(before + 2)
+    assert torch.get_num_threads() == before
 
 
 def test_a_torch_server_is_plain_to_construct_and_to_call() -> None:

@@ -32,16 +32,13 @@ def backend_of(ranks: Ranks) -> str:
     return "nccl" if has_own_gpus else "gloo"
 
 
-def torch_threads(ranks: Ranks) -> int:
-    """The cores of this node, shared out to its ranks."""
-    return max(1, ranks.num_cores // ranks.local_size)
+def limit_threads(num_threads: int) -> None:
+    """Keep torch's threads within this rank's share of the cores, unless the user said otherwise.
 
-
-def limit_threads(ranks: Ranks) -> None:
-    """Keep torch's threads within this rank's share of the cores, unless the user said otherwise."""
+    The environment stays as it is: the simulations inherit it from rank 0.
+    """
     if "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(torch_threads(ranks))
-        torch.set_num_threads(torch_threads(ranks))
+        torch.set_num_threads(num_threads)
 
 
 def keep_freed_memory() -> None:

@@ -42,6 +42,10 @@ class LossScaling(MixedPrecision):
         self.settle()
         super().backward(tensor, model, *args, **kwargs)
 
+    def unscale_gradients(self, optimizer: Any) -> None:
+        """Take out the scale, also for fused optimizers: Fabric refuses them, but the scaler tells their step of it."""
+        self.loss_scaler.unscale_(optimizer)
+
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         """Step, unless the gradients of this optimizer are not finite."""
         if isinstance(optimizer, torch.optim.LBFGS):

@@ -78,7 +78,7 @@ class TorchStep:
         return self._num_accumulated == 0
 
     def __enter__(self) -> "TorchStep":
-        limit_threads(self._ranks)
+        limit_threads(self._server.num_threads)
         if self._device.type == "cpu":
             keep_freed_memory()
         with ExitStack() as stack:

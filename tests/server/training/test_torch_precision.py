@@ -71,6 +71,27 @@ def test_a_gradient_that_no_scale_mends_ends_the_study(limits: dict[str, float])
         train(server, [[NAN]] * 4, precision=ExactScaling(4.0))
 
 
+class Fused(Scale):
+    def prepare_training_attributes(self) -> Any:
+        model, _ = super().prepare_training_attributes()
+        return model, torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"clip_norm": 0.25}, {"clip_value": 0.25}, {"clip_norm": 0.25, "accumulate": 2}]
+)
+def test_a_fused_optimizer_steps_as_another_does_with_loss_scaling_and_clipping(limits: dict[str, Any]) -> None:
+    """It takes out the loss scale itself, but for what clipping has taken out before."""
+    batches = [[0.5, 0.75], [NAN], [0.125], [0.5]]
+    fused, other = Fused(settings(**limits)), Scale(settings(**limits))
+    scalings = ExactScaling(1024.0), ExactScaling(1024.0)
+    found, expected = (train(it, batches, precision=of) for it, of in zip((fused, other), scalings, strict=True))
+    assert [it and it.skipped for it in found] == [it and it.skipped for it in expected]
+    assert weight(fused) == weight(other) != 1.0
+    assert scalings[0].scale == scalings[1].scale == 512.0
+    assert fused.logged == other.logged
+
+
 def test_the_scale_survives_a_restart() -> None:
     server = Scale(settings())
     with TorchStep(server, SoloRanks(), server.config, precision=ExactScaling(4096.0)) as step:
