@@ -1,9 +1,7 @@
 """When checkpoints are taken, and how all ranks come to agree that one is complete."""
 
-import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -16,14 +14,13 @@ from stream_server.server.checkpoint.manifest import FileRecord, Manifest
 from stream_server.server.checkpoint.saver import Committed, Failed, Part, Saved, Saver
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import Callback
+from stream_server.server.training.failed_saves import FailedSaves
 from stream_server.server.training.lockstep import agree
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.saves import SaveWords
 
 LOOK_S = 0.05
 REST = 10
-
-_log = logging.getLogger(__name__)
 
 
 class Study(Protocol):
@@ -74,8 +71,8 @@ class Checkpoints(Callback):
 
     One is agreed on in a control round, captured between two steps, written in the background by every rank, and
     committed by rank 0 once all ranks have said that their part is on disk. A failure costs nothing but itself: what
-    was committed before stays, and the next one is due as if this one had been taken. `reasons` counts those of this
-    rank. Main thread only.
+    was committed before stays, and the next one is due as if this one had been taken, but not before a pause that grows
+    with each failure in a row. Main thread only.
     """
 
     def __init__(
@@ -93,7 +90,6 @@ class Checkpoints(Callback):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = SaveCounts()
-        self.reasons: Counter[str] = Counter()
         self.newest = newest
         self._ranks = ranks
         self._saver = saver
@@ -104,6 +100,7 @@ class Checkpoints(Callback):
         self._at_boundary = at_boundary
         self._phases = phases
         self._clock = clock
+        self._failed = FailedSaves(rank=ranks.rank, clock=clock)
         self._stage = Stage.NONE
         self._generation = newest
         self._said: Saved | Committed | Failed | None = None
@@ -124,7 +121,7 @@ class Checkpoints(Callback):
     @property
     def warnings(self) -> list[str]:
         """What went wrong on this rank."""
-        return [f"{num} of the checkpoints failed: {reason}" for reason, num in self.reasons.items()]
+        return self._failed.warnings
 
     def words(self) -> SaveWords:
         """What this rank says in the next round.
@@ -191,6 +188,8 @@ class Checkpoints(Callback):
             self.hear(agree(self._ranks, self.words()))
 
     def _is_wanted(self) -> bool:
+        if self._failed.is_pausing:
+            return False
         since_s = self._clock() - self._taken_at
         num = self._batches() - self._taken_batch
         wanted = (
@@ -217,6 +216,7 @@ class Checkpoints(Callback):
         self.newest = self._generation
         self.counts.committed += 1
         self.counts.degraded = False
+        self._failed.clear(self.newest)
         self._end()
         self._study.committed(self._generation, path)
 
@@ -224,11 +224,10 @@ class Checkpoints(Callback):
         self._saver.discard(self._generation)
         self.counts.failed += 1
         self.counts.degraded = True
-        if isinstance(self._said, Failed):
-            self.reasons[self._said.reason] += 1
+        self._failed.note(self._said if isinstance(self._said, Failed) else None, newest=self.newest)
+        # It is tried again even if nothing new has come.
+        self._version = None
         self._end()
-        if self._ranks.rank == 0:
-            _log.warning("a checkpoint failed; generation %d is still good, training goes on", self.newest)
 
     def _end(self) -> None:
         self._said = None

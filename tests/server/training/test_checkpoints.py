@@ -1,5 +1,6 @@
 """When checkpoints are taken, and how the ranks come to agree that one is complete."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from stream_server.server.checkpoint.manifest import FileRecord, Manifest
 from stream_server.server.checkpoint.saver import Committed, Failed, Outcome, Part, Saved
 from stream_server.server.ranks import SoloRanks
 from stream_server.server.training.checkpoints import Checkpoints
+from stream_server.server.training.failed_saves import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from stream_server.server.training.lockstep import agree
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.saves import SaveWords
@@ -74,7 +76,8 @@ class FakeSaver:
         self._is_slow = bool(slow)
         if word == "ok":
             return good
-        error = StaleEpoch(word) if word == "stale" else OSError(word)
+        errors = {"stale": StaleEpoch(word), "a bug": TypeError(word)}
+        error = errors.get(word) or OSError(word)
         return Failed(number=good.number, error=error, reason=word)
 
 
@@ -207,11 +210,83 @@ def test_a_failure_leaves_the_last_good_one_and_the_next_clears_it(script: list[
     assert one.checkpoints.counts.degraded
     assert one.saver.discarded == [5]
     one.step()
+    one.clock.now += FIRST_PAUSE_S
     for _ in range(3):
         one.round()
     assert one.checkpoints.newest == 6
     assert not one.checkpoints.counts.degraded
     assert (one.checkpoints.counts.committed, one.checkpoints.counts.failed) == (1, 1)
+
+
+def test_after_each_failure_the_next_try_waits_twice_as_long_up_to_a_limit_and_a_success_ends_that() -> None:
+    one = OneRank(every_batches=1, script=["disk full"] * 12)
+    tried_s = []
+    while one.saver.script or not tried_s:
+        one.step()
+        if one.round().wanted:
+            tried_s.append(one.clock.now)
+        one.clock.now += 0.25
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tried_s)]
+    assert pauses[:4] == pytest.approx([1, 2, 4, 8], abs=0.6)
+    assert pauses[-1] == pytest.approx(LONGEST_PAUSE_S, abs=0.6)
+    one.round()
+    one.clock.now += LONGEST_PAUSE_S
+    for _ in range(3):
+        one.round()
+    one.step()
+    assert not one.checkpoints.counts.degraded
+    assert one.round().wanted
+
+
+def test_pressure_does_not_shorten_the_pause_after_a_failure() -> None:
+    one = OneRank(script=["disk full"])
+    one.study.has_pressure = True
+    one.step()
+    one.round()
+    one.round()
+    one.step()
+    assert not one.round().wanted
+    one.clock.now += FIRST_PAUSE_S
+    assert one.round().wanted
+
+
+def test_the_last_one_is_tried_without_a_pause() -> None:
+    one = OneRank(script=["disk full"])
+    assert not one.checkpoints.take_last()
+    assert one.checkpoints.take_last()
+
+
+def logged(one: OneRank, num: int, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What is logged while so many checkpoints are taken."""
+    caplog.clear()
+    for _ in range(num):
+        one.checkpoints.take_last()
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_one_cause_is_one_warning_until_another_or_a_success_follows(caplog: pytest.LogCaptureFixture) -> None:
+    one = OneRank(newest=3, script=["disk full"] * 19 + ["disk fails"] * 2)
+    assert logged(one, 19, caplog) == [
+        "a checkpoint failed: disk full; generation 3 is still good, training goes on, and the next try waits 1 s, "
+        "later ones longer"
+    ]
+    [other] = logged(one, 2, caplog)
+    assert other.startswith("a checkpoint failed: disk fails (after 19 that failed because of: OSError: disk full);")
+    assert logged(one, 1, caplog) == [
+        "checkpoint 25 is committed (after 2 that failed because of: OSError: disk fails)"
+    ]
+    assert logged(one, 1, caplog) == []
+    assert one.checkpoints.warnings == [
+        "19 of the checkpoints failed: disk full",
+        "2 of the checkpoints failed: disk fails",
+    ]
+
+
+def test_a_mistake_of_ours_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    one = OneRank(script=["a bug"])
+    one.checkpoints.take_last()
+    [record] = caplog.records
+    assert record.exc_info is not None
 
 
 def test_rounds_come_quickly_while_one_is_under_way() -> None:
