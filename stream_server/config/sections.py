@@ -221,6 +221,7 @@ class Validation(Section):
     every_s: Positive | None = Field(default=None, description="Seconds between two validations; null: not by time.")
     at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
     batch_size: Count = filled_in("Samples of a validation batch; training.batch_size.")
+    save_before: bool = Field(default=False, description="Whether a checkpoint is committed before each validation.")
 
 
 class Checkpoint(Section):

@@ -107,6 +107,7 @@ class Checkpoints(Callback):
         self._version: Any = None
         self._taken_at = clock()
         self._taken_batch = batches()
+        self._saved_batch = batches()
         self._last_s = 0.0
 
     @property
@@ -182,6 +183,21 @@ class Checkpoints(Callback):
         self._settle()
         return self.newest == self._generation
 
+    def take_before_validation(self) -> None:
+        """Take a checkpoint of the batches that are in none yet, and wait for it. Collective.
+
+        A failure is not tried again here, and one during the pause after a failure is left out. A server that was
+        restored has nothing new to save: a validation that always crashes makes no new generations.
+
+        Raises:
+            PeerFailed: another rank failed.
+        """
+        self._settle()
+        is_new = self._batches() != self._saved_batch
+        if agree(self._ranks, SaveWords(wanted=is_new and not self._failed.is_pausing)).wanted:
+            self.take()
+            self._settle()
+
     def _settle(self) -> None:
         while self._stage in (Stage.WRITING, Stage.COMMITTING):
             self._saver.wait(LOOK_S)
@@ -214,6 +230,7 @@ class Checkpoints(Callback):
         failpoint("server.before_conclusion")
         path = self._saver.path(self._generation)
         self.newest = self._generation
+        self._saved_batch = self._taken_batch
         self.counts.committed += 1
         self.counts.degraded = False
         self._failed.clear(self.newest)

@@ -114,12 +114,16 @@ class OneRank:
         self.is_boundary = True
         self.ranks = ranks or SoloRanks()
         self.saver = FakeSaver(self.ranks.rank, script)
-        settings: dict[str, Any] = {"every_batches": None, "every_s": 300.0, "newest": 0} | options
+        settings: dict[str, Any] = {
+            "every_batches": None,
+            "every_s": 300.0,
+            "newest": 0,
+            "batches": lambda: self.batches,
+        } | options
         self.checkpoints = Checkpoints(
             ranks=self.ranks,
             saver=self.saver,  # type: ignore[arg-type]
             study=self.study,
-            batches=lambda: self.batches,
             at_boundary=lambda: self.is_boundary,
             phases=Phases(),
             clock=self.clock,
@@ -391,6 +395,44 @@ def test_the_last_one_waits_for_one_that_is_under_way() -> None:
     one.step()
     assert one.checkpoints.take_last()
     assert one.study.safe == [1, 2]
+
+
+def test_one_before_a_validation_is_committed_when_it_returns_and_only_if_batches_are_new() -> None:
+    one = OneRank()
+    one.step(5)
+    one.checkpoints.take_before_validation()
+    assert one.study.safe == [1]
+    one.study.num += 1
+    one.checkpoints.take_before_validation()
+    assert one.study.safe == [1]
+    one.step()
+    one.checkpoints.take_before_validation()
+    assert one.study.safe == [1, 2]
+
+
+def test_one_before_a_validation_waits_for_one_of_the_same_batches_that_is_under_way() -> None:
+    one = OneRank(every_batches=1)
+    one.step()
+    one.round()
+    one.checkpoints.take_before_validation()
+    assert (one.saver.began, one.study.safe) == ([1], [1])
+
+
+def test_one_before_a_validation_heeds_the_pause_after_a_failure() -> None:
+    one = OneRank(script=["disk full"])
+    one.step()
+    for _ in range(3):
+        one.checkpoints.take_before_validation()
+    assert one.saver.began == [1]
+    one.clock.now += FIRST_PAUSE_S
+    one.checkpoints.take_before_validation()
+    assert one.study.safe == [2]
+
+
+def test_a_restored_study_has_nothing_new_to_save_before_a_validation() -> None:
+    restored = OneRank(newest=4, batches=lambda: 7)
+    restored.checkpoints.take_before_validation()
+    assert restored.saver.began == []
 
 
 def test_the_last_one_is_taken_in_the_middle_of_an_accumulation_too() -> None:
