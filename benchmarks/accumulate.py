@@ -1,7 +1,7 @@
 """How many all-reduces an update of several batches makes, under mpirun on two ranks.
 
 The value is the number of all-reduces per update of 4 accumulated batches, counted by torch's profiler; the reference
-is the number of DDP's buckets, each of which must be reduced once. Now and then a rank has no batch.
+is the number of buckets of the gradients, each of which must be reduced once. Now and then a rank has no batch.
 
     python -m benchmarks.accumulate
 """
@@ -17,8 +17,8 @@ from benchmarks.fabric import NUM_RANKS, Server, some_batches, under_mpirun
 from benchmarks.measure import Result, result, show
 from stream_server.server.ranks import ranks_from_environment
 from stream_server.server.training.lockstep import Turn
+from stream_server.server.training.torch_reduction import buckets
 from stream_server.server.training.torch_step import TorchStep
-from stream_server.server.training.torch_union import UnionStrategy
 from tests.server.settings import settings
 
 ACCUMULATE = 4
@@ -38,8 +38,7 @@ def measure() -> None:
     batches = some_batches(ranks.rank)
     counts = []
     with TorchStep(server, ranks, server.config) as step:
-        strategy = server.fabric.strategy
-        assert isinstance(strategy, UnionStrategy)
+        num_buckets = len(list(buckets(list(server.model.parameters()))))
         for update in range(NUM_UPDATES):
             with profile(activities=[ProfilerActivity.CPU]) as profiler:
                 for index in range(ACCUMULATE):
@@ -50,15 +49,9 @@ def measure() -> None:
                     turn = Turn(batch=batch, sizes=sizes, num_first=0, lonely=False)
                     step.run(turn, None if batch is None else batch.data, index)
             num_reduced = sum(event.count for event in profiler.key_averages() if "all_reduce" in event.key.lower())
-            counts.append((num_reduced, num_buckets(strategy)))
+            counts.append((num_reduced, num_buckets))
     if ranks.rank == 0:
         print(json.dumps(counts))
-
-
-def num_buckets(strategy: UnionStrategy) -> int:
-    """Into how many parts DDP puts the gradients."""
-    sizes = strategy.wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    return len(str(sizes).split(","))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """StreamServer on Lightning Fabric."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,18 +12,23 @@ from stream_server.server.training.step import Step
 from stream_server.server.training.torch_learning_rates import LearningRates
 from stream_server.server.training.torch_lightning import Fabric
 
+if TYPE_CHECKING:
+    from stream_server.server.training.torch_manual import ManualOptimization
+
 
 class TorchServer(StreamServer):
     """A server that trains a torch model on all ranks as if on the union of their batches.
 
-    `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned, wrapped by Fabric. With
-    `automatic_optimization = False`, `training_step` calls `manual_backward` and steps the optimizers itself.
+    `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned: the model is your own
+    module, the optimizers are wrapped by Fabric. `training_step` returns the loss, a dict with it as "loss", or None,
+    which skips the batch. With `automatic_optimization = False` it calls `manual_backward` and steps the optimizers.
     """
 
     model: Any
     optimizer: Any
     lr_scheduler: Any = None
     fabric: Fabric
+    _manual: "ManualOptimization | None" = None
 
     def prepare_training_attributes(self) -> Any:
         """Make `model, optimizer` or `model, optimizer, lr_scheduler`.
@@ -54,13 +59,23 @@ class TorchServer(StreamServer):
             )
         return num_steps
 
-    def manual_backward(self, loss: torch.Tensor) -> None:
-        """Backpropagate the mean loss of this rank's batch; the gradients become those of the union batch."""
+    def manual_backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """Backpropagate the mean loss of this rank's batch; adds the gradient of the union batch to the gradients.
+
+        In `training_step`, with `automatic_optimization = False` only; all ranks with a batch must call it alike.
+        `options`, such as `retain_graph`, are those of `Tensor.backward`.
+        """
         with self.phases.measure("backward"):
-            if hasattr(self, "fabric"):
-                self.fabric.backward(loss * self.union_mean.share)
+            if self._manual is not None:
+                self._manual.backward(loss, **options)
+            elif hasattr(self, "fabric"):
+                raise UserCodeError(f"{type(self).__name__}.manual_backward needs automatic_optimization = False")
             else:
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward(**options)  # type: ignore[no-untyped-call]
+
+    def take_steps(self, manual: "ManualOptimization") -> None:
+        """Let this do what `manual_backward` and the steps of the optimizers are to do."""
+        self._manual = manual
 
     def make_collate(self, precision: str) -> TorchCollate:
         return TorchCollate(precision)

@@ -6,14 +6,14 @@ Each argument is a job, a JSON object: the batch sizes of each rank, step by ste
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.distributed import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.futures import Future
 
 from stream_server.server.plain_state import to_bytes
 from stream_server.server.ranks import ranks_from_environment
@@ -21,7 +21,6 @@ from stream_server.server.torch_server import TorchServer
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.progress import Progress
 from stream_server.server.training.torch_step import TorchStep
-from stream_server.server.training.torch_union import UnionStrategy
 from stream_server.server.training.union_mean import UnionMean
 from tests.server.settings import settings
 from tests.server.streams import batch_of
@@ -93,17 +92,18 @@ def turns(steps: list[list[int]]) -> Iterator[tuple[Turn, Any]]:
         yield Turn(batch=batch, sizes=tuple(parts), num_first=0, lonely=False), batch and batch.data
 
 
-def count_reductions(server: TorchServer) -> list[int]:
-    """A list to which DDP's reduction of each bucket adds its number."""
+@contextmanager
+def counted_reductions() -> Iterator[list[int]]:
+    """A list to which each all-reduce of torch's adds the size of its array."""
     counted: list[int] = []
+    all_reduce = dist.all_reduce
 
-    def hook(state: None, bucket: GradBucket) -> Future[torch.Tensor]:
-        counted.append(bucket.index())
-        return allreduce_hook(None, bucket)
+    def counting(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        counted.append(tensor.numel())
+        return all_reduce(tensor, *arguments, **options)
 
-    if isinstance(server.fabric.strategy, UnionStrategy):
-        server.fabric.strategy.wrapped.register_comm_hook(None, hook)
-    return counted
+    with patch.object(dist, "all_reduce", counting):
+        yield counted
 
 
 def state(tensors: Iterable[torch.Tensor]) -> list[float]:
@@ -117,8 +117,7 @@ def train(job: dict[str, Any]) -> None:
     server.progress = Progress(RANKS.size)
     precision = ExactScaling(job["scale"]) if "scale" in job else None
     (rates,) = server.make_learning_rates()
-    with TorchStep(server, RANKS, server.config, precision=precision) as step:
-        reductions = count_reductions(server)
+    with counted_reductions() as reductions, TorchStep(server, RANKS, server.config, precision=precision) as step:
         for index, (turn, data) in enumerate(turns(job["steps"])):
             outcome = step.run(turn, data, index)
             server.progress.count_turn(turn)

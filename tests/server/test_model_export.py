@@ -78,7 +78,7 @@ def test_three_lines_load_the_model_without_this_package(tmp_path: Path) -> None
     exported(tmp_path, server)
     make = "from torch import nn; model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))"
     text = run_readme(tmp_path / "model", make, "print(model[0].weight.sum().item())")
-    assert float(text) == pytest.approx(server.model.module[0].weight.sum().item(), rel=1e-6)
+    assert float(text) == pytest.approx(server.model[0].weight.sum().item(), rel=1e-6)
 
 
 def test_statistics_are_beside_the_model(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_tied_weights_are_under_both_names_so_that_strict_loading_works(tmp_path
     other = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     other.load_state_dict(torch_files.load_file(tmp_path / "model" / "model.safetensors"))
     assert torch.equal(other[0].weight, other[1].weight)
-    assert torch.equal(other[0].weight, server.model.module[0].weight)
+    assert torch.equal(other[0].weight, server.model[0].weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64, torch.bool, torch.int64])

@@ -120,24 +120,22 @@ def test_manual_optimisation_steps_by_itself_and_needs_no_loss() -> None:
     assert weight(server) == 0.25
 
 
-def test_manual_optimisation_on_several_ranks_needs_uneven_stop() -> None:
-    server = Manual(settings())
-    with pytest.raises(ConfigError, match=r"training\.uneven must be stop"):
-        TorchStep(server, ThreadRanks(Job(2), 0), server.config)
-    stopping = Manual(settings(uneven="stop"))
-    assert TorchStep(stopping, ThreadRanks(Job(2), 0), stopping.config).needs_every_rank
+@pytest.mark.parametrize("limit", [{"clip_norm": 0.1}, {"clip_value": 0.1}])
+def test_the_gradient_of_each_optimizer_is_clipped_at_its_step(limit: dict[str, Any]) -> None:
+    server = Manual(settings(**limit))
+    train(server, [[0.25], [0.05]])
+    assert weight(server) == pytest.approx(0.85, rel=1e-5)
 
 
-@pytest.mark.parametrize("ignored", [{"accumulate": 2}, {"clip_norm": 1.0}, {"clip_value": 1.0}])
-def test_manual_optimisation_refuses_what_it_would_ignore(ignored: dict[str, Any]) -> None:
-    server = Manual(settings(**ignored))
-    with pytest.raises(ConfigError, match=r"clip_norm and training\.clip_value must be left out"):
+def test_manual_optimisation_refuses_what_it_would_ignore() -> None:
+    server = Manual(settings(accumulate=2))
+    with pytest.raises(ConfigError, match=r"training\.accumulate must be left out"):
         TorchStep(server, SoloRanks(), server.config)
 
 
-class NoLoss(Scale):
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        return None
+class TextLoss(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> str:
+        return "0.5"
 
 
 class LossPerSample(Scale):
@@ -163,7 +161,7 @@ class NoOptimizer(Scale):
 @pytest.mark.parametrize(
     ("server", "said"),
     [
-        (NoLoss, r"NoLoss\.training_step must return the mean loss of its batch, .* not None"),
+        (TextLoss, r"TextLoss\.training_step must return the mean loss of its batch, .* not '0\.5'"),
         (LossPerSample, r"not a tensor of shape \(2, 1\)"),
         (Raising, r"Raising\.training_step raised KeyError: 'u'"),
         (Detached, r"the backward pass of Detached\.training_step raised RuntimeError"),
@@ -189,8 +187,7 @@ def test_evaluating_leaves_every_module_in_its_mode() -> None:
         with step.evaluating():
             assert not any(module.training for module in server.model.modules())
             assert not torch.is_grad_enabled()
-        inner = server.model.module
-        assert [part.training for part in inner] == [True, True, False]
+        assert [part.training for part in server.model] == [True, True, False]
 
 
 @pytest.mark.parametrize(

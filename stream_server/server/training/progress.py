@@ -111,7 +111,8 @@ class Progress:
             self.skipped += self._unsettled
         else:
             self.updates += 1
-            self.samples += self._unsettled
+            self.skipped += outcome.num_left_out
+            self.samples += self._unsettled - outcome.num_left_out
         self._unsettled = 0
 
     @property

@@ -32,12 +32,14 @@ _log = logging.getLogger(__name__)
 class StepOutcome:
     """What a step did: this rank's loss, if it had a batch and returned one, and whether it ended an update.
 
-    `skipped`: the gradient was not finite, so that the model was left as it was.
+    `skipped`: the gradient was not finite, or no batch gave a loss, so that the model was left as it was.
+    `num_left_out`: samples first drawn in batches of any rank for which `training_step` returned None.
     """
 
     loss: float | None = None
     updated: bool = True
     skipped: bool = False
+    num_left_out: int = 0
 
 
 class Step(Protocol):

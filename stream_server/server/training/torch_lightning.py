@@ -27,6 +27,7 @@ with _out_of_sight("torchmetrics"):
     from lightning_fabric.plugins import DoublePrecision, HalfPrecision, MixedPrecision, Precision
     from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning_fabric.strategies.ddp import DDPStrategy
+    from lightning_fabric.strategies.single_device import SingleDeviceStrategy
     from lightning_fabric.strategies.strategy import Strategy
 
 __all__ = [
@@ -37,5 +38,6 @@ __all__ = [
     "HalfPrecision",
     "MixedPrecision",
     "Precision",
+    "SingleDeviceStrategy",
     "Strategy",
 ]

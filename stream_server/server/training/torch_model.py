@@ -1,6 +1,11 @@
-"""What a TorchServer trains: made by the user, wrapped by Fabric, saved and taken back."""
+"""What a TorchServer trains: made by the user, set up with Fabric, saved and taken back."""
 
+import zlib
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from stream_server.errors import UserCodeError
 from stream_server.server.torch_server import TorchServer
@@ -8,11 +13,13 @@ from stream_server.server.torch_state import plain, restored
 from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.torch_compiling import compile_in_place
 from stream_server.server.training.torch_learning_rates import as_list
-from stream_server.server.training.torch_lightning import Fabric
+from stream_server.server.training.torch_lightning import Fabric, Precision
 
 
-def set_up(server: TorchServer, fabric: Fabric, *, compiled: bool) -> None:
+def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compiled: bool, seed: int) -> None:
     """Give the server its `model`, `optimizer` and `lr_scheduler`, those of its `prepare_training_attributes`.
+
+    The model stays the user's own module, of which any method or part may be called.
 
     Raises:
         UserCodeError: the method raised, or returned something else.
@@ -28,8 +35,25 @@ def set_up(server: TorchServer, fabric: Fabric, *, compiled: bool) -> None:
         raise UserCodeError(f"{name} returned several optimizers, which needs automatic_optimization = False")
     if compiled:
         compile_in_place(model)
-    server.model, *wrapped = fabric.setup(model, *as_list(optimizers))
+    server.model = precision.convert_module(model).to(fabric.device)
+    for module_name, module in server.model.named_modules():
+        if isinstance(module, LazyModuleMixin):
+            _make_alike(module, seed=zlib.crc32(f"{seed} {module_name}".encode()))
+    wrapped = [fabric.setup_optimizers(optimizer) for optimizer in as_list(optimizers)]
     server.optimizer = wrapped if several else wrapped[0]
+
+
+def _make_alike(module: Any, *, seed: int) -> None:
+    """Let a lazy module be made with the same weights on all ranks, whichever of them calls it first and when."""
+    initialize: Callable[..., None] = module.initialize_parameters
+
+    def initialize_alike(*arguments: Any, **named: Any) -> None:
+        devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+        with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
+            torch.manual_seed(seed)
+            initialize(*arguments, **named)
+
+    module.initialize_parameters = initialize_alike
 
 
 def state_of(server: TorchServer) -> dict[str, Any]:

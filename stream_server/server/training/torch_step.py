@@ -1,12 +1,12 @@
 """The training step of a TorchServer: the exact gradient of the union of all ranks' batches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.ranks import Ranks
@@ -16,20 +16,16 @@ from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.lockstep import Turn
 from stream_server.server.training.skipped import SkippedUpdates
 from stream_server.server.training.step import StepOutcome
-from stream_server.server.training.torch_devices import (
-    backend_of,
-    device_of,
-    devices_of_node,
-    keep_freed_memory,
-    limit_threads,
-)
+from stream_server.server.training.torch_devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch_fabric import launch
 from stream_server.server.training.torch_gradients import Gradients
 from stream_server.server.training.torch_group import TorchGroup
+from stream_server.server.training.torch_learning_rates import as_list
 from stream_server.server.training.torch_lightning import Precision
+from stream_server.server.training.torch_manual import ManualOptimization
 from stream_server.server.training.torch_model import load_state, set_up, state_of
 from stream_server.server.training.torch_precision import LossScaling, make_precision, numerics
-from stream_server.server.training.torch_union import UnionStrategy
+from stream_server.server.training.torch_reduction import UnionGradients
 
 if TYPE_CHECKING:
     from stream_server.config import StudyConfig
@@ -38,12 +34,13 @@ if TYPE_CHECKING:
 class TorchStep:
     """Trains a model on Lightning Fabric as one rank would on the union batch.
 
-    `training_step` returns a mean over n samples. With N samples in all in an update of R ranks, DDP's mean of the
-    gradients of n R / N × loss is the gradient of the union's mean loss, whatever the n. When updates accumulate,
-    N is known only at the end: then n × loss is backpropagated and the gradients are scaled by R / N once.
+    `training_step` returns a mean over n samples. With N samples in all in an update, the sum of the ranks' gradients
+    of n / N × loss is the gradient of the union's mean loss, whatever the n. When updates accumulate, N is known only
+    at the end: then n × loss is backpropagated and the gradients are scaled by 1 / N once. A batch for which
+    `training_step` returns None has no part in n and N.
 
-    The phases it measures are forward, backward, optimizer and, for the waiting of ranks without a batch and the
-    sharing of module buffers, all_reduce; DDP's own reductions overlap with backward and are part of it.
+    The phases it measures are forward, backward, optimizer and, for the reduction of gradients, the sharing of module
+    buffers and the waiting of ranks without a batch, all_reduce.
     `precision` is used instead of the plugin that `training.precision` names.
     """
 
@@ -59,14 +56,18 @@ class TorchStep:
         self._device = device_of(ranks)
         self._precision = precision or make_precision(settings.precision, self._device)
         self._scaling = self._precision if isinstance(self._precision, LossScaling) else None
-        self._gradients = Gradients(server, settings, self._scaling)
+        self._gradients = Gradients(server, settings, self._precision)
         self._skipped = SkippedUpdates(most_in_row=0 if settings.nonfinite == "stop" else settings.max_nonfinite)
         self._stack = ExitStack()
-        self._union: UnionStrategy | None = None
+        self._union: UnionGradients | None = None
+        self._manual: ManualOptimization | None = None
         self._num_accumulated = 0
-        self._num_samples = 0
+        self._num_planned = 0
+        self._num_learned = 0
+        self._num_first_left_out = 0
+        self._sizes: tuple[int, ...] = ()
         self._buffers_from = 0
-        self.needs_every_rank = not server.automatic_optimization
+        self.needs_every_rank = False
         self._refuse_other_strategies()
         self._refuse_what_manual_optimisation_ignores()
 
@@ -82,19 +83,13 @@ class TorchStep:
             backend = backend_of(self._ranks)
             group = stack.enter_context(TorchGroup(self._ranks, backend=backend, interface=self._interface))
             stack.enter_context(numerics(self._settings))
-            if self._ranks.size > 1:
-                self._union = UnionStrategy(group.environment, devices_of_node(self._ranks))
-            fabric = launch(self._ranks, group.environment, self._device, self._precision, self._union)
+            on_step = None if self._server.automatic_optimization else self._step_manually
+            fabric = launch(self._ranks, group.environment, self._device, self._precision, on_step)
             torch.manual_seed(self._seed)
-            set_up(self._server, fabric, compiled=self._settings.compile)
+            set_up(self._server, fabric, self._precision, compiled=self._settings.compile, seed=self._seed)
             # The same seed made the same weights on all ranks; noise, such as dropout, differs from here on.
             torch.manual_seed(self._seed + 1 + self._ranks.rank)
-            if self._union:
-                # DDP sums in another order after its first pass; two empty ones make a restart go on bit by bit.
-                self._union.share_buffers(0)
-                self._union.empty_pass()
-                self._union.empty_pass()
-                self._server.model.zero_grad()
+            self._join_ranks()
             self._stack = stack.pop_all()
         return self
 
@@ -103,31 +98,30 @@ class TorchStep:
 
     def place(self, data: Any) -> Any:
         # Asking Fabric costs 40 µs a batch even when there is nothing to move.
-        return data if self._device.type == "cpu" else self._server.fabric.to_device(data)
+        moved = data if self._device.type == "cpu" else self._server.fabric.to_device(data)
+        return self._precision.convert_input(moved)
 
     def run(self, turn: Turn, data: Any, batch_idx: int) -> StepOutcome:
         self._buffers_from = turn.lowest_rank
-        if not self._server.automatic_optimization:
-            return self._run_manually(turn, data, batch_idx)
-        self._num_samples += turn.num_samples
+        if self._manual:
+            return self._run_manually(self._manual, turn, data, batch_idx)
+        self._num_planned += turn.num_samples
         self._num_accumulated += 1
-        is_last = self._num_accumulated == self._settings.accumulate
-        with self._union.accumulating(not is_last) if self._union else nullcontext():
-            loss = self._forward(turn, data, batch_idx)
-            if turn.batch is not None:
-                self._skipped.note_batch(turn.batch.keys)
-                call_user(f"the backward pass of {self._name}", self._backward, self._scalar(loss), turn)
-            elif is_last:
-                self._reduce_nothing()
+        self._sizes = turn.sizes
+        loss = self._forward(turn, data, batch_idx)
+        if turn.batch is not None and loss is None:
+            self._num_first_left_out += turn.batch.num_first
+        elif turn.batch is not None:
+            self._skipped.note_batch(turn.batch.keys)
+            self._num_learned += turn.batch.size
+            call_user(f"the backward pass of {self._name}", self._backward, loss, turn)
         value = None if loss is None else loss.item()
+        is_last = self._num_accumulated == self._settings.accumulate
         return self._update(value) if is_last else StepOutcome(loss=value, updated=False)
 
     def finish(self) -> StepOutcome | None:
         self.unite()
-        if self.at_boundary:
-            return None
-        self._reduce_nothing()
-        return self._update(None)
+        return None if self.at_boundary else self._update(None)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -135,15 +129,17 @@ class TorchStep:
         modes = [(module, module.training) for module in self._server.model.modules()]
         self._server.model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._precision.forward_context():
                 yield
         finally:
             for module, training in modes:
                 module.training = training
 
     def unite(self) -> None:
-        if self._union:
+        if self._union and self._ranks.size > 1:
             with self._measure("all_reduce"):
+                if self._manual:
+                    self._manual.catch_up()
                 self._union.share_buffers(self._buffers_from)
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,36 +166,57 @@ class TorchStep:
     def _measure(self, name: str) -> AbstractContextManager[None]:
         return self._server.phases.measure(name)
 
-    def _run_manually(self, turn: Turn, data: Any, batch_idx: int) -> StepOutcome:
+    def _join_ranks(self) -> None:
+        """Make the model the same on all ranks. Collective."""
+        server = self._server
+        if self._ranks.size > 1:
+            self._refuse_what_needs_every_rank()
+        self._union = UnionGradients(self._ranks, server.model, as_list(server.optimizer))
+        self._union.share()
+        if not server.automatic_optimization:
+            self._manual = ManualOptimization(server, self._ranks, self._precision, self._gradients, self._union)
+            server.take_steps(self._manual)
+
+    def _run_manually(self, manual: ManualOptimization, turn: Turn, data: Any, batch_idx: int) -> StepOutcome:
+        manual.catch_up(turn)
         loss = self._forward(turn, data, batch_idx)
+        manual.note(turn)
         if self._scaling is not None:
             self._scaling.settle()
-        return StepOutcome(loss=None if loss is None else self._scalar(loss).item())
+        return StepOutcome(loss=None if loss is None else loss.item())
 
-    def _forward(self, turn: Turn, data: Any, batch_idx: int) -> Any:
-        """What `training_step` returns; None on a rank without a batch, which joins the calls of the others."""
+    def _step_manually(self, *arguments: Any, **options: Any) -> Any:
+        assert self._manual is not None
+        return self._manual.step(*arguments, **options)
+
+    def _forward(self, turn: Turn, data: Any, batch_idx: int) -> Tensor | None:
+        """The loss that `training_step` returns; a rank without a batch joins the calls of the others."""
         server, is_idle = self._server, turn.batch is None
-        with self._measure("all_reduce" if is_idle else "forward"), server.union_mean.step(turn.sizes):
-            return None if is_idle else call_user(self._name, server.training_step, data, batch_idx)
+        joins = self._manual.joins() if self._manual else None
+        with self._measure("all_reduce" if is_idle else "forward"), server.union_mean.step(turn.sizes, joins):
+            if is_idle:
+                return None
+            with self._precision.forward_context():
+                return self._loss_of(call_user(self._name, server.training_step, data, batch_idx))
 
     def _backward(self, loss: Tensor, turn: Turn) -> None:
         assert turn.batch is not None
         weight = float(turn.batch.size)
         if self._settings.accumulate == 1:
-            weight *= self._ranks.size / turn.num_samples
+            weight /= turn.num_samples
         with self._measure("backward"):
             self._server.fabric.backward(loss * weight if weight != 1 else loss)
 
-    def _reduce_nothing(self) -> None:
-        """Take part in the other ranks' backward pass."""
-        if self._union:
-            with self._measure("all_reduce"):
-                self._union.empty_pass()
-
     def _update(self, loss: float | None) -> StepOutcome:
         server, scaling = self._server, self._scaling
-        weight = 1.0 if self._settings.accumulate == 1 else self._ranks.size / self._num_samples
-        self._num_accumulated = self._num_samples = 0
+        assert self._union is not None
+        with self._measure("all_reduce") if self._ranks.size > 1 else nullcontext():
+            sums = self._union.reduce([self._num_learned, self._num_first_left_out], self._sizes)
+        num_learned, num_left_out = map(int, sums)
+        weight = (self._num_planned if self._settings.accumulate == 1 else 1) / max(num_learned, 1)
+        self._num_accumulated = self._num_planned = self._num_learned = self._num_first_left_out = 0
+        if not num_learned:
+            return StepOutcome(loss=loss, skipped=True)
         with self._measure("optimizer"):
             norm = self._gradients.prepare(weight)
             is_excused = scaling is not None and scaling.scale > 1
@@ -208,18 +225,26 @@ class TorchStep:
                 call_user(f"the optimizer of {type(server).__name__}", server.optimizer.step)
             if scaling is not None:
                 scaling.settle()
-            server.optimizer.zero_grad()
+            self._union.clear()
         self._skipped.judge(server.progress.batches, is_finite=isfinite(norm), is_excused=is_excused)
         if isfinite(norm):
             server.log("grad/norm", norm)
-        return StepOutcome(loss=loss, skipped=not isfinite(norm))
+        return StepOutcome(loss=loss, skipped=not isfinite(norm), num_left_out=num_left_out)
 
-    def _scalar(self, loss: Any) -> Tensor:
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"
-            text = f"{self._name} must return the mean loss of its batch, a tensor of one element, not {found}"
-            raise UserCodeError(text)
-        return loss
+    def _loss_of(self, returned: Any) -> Tensor | None:
+        """The loss in what `training_step` returned, None if it has none for this batch."""
+        if isinstance(returned, Mapping) and "loss" in returned:
+            returned = returned["loss"]
+        if returned is None:
+            return None
+        if not isinstance(returned, Tensor) or returned.numel() != 1:
+            is_tensor = isinstance(returned, Tensor)
+            found = f"a tensor of shape {tuple(returned.shape)}" if is_tensor else f"{returned!r}"
+            raise UserCodeError(
+                f"{self._name} must return the mean loss of its batch, a tensor of one element, a dict with it as "
+                f'"loss", or None to skip the batch, not {found}'
+            )
+        return returned
 
     def _refuse_other_strategies(self) -> None:
         if self._settings.strategy != "ddp":
@@ -229,14 +254,18 @@ class TorchStep:
     def _refuse_what_manual_optimisation_ignores(self) -> None:
         if self._server.automatic_optimization:
             return
-        settings = self._settings
-        if self._ranks.size > 1 and settings.uneven != "stop":
+        if self._settings.accumulate != 1:
             raise ConfigError(
-                "training.uneven must be stop for a server with automatic_optimization = False on several ranks: "
-                "a rank whose data has ended could not take part in the steps of the others"
+                "training.accumulate must be left out for a server with automatic_optimization = False: it accumulates "
+                "by stepping its optimizers at every k-th batch"
             )
-        if settings.accumulate != 1 or settings.clip_norm is not None or settings.clip_value is not None:
+
+    def _refuse_what_needs_every_rank(self) -> None:
+        if not any(isinstance(module, nn.SyncBatchNorm) for module in self._server.model.modules()):
+            return
+        if self._settings.uneven != "stop":
             raise ConfigError(
-                "training.accumulate, training.clip_norm and training.clip_value must be left out for a server with "
-                "automatic_optimization = False: it steps its optimizers itself"
+                "training.uneven must be stop for a model with SyncBatchNorm on several ranks: its forward pass waits "
+                "for all ranks, and one whose data has ended has none"
             )
+        self.needs_every_rank = True

@@ -19,34 +19,54 @@ class UnionMean:
 
     Outside of a step all ranks call `mean`. Within `step`, when some ranks have no batch, the lowest rank with one
     announces the shapes of every call, so that the ranks without one, which run no user code, add zeros to each
-    until it announces the end.
+    until it announces the end. What else the ranks do together in a step is announced by a name in the same way.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._sizes: Sequence[int] = ()
+        self._joins: Mapping[str, Callable[[], None]] | None = None
         self.num_joined = 0
         """How many calls ranks without a batch joined in the last step; the same on all ranks."""
 
     @property
+    def sizes(self) -> Sequence[int]:
+        """How many samples each rank has in the present step; empty outside of one."""
+        return self._sizes
+
+    @property
     def share(self) -> float:
-        """What this rank's mean loss must be multiplied with, so that the mean of all ranks' is that of the union."""
-        return self._sizes[self._ranks.rank] * self._ranks.size / sum(self._sizes) if self._sizes else 1.0
+        """What this rank's mean loss must be multiplied with, so that the sum of all ranks' is that of the union."""
+        return self._sizes[self._ranks.rank] / sum(self._sizes) if self._sizes else 1.0
 
     @contextmanager
-    def step(self, sizes: Sequence[int]) -> Iterator[None]:
-        """A step in which rank r has `sizes[r]` samples; ranks without any join the calls of the others here."""
+    def step(self, sizes: Sequence[int], joins: Mapping[str, Callable[[], None]] | None = None) -> Iterator[None]:
+        """A step in which rank r has `sizes[r]` samples; ranks without any join the calls of the others here.
+
+        `joins`: what a rank without a batch does in each call that is announced by its name. Where there are any, calls
+        are announced even if all ranks have a batch: those that make different ones are told.
+        """
         self._sizes = sizes
+        self._joins = joins
         self.num_joined = 0
-        uneven = 0 in sizes
         try:
             if not sizes[self._ranks.rank]:
                 self._join()
             yield
-            if uneven and sizes[self._ranks.rank]:
+            if self._is_announcing and sizes[self._ranks.rank]:
                 self._announce(None)
         finally:
             self._sizes = ()
+            self._joins = None
+
+    def announce(self, name: str) -> None:
+        """All ranks with a batch do now what is called `name`.
+
+        Raises:
+            UserCodeError: other ranks do something else.
+        """
+        if self._is_announcing:
+            self._announce([name])
 
     def mean(self, arrays: Any, weight: float | None = None) -> Any:
         """The mean over the ranks of an array or of each array in a list, tuple or dict.
@@ -63,14 +83,23 @@ class UnionMean:
         dtype = np.result_type(np.float32, *{value.dtype for value in values})
         if 0 in self._sizes:
             self.num_joined += 1
+        if self._is_announcing:
             self._announce([signature, dtype.name])
         means = self._reduce(values, dtype, own if weight is None else weight)
         if means is None:
             raise ValueError("all_reduce: the weights of all ranks add up to 0")
         return rebuild(iter(_like(mean, leaf) for mean, leaf in zip(means, leaves, strict=True)))
 
+    @property
+    def _is_announcing(self) -> bool:
+        return 0 in self._sizes or (self._joins is not None and self._ranks.size > 1)
+
     def _join(self) -> None:
+        joins = self._joins or {}
         while (call := self._ranks.broadcast(None, self._lowest())) is not None:
+            if len(call) == 1:
+                joins[call[0]]()
+                continue
             shapes, dtype = call
             self.num_joined += 1
             self._reduce([np.zeros(shape, dtype) for shape in shapes], np.dtype(dtype), 0)
@@ -80,7 +109,7 @@ class UnionMean:
         announced = self._ranks.broadcast(call, lowest)
         if announced != call:
             raise UserCodeError(
-                "training_step and validation_step must make the same all_reduce calls on all ranks, but rank "
+                "training_step and validation_step must communicate in the same way on all ranks, but rank "
                 f"{lowest} made {_described(announced)} where rank {self._ranks.rank} made {_described(call)}"
             )
 
@@ -124,4 +153,6 @@ def _like(mean: NDArray[Any], leaf: Any) -> Any:
 
 
 def _described(call: Signature | None) -> str:
-    return "no further call" if call is None else f"one with arrays of shapes {call[0]} as {call[1]}"
+    if call is None:
+        return "no further call"
+    return call[0] if len(call) == 1 else f"an all_reduce of arrays of shapes {call[0]} as {call[1]}"
