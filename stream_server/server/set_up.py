@@ -29,7 +29,7 @@ from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.best_models import BestModels
 from stream_server.server.training.callbacks import Callbacks, call_user
-from stream_server.server.training.checkpoints import Checkpoints
+from stream_server.server.training.checkpoints import Checkpoints, Milestones
 from stream_server.server.training.display import Display, ProgressDisplay, Status
 from stream_server.server.training.early_stopping import EarlyStopping
 from stream_server.server.training.gauges import BufferGauge, Rationed, SamplesGauge, SpeedGauge
@@ -244,7 +244,17 @@ class SetUp:
             batches=lambda: progress.batches,
             at_boundary=lambda: step.at_boundary,
             phases=parts.phases,
+            milestones=self._make_milestones(),
         )
+
+    def _make_milestones(self) -> Milestones | None:
+        settings, progress = self._parts.config.checkpoint, self._parts.progress
+        if settings.keep_every is None and not settings.keep_at:
+            return None
+        schedule = Schedule.of(
+            every=settings.keep_every, at=settings.keep_at, expected_batches=progress.expected_batches
+        )
+        return Milestones(schedule, progress)
 
     def _make_validation(
         self, server: StreamServer, callbacks: Callbacks, step: Step, metrics: Metrics, checkpoints: Checkpoints

@@ -187,7 +187,7 @@ def test_a_saved_model_comes_back_with_what_belongs_to_it(tmp_path: Path) -> Non
     best = best_model(tmp_path, server, LearnerStep(server, SoloRanks()), {"Remembering": {"mean": 5.0}})
     callbacks, remembering = Callbacks(other), Remembering(0.0)
     callbacks.surround(after=[remembering])
-    load_model(find_saved_model(best), other, callbacks, allow_pickle=False)
+    load_model(find_saved_model(best), other, LearnerStep(other, SoloRanks()), callbacks, allow_pickle=False)
     assert other.weights.tolist() == server.weights.tolist()
     assert remembering.mean == 5.0
 
@@ -203,8 +203,8 @@ class Net(TorchServer):
 
 
 def load_into(server: Net, best: Path) -> dict[str, Any]:
-    with TorchStep(server, SoloRanks(), server.config):
-        load_model(find_saved_model(best), server, Callbacks(server), allow_pickle=False)
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        load_model(find_saved_model(best), server, step, Callbacks(server), allow_pickle=False)
         return {name: value.tolist() for name, value in server.model.state_dict().items()}
 
 

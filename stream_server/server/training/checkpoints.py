@@ -10,14 +10,16 @@ from typing import Any, Protocol
 
 from stream_server.errors import StaleEpoch
 from stream_server.failpoints import failpoint
-from stream_server.server.checkpoint.manifest import FileRecord, Manifest
+from stream_server.server.checkpoint.manifest import MILESTONE_FILE, FileRecord, Manifest
 from stream_server.server.checkpoint.saver import Committed, Failed, Part, Saved, Saver
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import Callback
 from stream_server.server.training.failed_saves import FailedSaves
 from stream_server.server.training.lockstep import agree
 from stream_server.server.training.phases import Phases
+from stream_server.server.training.progress import Progress
 from stream_server.server.training.saves import SaveWords
+from stream_server.server.training.schedules import Schedule
 
 LOOK_S = 0.05
 REST = 10
@@ -87,6 +89,7 @@ class Checkpoints(Callback):
         batches: Callable[[], int],
         at_boundary: Callable[[], bool],
         phases: Phases,
+        milestones: "Milestones | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = SaveCounts()
@@ -99,6 +102,7 @@ class Checkpoints(Callback):
         self._batches = batches
         self._at_boundary = at_boundary
         self._phases = phases
+        self._milestones = milestones
         self._clock = clock
         self._failed = FailedSaves(rank=ranks.rank, clock=clock)
         self._stage = Stage.NONE
@@ -156,6 +160,13 @@ class Checkpoints(Callback):
             case Stage.COMMITTING if said.failed:
                 self._give_up()
 
+    def state_dict(self) -> dict[str, Any]:
+        return self._milestones.state_dict() if self._milestones else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._milestones:
+            self._milestones.load_state_dict(state)
+
     def on_round(self, server: Any) -> None:
         """Between two steps: take the checkpoint that all ranks agreed on. Collective."""
         if self.due:
@@ -169,7 +180,8 @@ class Checkpoints(Callback):
             self._generation += 1
             self._version = self._study.version()
             self._said = None
-            self._saver.begin(self._generation, self._study.capture())
+            kept = self._milestones.parts(self._ranks.rank) if self._milestones else []
+            self._saver.begin(self._generation, [*self._study.capture(), *kept])
         self._stage = Stage.WRITING
 
     def take_last(self) -> bool:
@@ -213,7 +225,8 @@ class Checkpoints(Callback):
             or (self._every_batches is not None and num >= self._every_batches)
             or (self._study.has_pressure and since_s >= REST * self._last_s)
         )
-        return wanted and self._study.version() != self._version
+        is_milestone = self._milestones is not None and self._milestones.is_due
+        return is_milestone or (wanted and self._study.version() != self._version)
 
     def _commit(self) -> None:
         assert isinstance(self._said, Saved)
@@ -242,6 +255,8 @@ class Checkpoints(Callback):
         self.counts.failed += 1
         self.counts.degraded = True
         self._failed.note(self._said if isinstance(self._said, Failed) else None, newest=self.newest)
+        if self._milestones:
+            self._milestones.take_back()
         # It is tried again even if nothing new has come.
         self._version = None
         self._end()
@@ -250,3 +265,40 @@ class Checkpoints(Callback):
         self._said = None
         self._last_s = self._clock() - self._taken_at
         self._stage = Stage.NONE
+
+
+class Milestones:
+    """The checkpoints that stay for ever: the first one after each moment of `schedule`, which also makes it due.
+
+    A file in the generation says so, whatever the settings are later on. In the state within a milestone it is done.
+    """
+
+    def __init__(self, schedule: Schedule, progress: Progress) -> None:
+        self._schedule = schedule
+        self._progress = progress
+        self._before: dict[str, Any] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        return self._schedule.is_due(self._progress)
+
+    def parts(self, rank: int) -> list[Part]:
+        """What marks the checkpoint that is being captured, written by rank 0; nothing if it is no milestone."""
+        self._before = None
+        if not self.is_due:
+            return []
+        self._before = self._schedule.state_dict()
+        self._schedule.done(self._progress)
+        text = f"This checkpoint, after batch {self._progress.batches}, stays for ever.\n".encode()
+        return [Part(path=MILESTONE_FILE, write=lambda file: file.write(text))] if rank == 0 else []
+
+    def take_back(self) -> None:
+        """The last one failed: if it was to be a milestone, the next one is."""
+        if self._before is not None:
+            self._schedule.load_state_dict(self._before)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._schedule.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._schedule.load_state_dict(state)

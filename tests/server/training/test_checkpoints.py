@@ -11,11 +11,13 @@ from stream_server.errors import StaleEpoch
 from stream_server.server.checkpoint.manifest import FileRecord, Manifest
 from stream_server.server.checkpoint.saver import Committed, Failed, Outcome, Part, Saved
 from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.checkpoints import Checkpoints
+from stream_server.server.training.checkpoints import Checkpoints, Milestones
 from stream_server.server.training.failed_saves import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from stream_server.server.training.lockstep import agree
 from stream_server.server.training.phases import Phases
+from stream_server.server.training.progress import Progress
 from stream_server.server.training.saves import SaveWords
+from stream_server.server.training.schedules import Schedule
 from tests.server.thread_ranks import ThreadRanks, on_ranks
 
 RECORD = FileRecord(num_bytes=1, xxh3="0" * 32)
@@ -41,6 +43,7 @@ class FakeSaver:
         self.rank = rank
         self.script = script or []
         self.began: list[int] = []
+        self.milestones: list[int] = []
         self.discarded: list[int] = []
         self.manifests: list[Manifest] = []
         self.is_quick = False
@@ -49,6 +52,7 @@ class FakeSaver:
 
     def begin(self, number: int, parts: list[Part]) -> None:
         self.began.append(number)
+        self.milestones += [number for part in parts if part.path == "milestone.txt"]
         self._outcome = self._ended(Saved(number=number, files={f"rank-{self.rank}/x": RECORD}))
 
     def commit(self, number: int, manifest: Manifest) -> None:
@@ -88,8 +92,10 @@ class FakeStudy:
         self.num = 0
         self.has_pressure = False
         self.safe: list[int] = []
+        self.batches: list[int] = []
 
     def capture(self) -> list[Part]:
+        self.batches.append(self.num)
         return []
 
     def manifest(self, generation: int, files: Mapping[str, FileRecord]) -> Manifest:
@@ -433,6 +439,55 @@ def test_a_restored_study_has_nothing_new_to_save_before_a_validation() -> None:
     restored = OneRank(newest=4, batches=lambda: 7)
     restored.checkpoints.take_before_validation()
     assert restored.saver.began == []
+
+
+def with_milestones(script: list[str] | None = None, **schedule: Any) -> tuple[OneRank, Progress]:
+    progress = Progress()
+    one = OneRank(
+        script=script,
+        every_batches=4,
+        batches=lambda: progress.batches,
+        milestones=Milestones(Schedule(**schedule), progress),
+    )
+    return one, progress
+
+
+def trained_until(one: OneRank, progress: Progress, batch: int) -> None:
+    while progress.batches < batch:
+        progress.batches += 1
+        one.study.num += 1
+        for _ in range(3):
+            one.round()
+
+
+def test_the_first_checkpoint_after_each_milestone_is_marked_and_made_due() -> None:
+    one, progress = with_milestones(every=10, at=[3])
+    trained_until(one, progress, 21)
+    marked = dict(zip(one.saver.began, one.study.batches, strict=True))
+    assert [marked[number] for number in one.saver.milestones] == [3, 10, 20]
+
+
+def test_if_a_milestone_fails_the_next_checkpoint_is_one() -> None:
+    one, progress = with_milestones(["disk full"], at=[3])
+    trained_until(one, progress, 4)
+    assert one.saver.began == [1]
+    one.clock.now += FIRST_PAUSE_S
+    trained_until(one, progress, 5)
+    assert one.saver.milestones == [1, 2]
+    trained_until(one, progress, 12)
+    assert (one.saver.milestones, one.study.safe) == ([1, 2], [2, 3])
+
+
+def test_a_restart_from_a_milestone_makes_no_other_of_the_same_batches() -> None:
+    one, progress = with_milestones(every=5)
+    trained_until(one, progress, 5)
+    other, progress = with_milestones(every=5)
+    other.checkpoints.load_state_dict(one.checkpoints.state_dict())
+    progress.batches = 5
+    trained_until(other, progress, 9)
+    assert other.saver.milestones == []
+    trained_until(other, progress, 10)
+    assert len(other.saver.milestones) == 1
 
 
 def test_the_last_one_is_taken_in_the_middle_of_an_accumulation_too() -> None:
