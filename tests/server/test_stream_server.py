@@ -155,7 +155,7 @@ def test_all_reduce_calls_that_differ_are_named_in_an_uneven_step() -> None:
             return type(error).__name__
         return "went on"
 
-    assert "rank 0 made one with arrays of shapes [[2]]" in on_ranks(3, train)[1]
+    assert "rank 0 made an all_reduce of arrays of shapes [[2]]" in on_ranks(3, train)[1]
 
 
 def test_all_reduce_outside_of_a_step_is_a_plain_mean_unless_weights_are_given() -> None:

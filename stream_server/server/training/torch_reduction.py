@@ -31,7 +31,7 @@ class UnionGradients:
         self._optimizers = optimizers
 
     def named(self) -> dict[str, Tensor]:
-        """The parameters of the model, tied ones once, then those that only an optimizer has, in an order of all ranks."""
+        """The parameters of the model, tied ones once, then those that only an optimizer has, in a fixed order."""
         found: dict[str, Tensor] = dict(self._model.named_parameters())
         known = set(map(id, found.values()))
         for number, optimizer in enumerate(self._optimizers):
@@ -124,12 +124,14 @@ class UnionGradients:
                     f"the parameter {name} requires a gradient on {num_trained} of the {num_active} ranks that had a "
                     "batch: freeze and unfreeze parameters on all ranks at the same step, as in on_step_end"
                 )
-            if not is_active:
-                parameter.requires_grad_(num_trained > 0)
             if num_made == self._ranks.size and numel != num_made * parameter.numel():
                 raise UserCodeError(f"the parameter {name} has not the same shape on all ranks")
         if any(0 < num_made < self._ranks.size for _, _, num_made, _ in total.tolist()):
             self._materialize(named | dict(self._model.named_buffers()))
+        if not is_active:
+            for parameter, (_, num_trained, *_) in zip(named.values(), total.tolist(), strict=True):
+                if not is_lazy(parameter):
+                    parameter.requires_grad_(num_trained > 0)
         return [name for name, (num, *_) in zip(named, total.tolist(), strict=True) if num]
 
     def _materialize(self, named: dict[str, Tensor]) -> None:

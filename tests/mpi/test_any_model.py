@@ -1,0 +1,77 @@
+"""Whatever trains in a plain loop of torch trains on several ranks to the same weights, or is refused."""
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.mpi.running import run
+
+Job = dict[str, Any]
+
+UNEVEN = [[3, 3], [3, 1], [0, 4], [2, 0], [1, 1], [3, 4]]
+SHORT_LAST = [[4, 4], [4, 2], [2, 4], [2, 2]]
+DRAINED = [[4, 4], [2, 4], [2, 2], [1, 0]]
+LATE = [[3, 0], [3, 0], [0, 4], [2, 2]]
+
+JOBS: dict[str, Job] = {
+    "submodules": {"kind": "Submodules", "steps": UNEVEN},
+    "never used": {"kind": "NeverUsed", "steps": UNEVEN},
+    "sometimes used, short batches last": {"kind": "SometimesUsed", "steps": SHORT_LAST},
+    "sometimes used, one rank drained": {"kind": "SometimesUsed", "steps": DRAINED},
+    "sometimes used, accumulated": {"kind": "SometimesUsed", "steps": DRAINED, "training": {"accumulate": 3}},
+    "not in the optimizer": {"kind": "NotInTheOptimizer", "steps": UNEVEN},
+    "only in the optimizer": {"kind": "OnlyInTheOptimizer", "steps": UNEVEN},
+    "unfrozen": {"kind": "Unfrozen", "steps": UNEVEN},
+    "frozen": {"kind": "Frozen", "steps": UNEVEN},
+    "complex": {"kind": "Fourier", "steps": UNEVEN},
+    "complex, clipped": {"kind": "Fourier", "steps": UNEVEN, "training": {"clip_norm": 0.3, "accumulate": 2}},
+    "lazy": {"kind": "Lazy", "steps": UNEVEN},
+    "lazy, one rank late": {"kind": "Lazy", "steps": LATE},
+    "experts": {"kind": "Experts", "steps": UNEVEN},
+    "averaged": {"kind": "Averaged", "steps": UNEVEN},
+    "some without loss": {"kind": "SomeWithoutLoss", "steps": UNEVEN},
+    "some without loss, accumulated": {"kind": "SomeWithoutLoss", "steps": UNEVEN, "training": {"accumulate": 2}},
+    "adversarial": {"kind": "Adversarial", "steps": UNEVEN},
+    "adversarial, one rank late": {"kind": "Adversarial", "steps": LATE},
+    "manually accumulated": {"kind": "Accumulating", "steps": UNEVEN},
+    "line search": {"kind": "LineSearch", "steps": UNEVEN},
+    "line search, one rank late": {"kind": "LineSearch", "steps": LATE},
+    # An error leaves the process group as it is: this one must be the last.
+    "frozen on one rank": {"kind": "FrozenOnOneRank", "steps": UNEVEN},
+}
+NOT_TRAINED = 14
+REFUSED = "frozen on one rank"
+
+
+@cache
+def results() -> dict[str, Any]:
+    ran = run("any_model", 2, [json.dumps(job) for job in JOBS.values()], implementation="openmpi", deadline_s=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return dict(zip(JOBS, map(json.loads, ran.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", [name for name in JOBS if name != REFUSED])
+def test_a_model_of_any_kind_learns_what_it_learns_in_a_plain_loop(name: str) -> None:
+    found = results()[name]
+    first, second = found["ranks"]
+    assert first["error"] == ""
+    assert first["weights"] == second["weights"]
+    np.testing.assert_allclose(first["weights"], found["plain"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("name", "num_updates"), [("some without loss", 3), ("some without loss, accumulated", 2)])
+def test_samples_without_loss_are_counted_and_a_step_without_any_loss_is_no_update(name: str, num_updates: int) -> None:
+    num_samples = sum(map(sum, UNEVEN))
+    for rank in results()[name]["ranks"]:
+        assert rank["counts"] == [num_updates, num_samples - NOT_TRAINED, NOT_TRAINED]
+
+
+@pytest.mark.timeout(200)
+def test_parameters_that_not_all_ranks_train_are_refused() -> None:
+    for rank in results()[REFUSED]["ranks"]:
+        assert "the parameter b.bias requires a gradient on 1 of the 2 ranks that had a batch" in rank["error"]
