@@ -220,7 +220,7 @@ def other_modules(server: TorchServer) -> dict[str, nn.Module]:
 def checksum(tensor: Tensor) -> str:
     """A checksum of the values, the type and the shape."""
     values = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_128_hexdigest(values)}"
+    return f"{tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_128_hexdigest(values.data)}"
 
 
 def _marks(parameter: nn.Parameter) -> tuple[int, int]:
