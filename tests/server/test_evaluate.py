@@ -44,7 +44,7 @@ def user_files_are_imported_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     """The folder of the study is on the import path within each test alone."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    for name in ("server", "torch_server"):
+    for name in ("server", "torch_server", "averaged_server"):
         sys.modules.pop(name, None)
 
 
@@ -219,3 +219,20 @@ def test_a_torch_model_comes_back_without_its_optimizer(tmp_path: Path, monkeypa
     assert set(read_state(best / "model/model.state")) == {"model", "callbacks"}
     with pytest.raises(UserCodeError, match=r"Net\.prepare_training_attributes makes another model"):
         load_into(Net(num_outputs=3), best)
+
+
+def test_a_generation_and_one_of_the_best_models_are_evaluated_by_their_average(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    changes = {"server.class": "averaged_server.py:AveragedServer"}
+    run = run_study(STUDY, tmp_path / "run", settings=changes)
+    assert run.exit_code == 0, run.output
+    losses = {entry["batch"]: entry["loss"] for entry in run.report["validation"]}
+    best = min(losses, key=lambda batch: losses[batch])
+    for checkpoint, batch in (
+        (run.output_dir, max(losses)),
+        (run.output_dir / f"checkpoints/best/batch-{best:06d}", best),
+    ):
+        assert evaluate(load(STUDY, overrides(run, **changes)), checkpoint) == 0
+        assert f"{losses[batch]:.6g}" in capsys.readouterr().out
