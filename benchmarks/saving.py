@@ -261,7 +261,6 @@ def _resident_bytes(name: str) -> int:
 def _config() -> Any:
     return SimpleNamespace(
         **vars(settings(precision="32-true")),
-        checkpoint=SimpleNamespace(allow_pickle=False),
         resolved=dict,
     )
 

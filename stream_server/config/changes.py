@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "training.max_s",
     "training.early_stop*",
     "training.log_every_batches",
+    "validation.save_before",
     "checkpoint.*",
     "network.*",
 )

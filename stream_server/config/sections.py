@@ -221,6 +221,7 @@ class Validation(Section):
     every_s: Positive | None = Field(default=None, description="Seconds between two validations; null: not by time.")
     at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
     batch_size: Count = filled_in("Samples of a validation batch; training.batch_size.")
+    save_before: bool = Field(default=False, description="Whether a checkpoint is committed before each validation.")
 
 
 class Checkpoint(Section):
@@ -234,6 +235,15 @@ class Checkpoint(Section):
     keep_best: Annotated[int, Field(ge=0)] = Field(default=1, description="Best models that stay, of those validated.")
     monitor: str = Field(default="val/loss", description="The value of a validation that says which models are best.")
     mode: Literal["min", "max"] = Field(default="min", description="Whether smaller or larger is better.")
+    keep_every: Moment | None = Field(
+        default=None, description="Batches between two checkpoints that stay for ever, or a fraction of the run."
+    )
+    keep_at: Moments = Field(
+        default=(), description="Further batches, or fractions of the run, after which one stays for ever."
+    )
+    exclude: Texts = Field(
+        default=(), description="Patterns of the names of frozen parameters that the server class loads itself."
+    )
     dir: FilePath | None = Field(default=None, description="Where checkpoints go; null: the output folder.")
     record: bool = Field(default=False, description="Whether the samples are recorded for a replay.")
     allow_pickle: bool = Field(default=False, description="Whether a user's state may be any Python object.")

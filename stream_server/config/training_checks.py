@@ -6,7 +6,14 @@ from functools import partial
 from stream_server.config.problems import Problem, nearest, one_of, shown
 from stream_server.config.study import StudyConfig, value_of
 
-FRACTIONS = ("training.log_every_batches", "validation.every_batches", "validation.at", "checkpoint.every_batches")
+FRACTIONS = (
+    "training.log_every_batches",
+    "validation.every_batches",
+    "validation.at",
+    "checkpoint.every_batches",
+    "checkpoint.keep_every",
+    "checkpoint.keep_at",
+)
 
 
 def _one_kind_of_clipping(config: StudyConfig) -> Iterator[Problem]:

@@ -97,7 +97,7 @@ class Evaluation:
         callbacks = Callbacks(server)
         callbacks.surround(before=[server.normalization])
         step = stack.enter_context(server.make_step(ranks))
-        load_model(self._saved, server, callbacks, allow_pickle=config.checkpoint.allow_pickle)
+        load_model(self._saved, server, step, callbacks, allow_pickle=config.checkpoint.allow_pickle)
         come_together(ranks)
         validation = Validation(
             server,

@@ -58,7 +58,8 @@ class ModelExport(Callback):
         self._normalization = normalization
 
     def on_train_end(self, server: Any) -> None:
-        model = self._step.state_dict().get("model")
+        state = self._step.model_state()
+        model = state.get("evaluated", state.get("model"))
         if server.rank != 0:
             return
         tensors, left_out = _of_learner(server) if model is None else _of_torch(model)

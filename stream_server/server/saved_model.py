@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.disk import ordinary
-from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
+from stream_server.errors import ConfigError, DamagedCheckpoint
 from stream_server.server.checkpoint.best_folder import FACTS_FILE, read_facts
 from stream_server.server.checkpoint.checksum_file import record_of
 from stream_server.server.checkpoint.epochs import read_epochs
@@ -76,11 +76,13 @@ def model_parts(server: StreamServer, step: Step, *, behaviours: Mapping[str, An
 
     `behaviours` are the states of built-in behaviours that belong to it, by the names of `Callbacks.state_dict`.
     """
-    state = encode({"model": step.state_dict().get("model", {}), _BEHAVIOURS: dict(behaviours)})
+    state = encode({**step.model_state(), _BEHAVIOURS: dict(behaviours)})
     return [Part(path=MODEL, write=state.write), user_part(server, allow_pickle=allow_pickle)]
 
 
-def load_model(saved: SavedModel, server: StreamServer, callbacks: Callbacks, *, allow_pickle: bool) -> None:
+def load_model(
+    saved: SavedModel, server: StreamServer, step: Step, callbacks: Callbacks, *, allow_pickle: bool
+) -> None:
     """Give a server that is set up the model, its own state, and that of built-in behaviours. Main thread.
 
     Raises:
@@ -91,20 +93,10 @@ def load_model(saved: SavedModel, server: StreamServer, callbacks: Callbacks, *,
     folder = Path(saved.folder)
     state = read_state(folder / MODEL)
     if state.get("model"):
-        _load_torch_model(server, state["model"])
+        step.load_model_state(state)
     load_user_state(folder, server, allow_pickle=allow_pickle)
     behaviours = state.get(_BEHAVIOURS)
     callbacks.load_state_dict(read_state(folder / STUDY)[_BEHAVIOURS] if behaviours is None else behaviours)
-
-
-def _load_torch_model(server: Any, state: Any) -> None:
-    from stream_server.server.torch_state import restored
-
-    try:
-        server.model.load_state_dict(restored(state))
-    except (RuntimeError, AttributeError) as error:
-        name = f"{type(server).__name__}.prepare_training_attributes"
-        raise UserCodeError(f"{name} makes another model than the saved one: {error}") from error
 
 
 def check_files(folder: Path, manifest: Manifest, paths: Iterable[str]) -> None:

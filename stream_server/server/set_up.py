@@ -30,7 +30,7 @@ from stream_server.server.stream import StreamDataset
 from stream_server.server.stream_server import StreamServer
 from stream_server.server.training.best_models import BestModels
 from stream_server.server.training.callbacks import Callbacks, call_user
-from stream_server.server.training.checkpoints import Checkpoints
+from stream_server.server.training.checkpoints import Checkpoints, Milestones
 from stream_server.server.training.display import Display, ProgressDisplay, Status
 from stream_server.server.training.early_stopping import EarlyStopping
 from stream_server.server.training.gauges import BufferGauge, Rationed, SamplesGauge, SpeedGauge
@@ -101,7 +101,7 @@ class SetUp:
         stream = self._make_stream(server)
         checkpoints = self._make_checkpoints(saver, self._make_snapshots(server, step, stream, callbacks), step)
         limits = Limits(parts.config.training, parts.progress, parts.stops, leave_at_s=parts.leave_at_s)
-        validation = self._make_validation(server, callbacks, step, metrics)
+        validation = self._make_validation(server, callbacks, step, metrics, checkpoints)
         best_models = self._make_best_models(server, step)
         export = ModelExport(parts.folder.model, step=step, config=parts.config, normalization=server.normalization)
         rates = server.make_learning_rates()
@@ -109,12 +109,13 @@ class SetUp:
         metrics.gauges += [*self._make_gauges(), speed, *rates]
         callbacks.surround(
             before=[
+                # A checkpoint of the same round has the validation in it.
+                server.normalization,
+                validation,
                 checkpoints,
                 limits,
                 Watch(parts.source, callbacks, stops=parts.stops),
                 speed,
-                server.normalization,
-                validation,
             ],
             after=[
                 *optional(best_models),
@@ -179,7 +180,12 @@ class SetUp:
     def _make_metrics(self, stopping: EarlyStopping | None) -> Metrics:
         parts = self._parts
         folder, batches, ranks = parts.folder.metrics, parts.progress.batches, parts.ranks
-        writers: list[Writer] = open_writers(folder, batches, ranks.size) if ranks.rank == 0 else []
+        writers: list[Writer] = []
+        if ranks.rank == 0:
+            # A checkpoint that was committed before a validation has none of its values.
+            history = [] if parts.study_state is None else parts.study_state["callbacks"]["Validation"]["history"]
+            is_validated = bool(history) and history[-1]["batch"] == batches
+            writers = open_writers(folder, batches, ranks.size, is_validated=is_validated)
         if stopping is not None and stopping.is_writer and ranks.rank == 0:
             writers.append(stopping)
         own = open_own_writer(folder, ranks.rank, batches)
@@ -260,9 +266,21 @@ class SetUp:
             batches=lambda: progress.batches,
             at_boundary=lambda: step.at_boundary,
             phases=parts.phases,
+            milestones=self._make_milestones(),
         )
 
-    def _make_validation(self, server: StreamServer, callbacks: Callbacks, step: Step, metrics: Metrics) -> Validation:
+    def _make_milestones(self) -> Milestones | None:
+        settings, progress = self._parts.config.checkpoint, self._parts.progress
+        if settings.keep_every is None and not settings.keep_at:
+            return None
+        schedule = Schedule.of(
+            every=settings.keep_every, at=settings.keep_at, expected_batches=progress.expected_batches
+        )
+        return Milestones(schedule, progress)
+
+    def _make_validation(
+        self, server: StreamServer, callbacks: Callbacks, step: Step, metrics: Metrics, checkpoints: Checkpoints
+    ) -> Validation:
         parts = self._parts
         source, settings, stops = parts.source, parts.config.validation, parts.stops
         return Validation(
@@ -277,6 +295,7 @@ class SetUp:
             schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
             phases=parts.phases,
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= parts.leave_at_s,
+            save_before=checkpoints.take_before_validation if settings.save_before else lambda: None,
         )
 
     def _make_best_models(self, server: StreamServer, step: Step) -> BestModels | None:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.ranks import Ranks, SoloRanks
@@ -40,6 +41,17 @@ class TorchServer(StreamServer):
         every validation, with its loss.
         """
         raise NotImplementedError(f"{type(self).__name__} must define prepare_training_attributes")
+
+    def model_to_evaluate(self) -> nn.Module:
+        """The weights that are validated, exported, evaluated and kept among the best; `self.model` by default.
+
+        Return for example `self.ema`, an average of the weights (`torch.optim.swa_utils.AveragedModel`) that
+        `prepare_training_attributes` made and `on_step_end`, which every rank is told of, updates. Within
+        `validation_step`, `self.model` is what this returns; of an AveragedModel it is the module inside, with the
+        names of your own. Modules that are attributes of the server are moved to the device of the model, and saved in
+        each checkpoint.
+        """
+        return self.model  # type: ignore[no-any-return]
 
     @property
     def device(self) -> torch.device:

@@ -1,6 +1,7 @@
 """Gives a torch model that is set up the weights of another study."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ def load_tensors(server: TorchServer, path: Path, *, strict: bool) -> list[str]:
     return load_model(server, tensors, source=str(path), strict=strict)
 
 
-def load_model(server: TorchServer, tensors: Mapping[str, Any], *, source: str, strict: bool) -> list[str]:
-    """Take tensors by name into the model of a server, on every rank.
+def load_model(
+    server: TorchServer, tensors: Mapping[str, Any], *, source: str, strict: bool, left_out: Sequence[str] = ()
+) -> list[str]:
+    """Take tensors by name into the model of a server, on every rank; those that match `left_out` may be missing.
 
     Returns:
         The names that were skipped, each with the reason; there are none if `strict`.
@@ -39,12 +42,17 @@ def load_model(server: TorchServer, tensors: Mapping[str, Any], *, source: str, 
     fitting = {
         own[name][0]: value for name, value in saved.items() if name in own and _shape(value) == _shape(own[name][1])
     }
-    problems = _problems({name: value for name, (_, value) in own.items()}, saved)
+    wanted = {
+        name: value
+        for name, (_, value) in own.items()
+        if name in saved or not any(fnmatchcase(name, pattern) for pattern in left_out)
+    }
+    problems = _problems(wanted, saved)
     if problems and (strict or not fitting):
         text = f"load.checkpoint: {source} does not fit the model of {type(server).__name__}: {'; '.join(problems)}"
         advice = "Make a model of the same names and shapes" + (", or set load.strict to false" if fitting else "")
         raise ConfigError(f"{text}. {advice}")
-    server.model.load_state_dict(fitting, strict=not problems)
+    server.model.load_state_dict(fitting, strict=False)
     return problems
 
 

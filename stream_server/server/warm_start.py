@@ -128,7 +128,9 @@ def _load_torch(config: "StudyConfig", server: "TorchServer", step: Step, source
         )
     if load.what != "model" and "optimizers" not in state:
         raise ConfigError(f'load.what must be "model", for {source.folder} is one of the best models, and only a model')
-    skipped = load_model(server, restored(state["model"]), source=source.folder, strict=load.strict)
+    model = restored(state.get("evaluated", state["model"]))
+    left_out = config.checkpoint.exclude
+    skipped = load_model(server, model, source=source.folder, strict=load.strict, left_out=left_out)
     if skipped and load.what != "model":
         raise ConfigError(
             f'load.what must be "model", for the optimizers in {source.folder} are those of a model that does not fit '

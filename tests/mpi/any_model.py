@@ -223,6 +223,13 @@ class Adversarial(Manual):
         of_g.step()
 
 
+class AveragedAdversarial(Adversarial):
+    """The running mean of both, which a rank without a batch takes of weights that it takes over later."""
+
+    after = Averaged.after
+    learned = Averaged.learned
+
+
 class Accumulating(Adversarial):
     """Steps the first at every second batch, and clears nothing that it does not have to."""
 
@@ -312,6 +319,7 @@ class Server(TorchServer):
 
     def on_step_end(self) -> None:
         self.kind.after(self.model, self.progress.batches)
+        self.further = {name: it for name, it in vars(self.kind).items() if isinstance(it, nn.Module)}
 
 
 def union_batches(steps: list[list[int]]) -> list[list[Pair]]:

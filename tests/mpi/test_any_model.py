@@ -35,6 +35,7 @@ JOBS: dict[str, Job] = {
     "some without loss, accumulated": {"kind": "SomeWithoutLoss", "steps": UNEVEN, "training": {"accumulate": 2}},
     "adversarial": {"kind": "Adversarial", "steps": UNEVEN},
     "adversarial, one rank late": {"kind": "Adversarial", "steps": LATE},
+    "adversarial, averaged": {"kind": "AveragedAdversarial", "steps": LATE},
     "manually accumulated": {"kind": "Accumulating", "steps": UNEVEN},
     "line search": {"kind": "LineSearch", "steps": UNEVEN},
     "line search, one rank late": {"kind": "LineSearch", "steps": LATE},

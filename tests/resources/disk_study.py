@@ -28,6 +28,9 @@ WAITED = "waited"
 # Neither the user's class nor the simulations are to blame.
 CODES = frozenset({0, 2, 5, 7, 70})
 WAITS = "no simulation is started as long as the disk refuses"
+FAILED = "a checkpoint failed"
+# The disk is full while the parts are written, or another rank's is.
+MAX_CAUSES = 2
 WORDS = ("No space left on device", "the disk is full", "could not be committed")
 
 
@@ -74,7 +77,9 @@ def wrong_end(run: Run) -> Iterator[str]:
         yield f"ended with exit code {run.exit_code}, but the report says {report['exit_code']}"
     if not run.exit_code and not (report.get("balanced") and report["samples"]["trained"] == NUM_SAMPLES):
         yield f"ended with exit code 0, but the report is {report}"
-    if report and "a checkpoint failed" in run.output and not any("disk is full" in it for it in report["warnings"]):
+    if run.output.count(FAILED) > MAX_CAUSES:
+        yield f"one cause was more than one warning: {run.output[-3000:]}"
+    if report and FAILED in run.output and not any("disk is full" in it for it in report["warnings"]):
         yield f"checkpoints failed, but the report warns of {report['warnings']}"
 
 

@@ -51,7 +51,6 @@ def config_of(*, seed: int = 0, load: Mapping[str, Any] | None = None, **user: A
     config = settings(precision="32-true")
     config.study.seed = seed
     config.user = user
-    config.checkpoint = SimpleNamespace(allow_pickle=False)
     config.load = SimpleNamespace(**{"what": "model", "strict": True, **load}) if load else None
     return config
 

@@ -29,5 +29,6 @@ def settings(**training: Any) -> Any:
         study=SimpleNamespace(seed=0),
         network=SimpleNamespace(interface=None),
         normalization=SimpleNamespace(fields=(), parameters=False, per="field", every_batches=10, freeze_after=None),
+        checkpoint=SimpleNamespace(allow_pickle=False, exclude=()),
         user={},
     )

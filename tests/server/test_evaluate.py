@@ -44,7 +44,7 @@ def user_files_are_imported_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     """The folder of the study is on the import path within each test alone."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    for name in ("server", "torch_server"):
+    for name in ("server", "torch_server", "averaged_server"):
         sys.modules.pop(name, None)
 
 
@@ -195,7 +195,7 @@ def test_a_saved_model_comes_back_with_what_belongs_to_it(tmp_path: Path) -> Non
     best = best_model(tmp_path, server, LearnerStep(server, SoloRanks()), {"Remembering": {"mean": 5.0}})
     callbacks, remembering = Callbacks(other), Remembering(0.0)
     callbacks.surround(after=[remembering])
-    load_model(find_saved_model(best), other, callbacks, allow_pickle=False)
+    load_model(find_saved_model(best), other, LearnerStep(other, SoloRanks()), callbacks, allow_pickle=False)
     assert other.weights.tolist() == server.weights.tolist()
     assert remembering.mean == 5.0
 
@@ -211,8 +211,8 @@ class Net(TorchServer):
 
 
 def load_into(server: Net, best: Path) -> dict[str, Any]:
-    with TorchStep(server, SoloRanks(), server.config):
-        load_model(find_saved_model(best), server, Callbacks(server), allow_pickle=False)
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        load_model(find_saved_model(best), server, step, Callbacks(server), allow_pickle=False)
         return {name: value.tolist() for name, value in server.model.state_dict().items()}
 
 
@@ -227,3 +227,20 @@ def test_a_torch_model_comes_back_without_its_optimizer(tmp_path: Path, monkeypa
     assert set(read_state(best / "model/model.state")) == {"model", "callbacks"}
     with pytest.raises(UserCodeError, match=r"Net\.prepare_training_attributes makes another model"):
         load_into(Net(num_outputs=3), best)
+
+
+def test_a_generation_and_one_of_the_best_models_are_evaluated_by_their_average(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    changes = {"server.class": "averaged_server.py:AveragedServer"}
+    run = run_study(STUDY, tmp_path / "run", settings=changes)
+    assert run.exit_code == 0, run.output
+    losses = {entry["batch"]: entry["loss"] for entry in run.report["validation"]}
+    best = min(losses, key=lambda batch: losses[batch])
+    for checkpoint, batch in (
+        (run.output_dir, max(losses)),
+        (run.output_dir / f"checkpoints/best/batch-{best:06d}", best),
+    ):
+        assert evaluate(load(STUDY, overrides(run, **changes)), checkpoint) == 0
+        assert f"{losses[batch]:.6g}" in capsys.readouterr().out

@@ -3,17 +3,21 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from stream_server.server.checkpoint.epochs import read_epochs
+from stream_server.server.plain_state import read_state
 from stream_server.server.record.layout import SAMPLES
 from stream_server.server.record.rank_record import RankRecord
+from stream_server.server.torch_state import restored
 from tests.study.conftest import KILLED, NUMPY_STUDY
-from tests.study.killing import copy_of, flip_a_byte, killed_at, model_of
+from tests.study.killing import copy_of, flip_a_byte, generations, killed_at, model_of
 from tests.study.runs import Run, run_study
 from tests.study.test_every_way import POLICIES, assert_complete
 
@@ -38,7 +42,7 @@ PRODUCT = [
 ]
 
 
-def assert_the_same_after_kills(recorded: Run, folder: Path, points: tuple[str, ...], **options: Any) -> None:
+def assert_the_same_after_kills(recorded: Run, folder: Path, points: Sequence[str], **options: Any) -> None:
     """Replay twice, once undisturbed and once killed at every point, and compare all that was learnt."""
     options["arguments"] = ["--replay", str(recorded.output_dir)]
     whole = run_study(NUMPY_STUDY, folder / "whole", **options)
@@ -73,6 +77,24 @@ def test_a_replay_with_torch_that_is_killed_ends_with_the_same_weights_to_the_la
 ) -> None:
     settings = SETTINGS | {"server.class": "torch_server.py:TinyServer", "buffer.policy": "firo"}
     assert_the_same_after_kills(recorded, tmp_path, POINTS[1:2], num_ranks=num_ranks, settings=settings)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
+def test_averages_of_the_weights_are_validated_exported_and_the_same_after_a_kill(
+    recorded: Run, tmp_path: Path, num_ranks: int
+) -> None:
+    settings = SETTINGS | {"server.class": "averaged_server.py:AveragedServer", "validation.save_before": True}
+    assert_the_same_after_kills(recorded, tmp_path, ["validation.known=kill@2"], num_ranks=num_ranks, settings=settings)
+    exported, again = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "killed"))
+    generation = tmp_path / "killed" / "checkpoints" / generations(tmp_path / "killed")[-1]
+    state = restored(read_state(generation / "model" / "model.state"))
+    averages, trained = state["modules"]["ema"], state["model"]
+    assert set(exported) == set(trained)
+    for name, values in exported.items():
+        assert torch.equal(values, averages[f"module.{name}"])
+        assert torch.equal(values, again[name])
+        assert not torch.equal(values, trained[name])
 
 
 def samples_of(record: Path, num_ranks: int) -> Iterator[tuple[int, int]]:

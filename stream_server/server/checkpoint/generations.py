@@ -13,7 +13,7 @@ from stream_server.errors import DamagedCheckpoint
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.checksum_file import ChecksumFile, record_of
 from stream_server.server.checkpoint.epochs import Epochs, read_epochs
-from stream_server.server.checkpoint.manifest import MANIFEST_FILE, MAX_BYTES, Manifest
+from stream_server.server.checkpoint.manifest import MANIFEST_FILE, MAX_BYTES, MILESTONE_FILE, Manifest
 
 REASON_FILE = "reason.txt"
 
@@ -125,14 +125,18 @@ class Generations:
         return self.path(number)
 
     def prune(self, protected: Collection[int] = ()) -> list[int]:
-        """Remove all but the newest generations that count, and gives the numbers of those that went.
+        """Remove all but the newest generations that count, and milestones; gives the numbers of those that went.
 
         Raises:
             OSError: one could not be removed; it does not count any more, and a later `sweep` finds it.
         """
         epochs = read_epochs(self.folder)
         good = [number for number in self.numbers() if self._counts(number, epochs)]
-        removed = [number for number in good[: -self._keep] if number not in protected]
+        removed = [
+            number
+            for number in good[: -self._keep]
+            if number not in protected and MILESTONE_FILE not in self.manifest(number).files
+        ]
         for number in removed:
             failpoint("checkpoint.before_prune")
             old = self.folder / f"{number:06d}.old"

@@ -13,6 +13,7 @@ from stream_server.errors import DamagedCheckpoint, OtherFormat
 FORMAT = 1
 MAX_BYTES = 64 << 20
 MANIFEST_FILE = "manifest.json"
+MILESTONE_FILE = "milestone.txt"
 
 _PART = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 _XXH3 = re.compile(r"[0-9a-f]{32}")

@@ -13,6 +13,13 @@ _FULL = {
 }
 
 
+def cause_of(error: Exception) -> str:
+    """The kind of failure, the same whichever file it was met at."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return f"{type(error).__name__}: {error}"
+    return _FULL.get(error.errno) or error.strerror or type(error).__name__
+
+
 def reason_of(error: Exception, folder: Path) -> str:
     """What to tell a person of an error met while writing below `folder`."""
     if not isinstance(error, OSError) or error.errno not in _FULL:

@@ -8,11 +8,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Self
 
-from stream_server.errors import StreamServerError
 from stream_server.server.checkpoint.generations import Generations
 from stream_server.server.checkpoint.manifest import Manifest
 from stream_server.server.checkpoint.part import Part, Saved, Writing
-from stream_server.server.checkpoint.reasons import reason_of
+from stream_server.server.checkpoint.reasons import cause_of, reason_of
 
 __all__ = ["Committed", "Failed", "Outcome", "Part", "Saved", "Saver"]
 
@@ -29,11 +28,18 @@ class Committed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """This rank's part, or the commit, failed; what it had written is removed. `reason` is for people and logged."""
+    """This rank's part, or the commit, failed; what it had written is removed. `reason` is for people.
+
+    `cause` is the same for all failures of one kind, while `reason` also tells where it was and how much room there is.
+    """
 
     number: int
     error: Exception
     reason: str
+
+    @property
+    def cause(self) -> str:
+        return cause_of(self.error)
 
 
 Outcome = Saved | Committed | Failed
@@ -169,13 +175,9 @@ class Saver:
 
     def _failed(self, save: "Save", error: Exception) -> Failed:
         save.remove()
-        reason = reason_of(error, self._generations.folder)
         if isinstance(error, Abandoned):
             _log.info("checkpoint %d was abandoned", save.number)
-        else:
-            expected = isinstance(error, OSError | StreamServerError)
-            _log.warning("checkpoint %d failed: %s", save.number, reason, exc_info=None if expected else error)
-        return Failed(number=save.number, error=error, reason=reason)
+        return Failed(number=save.number, error=error, reason=reason_of(error, self._generations.folder))
 
 
 class Save:

@@ -1,9 +1,7 @@
 """When checkpoints are taken, and how all ranks come to agree that one is complete."""
 
-import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -12,18 +10,19 @@ from typing import Any, Protocol
 
 from stream_server.errors import StaleEpoch
 from stream_server.failpoints import failpoint
-from stream_server.server.checkpoint.manifest import FileRecord, Manifest
+from stream_server.server.checkpoint.manifest import MILESTONE_FILE, FileRecord, Manifest
 from stream_server.server.checkpoint.saver import Committed, Failed, Part, Saved, Saver
 from stream_server.server.ranks import Ranks
 from stream_server.server.training.callbacks import Callback
+from stream_server.server.training.failed_saves import FailedSaves
 from stream_server.server.training.lockstep import agree
 from stream_server.server.training.phases import Phases
+from stream_server.server.training.progress import Progress
 from stream_server.server.training.saves import SaveWords
+from stream_server.server.training.schedules import Schedule
 
 LOOK_S = 0.05
 REST = 10
-
-_log = logging.getLogger(__name__)
 
 
 class Study(Protocol):
@@ -74,8 +73,8 @@ class Checkpoints(Callback):
 
     One is agreed on in a control round, captured between two steps, written in the background by every rank, and
     committed by rank 0 once all ranks have said that their part is on disk. A failure costs nothing but itself: what
-    was committed before stays, and the next one is due as if this one had been taken. `reasons` counts those of this
-    rank. Main thread only.
+    was committed before stays, and the next one is due as if this one had been taken, but not before a pause that grows
+    with each failure in a row. Main thread only.
     """
 
     def __init__(
@@ -90,10 +89,10 @@ class Checkpoints(Callback):
         batches: Callable[[], int],
         at_boundary: Callable[[], bool],
         phases: Phases,
+        milestones: "Milestones | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = SaveCounts()
-        self.reasons: Counter[str] = Counter()
         self.newest = newest
         self._ranks = ranks
         self._saver = saver
@@ -103,13 +102,16 @@ class Checkpoints(Callback):
         self._batches = batches
         self._at_boundary = at_boundary
         self._phases = phases
+        self._milestones = milestones
         self._clock = clock
+        self._failed = FailedSaves(rank=ranks.rank, clock=clock)
         self._stage = Stage.NONE
         self._generation = newest
         self._said: Saved | Committed | Failed | None = None
         self._version: Any = None
         self._taken_at = clock()
         self._taken_batch = batches()
+        self._saved_batch = batches()
         self._last_s = 0.0
 
     @property
@@ -124,7 +126,7 @@ class Checkpoints(Callback):
     @property
     def warnings(self) -> list[str]:
         """What went wrong on this rank."""
-        return [f"{num} of the checkpoints failed: {reason}" for reason, num in self.reasons.items()]
+        return self._failed.warnings
 
     def words(self) -> SaveWords:
         """What this rank says in the next round.
@@ -158,6 +160,13 @@ class Checkpoints(Callback):
             case Stage.COMMITTING if said.failed:
                 self._give_up()
 
+    def state_dict(self) -> dict[str, Any]:
+        return self._milestones.state_dict() if self._milestones else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._milestones:
+            self._milestones.load_state_dict(state)
+
     def on_round(self, server: Any) -> None:
         """Between two steps: take the checkpoint that all ranks agreed on. Collective."""
         if self.due:
@@ -171,7 +180,8 @@ class Checkpoints(Callback):
             self._generation += 1
             self._version = self._study.version()
             self._said = None
-            self._saver.begin(self._generation, self._study.capture())
+            kept = self._milestones.parts(self._ranks.rank) if self._milestones else []
+            self._saver.begin(self._generation, [*self._study.capture(), *kept])
         self._stage = Stage.WRITING
 
     def take_last(self) -> bool:
@@ -185,12 +195,29 @@ class Checkpoints(Callback):
         self._settle()
         return self.newest == self._generation
 
+    def take_before_validation(self) -> None:
+        """Take a checkpoint of the batches that are in none yet, and wait for it. Collective.
+
+        A failure is not tried again here, and one during the pause after a failure is left out. A server that was
+        restored has nothing new to save: a validation that always crashes makes no new generations.
+
+        Raises:
+            PeerFailed: another rank failed.
+        """
+        self._settle()
+        is_new = self._batches() != self._saved_batch
+        if agree(self._ranks, SaveWords(wanted=is_new and not self._failed.is_pausing)).wanted:
+            self.take()
+            self._settle()
+
     def _settle(self) -> None:
         while self._stage in (Stage.WRITING, Stage.COMMITTING):
             self._saver.wait(LOOK_S)
             self.hear(agree(self._ranks, self.words()))
 
     def _is_wanted(self) -> bool:
+        if self._failed.is_pausing:
+            return False
         since_s = self._clock() - self._taken_at
         num = self._batches() - self._taken_batch
         wanted = (
@@ -198,7 +225,8 @@ class Checkpoints(Callback):
             or (self._every_batches is not None and num >= self._every_batches)
             or (self._study.has_pressure and since_s >= REST * self._last_s)
         )
-        return wanted and self._study.version() != self._version
+        is_milestone = self._milestones is not None and self._milestones.is_due
+        return is_milestone or (wanted and self._study.version() != self._version)
 
     def _commit(self) -> None:
         assert isinstance(self._said, Saved)
@@ -215,8 +243,10 @@ class Checkpoints(Callback):
         failpoint("server.before_conclusion")
         path = self._saver.path(self._generation)
         self.newest = self._generation
+        self._saved_batch = self._taken_batch
         self.counts.committed += 1
         self.counts.degraded = False
+        self._failed.clear(self.newest)
         self._end()
         self._study.committed(self._generation, path)
 
@@ -224,13 +254,51 @@ class Checkpoints(Callback):
         self._saver.discard(self._generation)
         self.counts.failed += 1
         self.counts.degraded = True
-        if isinstance(self._said, Failed):
-            self.reasons[self._said.reason] += 1
+        self._failed.note(self._said if isinstance(self._said, Failed) else None, newest=self.newest)
+        if self._milestones:
+            self._milestones.take_back()
+        # It is tried again even if nothing new has come.
+        self._version = None
         self._end()
-        if self._ranks.rank == 0:
-            _log.warning("a checkpoint failed; generation %d is still good, training goes on", self.newest)
 
     def _end(self) -> None:
         self._said = None
         self._last_s = self._clock() - self._taken_at
         self._stage = Stage.NONE
+
+
+class Milestones:
+    """The checkpoints that stay for ever: the first one after each moment of `schedule`, which also makes it due.
+
+    A file in the generation says so, whatever the settings are later on. In the state within a milestone it is done.
+    """
+
+    def __init__(self, schedule: Schedule, progress: Progress) -> None:
+        self._schedule = schedule
+        self._progress = progress
+        self._before: dict[str, Any] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        return self._schedule.is_due(self._progress)
+
+    def parts(self, rank: int) -> list[Part]:
+        """What marks the checkpoint that is being captured, written by rank 0; nothing if it is no milestone."""
+        self._before = None
+        if not self.is_due:
+            return []
+        self._before = self._schedule.state_dict()
+        self._schedule.done(self._progress)
+        text = f"This checkpoint, after batch {self._progress.batches}, stays for ever.\n".encode()
+        return [Part(path=MILESTONE_FILE, write=lambda file: file.write(text))] if rank == 0 else []
+
+    def take_back(self) -> None:
+        """The last one failed: if it was to be a milestone, the next one is."""
+        if self._before is not None:
+            self._schedule.load_state_dict(self._before)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._schedule.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._schedule.load_state_dict(state)

@@ -90,6 +90,18 @@ class Step(Protocol):
         """Take back, on every rank, what `state_dict` gave on one."""
         ...
 
+    def model_state(self) -> dict[str, Any]:
+        """The model without what only training needs; empty for one that is in the server's own `state_dict`.
+
+        "model" is what is trained, "modules" the server's further modules, "evaluated" what is validated and exported,
+        if that is another one.
+        """
+        ...
+
+    def load_model_state(self, state: dict[str, Any]) -> None:
+        """Take back the model alone, of what `model_state` or `state_dict` gave."""
+        ...
+
     def random_state(self) -> dict[str, Any]:
         """The random generators of this rank, in plain containers and arrays."""
         ...
@@ -165,6 +177,12 @@ class LearnerStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
 
+    def model_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_model_state(self, state: dict[str, Any]) -> None:
+        pass
+
     def random_state(self) -> dict[str, Any]:
         return {}
 
@@ -179,6 +197,7 @@ class LearnerStep:
             return
         settings = self._server.config.training
         ignored = [f"training.{key}" for key, default in _FOR_TORCH.items() if getattr(settings, key) != default]
+        ignored += ["checkpoint.exclude"] if self._server.config.checkpoint.exclude else []
         if ignored:
             raise ConfigError(
                 f"{' and '.join(ignored)} must be left out: that is for a TorchServer, while the training_step of a "

@@ -19,6 +19,7 @@ from stream_server.server.training.torch_gradients import Gradients
 from stream_server.server.training.torch_learning_rates import as_list
 from stream_server.server.training.torch_lightning import Precision
 from stream_server.server.training.torch_reduction import UnionGradients
+from stream_server.server.training.torch_weights import other_modules
 
 _BACKWARD = "manual_backward"
 
@@ -126,6 +127,7 @@ class ManualOptimization:
         return {
             "model": plain(server.model.state_dict(), "the model"),
             "others": [plain(it, name) for name, it in named.items() if id(it) not in of_model],
+            "modules": {name: plain(it.state_dict(), name) for name, it in other_modules(server).items()},
             "optimizers": [plain(it.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
             "precision": plain(self._precision.state_dict(), "the precision"),
             "trained": [it.requires_grad for it in named.values()],
@@ -137,6 +139,9 @@ class ManualOptimization:
         server = self._server
         of_model = set(map(id, server.model.parameters()))
         server.model.load_state_dict(state["model"])
+        modules = other_modules(server)
+        for name in modules.keys() & state["modules"].keys():
+            modules[name].load_state_dict(state["modules"][name])
         for optimizer, its_state in zip(as_list(server.optimizer), state["optimizers"], strict=True):
             optimizer.load_state_dict(its_state)
         self._precision.load_state_dict(state["precision"])

@@ -60,9 +60,8 @@ def _make_alike(module: Any, *, seed: int) -> None:
 
 
 def state_of(server: TorchServer) -> dict[str, Any]:
-    """The model and how it learns, in plain containers and arrays that nobody changes."""
+    """How the model learns, in plain containers and arrays that nobody changes."""
     return {
-        "model": plain(server.model.state_dict(), "the model"),
         "optimizers": [plain(it.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
         "schedulers": [plain(it.state_dict(), "the lr_scheduler") for it in as_list(server.lr_scheduler)],
         "kinds": {"optimizers": kinds(server.optimizer), "schedulers": kinds(server.lr_scheduler)},
@@ -103,12 +102,10 @@ def load_state(server: TorchServer, state: dict[str, Any]) -> None:
     Raises:
         UserCodeError: the user's code makes something else now.
     """
-    saved = restored(state)
     try:
-        server.model.load_state_dict(saved["model"])
         for part, own in (("optimizers", server.optimizer), ("schedulers", server.lr_scheduler)):
-            check_kinds(saved["kinds"][part], own, _SINGULAR[part])
-            for it, its_state in zip(as_list(own), saved[part], strict=True):
+            check_kinds(state["kinds"][part], own, _SINGULAR[part])
+            for it, its_state in zip(as_list(own), restored(state[part]), strict=True):
                 it.load_state_dict(its_state)
     except (RuntimeError, ValueError, KeyError) as error:
         name = f"{type(server).__name__}.prepare_training_attributes"

@@ -68,6 +68,13 @@ class UnionGradients:
                 if not is_lazy(buffer):
                     _broadcast(buffer, source)
 
+    def share_module(self, module: nn.Module, source: int) -> None:
+        """Give another module of rank `source` to all ranks, such as an average of the weights."""
+        if self._ranks.size > 1:
+            for tensor in (*module.parameters(), *module.buffers()):
+                if not is_lazy(tensor):
+                    _broadcast(tensor, source)
+
     def reduce(self, numbers: Sequence[float], sizes: Sequence[int]) -> list[float]:
         """Replace the gradients by their sums over the ranks; gives the sums of `numbers`.
 

@@ -28,6 +28,7 @@ from stream_server.server.training.torch_manual import ManualOptimization
 from stream_server.server.training.torch_model import load_state, set_up, state_of
 from stream_server.server.training.torch_precision import LossScaling, make_precision, numerics
 from stream_server.server.training.torch_reduction import UnionGradients
+from stream_server.server.training.torch_weights import Weights
 
 if TYPE_CHECKING:
     from stream_server.config import StudyConfig
@@ -61,6 +62,7 @@ class TorchStep:
         self._gradients = Gradients(server, settings, self._precision)
         self._skipped = SkippedUpdates(most_in_row=0 if settings.nonfinite == "stop" else settings.max_nonfinite)
         self._stack = ExitStack()
+        self._weights = Weights(server, exclude=config.checkpoint.exclude)
         self._union: UnionGradients | None = None
         self._manual: ManualOptimization | None = None
         self._num_accumulated = 0
@@ -89,9 +91,11 @@ class TorchStep:
             fabric = launch(self._ranks, group.environment, self._device, self._precision, on_step)
             torch.manual_seed(self._seed)
             set_up(self._server, fabric, self._precision, compiled=self._settings.compile, seed=self._seed)
+            self._weights.move(self._precision)
             # The same seed made the same weights on all ranks; noise, such as dropout, differs from here on.
             torch.manual_seed(self._seed + 1 + self._ranks.rank)
             self._join_ranks()
+            self._weights.leave_out()
             self._stack = stack.pop_all()
         return self
 
@@ -104,6 +108,7 @@ class TorchStep:
         return self._precision.convert_input(moved)
 
     def run(self, turn: Turn, data: Any, batch_idx: int) -> StepOutcome:
+        self._weights.load_pending()
         self._buffers_from = turn.lowest_rank
         if self._manual:
             return self._run_manually(self._manual, turn, data, batch_idx)
@@ -128,35 +133,41 @@ class TorchStep:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         self.unite()
-        modes = [(module, module.training) for module in self._server.model.modules()]
-        self._server.model.eval()
-        try:
-            with torch.no_grad(), self._precision.forward_context():
-                yield
-        finally:
-            for module, training in modes:
-                module.training = training
+        with self._weights.evaluating(), torch.no_grad(), self._precision.forward_context():
+            yield
 
     def unite(self) -> None:
+        self._weights.load_pending()
         if self._union and self._ranks.size > 1:
             with self._measure("all_reduce"):
                 if self._manual:
                     self._manual.catch_up()
                 self._union.share_buffers(self._buffers_from)
+                evaluated = self._weights.returned
+                if evaluated is not self._server.model:
+                    self._union.share_module(evaluated, self._buffers_from)
 
     def fingerprints(self) -> Fingerprints:
         return {**of_model(self._server.model), **of_replicated_state(self._server)}
 
     def state_dict(self) -> dict[str, Any]:
         scaler = {} if self._scaling is None else self._scaling.state_dict()
-        saved = call_user(f"saving the model of {type(self._server).__name__}", state_of, self._server)
-        return {**saved, "scaler": scaler, "skipped": self._skipped.state_dict()}
+        name = f"saving the model of {type(self._server).__name__}"
+        learned = call_user(name, lambda: {**self._weights.state(), **state_of(self._server)})
+        return {**learned, "scaler": scaler, "skipped": self._skipped.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._weights.load(state)
         load_state(self._server, state)
         self._skipped.load_state_dict(state["skipped"])
         if self._scaling is not None and state["scaler"]:
             self._scaling.load_state_dict(state["scaler"])
+
+    def model_state(self) -> dict[str, Any]:
+        return self._weights.whole_state()
+
+    def load_model_state(self, state: dict[str, Any]) -> None:
+        self._weights.load(state)
 
     def random_state(self) -> dict[str, Any]:
         states: dict[str, Any] = torch_random_states()

@@ -33,8 +33,9 @@ class WritesReduced(Protocol):
 class Validation(Callback):
     """Runs the user's `validation_step` over all validation sets when the schedule says so, and keeps the history.
 
-    Main thread, collective: every rank calls `run` after the same batches. At the end of the training it validates once
-    more, unless this batch was validated already.
+    Main thread, collective: every rank calls `run` after the same batches. One that is due after a step waits for the
+    next round, when all else that belongs to the step is done, averages of the weights too. At the end of the training
+    it validates once more, unless this batch was validated already. `save_before` is called first each time.
 
     A validation that some rank `must_leave` half-way, on a signal or before the time limit, stays due: the study
     goes on with it when it is started again, from the batch at which it was left. It begins anew if the number of ranks
@@ -56,6 +57,7 @@ class Validation(Callback):
         schedule: Schedule | None = None,
         phases: Phases | None = None,
         must_leave: Callable[[], bool] = lambda: False,
+        save_before: Callable[[], None] = lambda: None,
     ) -> None:
         self.history: list[dict[str, Any]] = []
         self._server = server
@@ -68,8 +70,9 @@ class Validation(Callback):
         self._schedule = schedule or Schedule()
         self._phases = phases or Phases()
         self._must_leave = must_leave
+        self._save_before = save_before
         self._left: dict[str, Any] | None = None
-        self._is_overdue = False
+        self._is_next = False
 
     @property
     def best(self) -> dict[str, Any]:
@@ -83,20 +86,21 @@ class Validation(Callback):
         return bool(self.history) and self.history[-1]["batch"] == self._progress.batches
 
     def on_train_start(self, server: Any) -> None:
-        self._is_overdue = self._schedule.is_due(self._progress)
-
-    def on_round(self, server: Any) -> None:
-        """Before the first batch: validate what was due when the study was left."""
-        if self._is_overdue:
-            self._is_overdue = False
-            self.run(must_leave=self._must_leave)
+        # What was due when the study was left comes before the first batch.
+        self._is_next = self._schedule.is_due(self._progress)
 
     def on_step_end(self, server: Any) -> None:
-        if self._step.at_boundary and self._schedule.is_due(self._progress):
+        self._is_next = self._step.at_boundary and self._schedule.is_due(self._progress)
+
+    def on_round(self, server: Any) -> None:
+        if self._is_next:
+            self._is_next = False
+            self._save_before()
             self.run(must_leave=self._must_leave)
 
     def on_train_end(self, server: Any) -> None:
         if not self.is_done:
+            self._save_before()
             self.run()
 
     def run(self, *, must_leave: Callable[[], bool] = lambda: False) -> dict[str, float]:

@@ -12,11 +12,12 @@ from stream_server.disk import remove_leftovers, replace_file
 from stream_server.server.training.log_record import AXES, Record, Writer
 
 
-def open_writers(folder: Path, after: int = 0, num_ranks: int = 1) -> list[Writer]:
+def open_writers(folder: Path, after: int = 0, num_ranks: int = 1, *, is_validated: bool = True) -> list[Writer]:
     """Writers of all formats into the `metrics` folder of a study, which continue the files of earlier epochs.
 
-    What was logged after batch `after` goes, also by ranks that are no more: those batches are trained again. For rank
-    0 alone; TensorBoard's package is imported here, so that the other ranks do without.
+    What was logged after batch `after` goes, also by ranks that are no more: those batches are trained again. Unless
+    `is_validated`, a validation after that batch goes too: it is done again. For rank 0 alone; TensorBoard's package is
+    imported here, so that the other ranks do without.
     """
     from stream_server.server.training.tensorboard_writer import TensorBoardWriter
 
@@ -25,9 +26,9 @@ def open_writers(folder: Path, after: int = 0, num_ranks: int = 1) -> list[Write
         if int(path.stem.removeprefix("rank-")) >= num_ranks:
             _cut(path, after)
     return [
-        JsonLinesWriter(folder / "metrics.jsonl", after),
+        JsonLinesWriter(folder / "metrics.jsonl", after, is_validated=is_validated),
         HistogramsWriter(folder / "histograms.jsonl", after),
-        CsvWriter(folder / "metrics.csv", after),
+        CsvWriter(folder / "metrics.csv", after, is_validated=is_validated),
         TensorBoardWriter(folder / "tensorboard", after),
     ]
 
@@ -41,8 +42,8 @@ def open_own_writer(folder: Path, rank: int, after: int = 0) -> Writer:
 class JsonLinesWriter:
     """One JSON object per log point, `null` for a number that is not finite."""
 
-    def __init__(self, path: Path, after: int = 0) -> None:
-        _cut(path, after)
+    def __init__(self, path: Path, after: int = 0, *, is_validated: bool = True) -> None:
+        _cut(path, after, is_validated=is_validated)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
@@ -76,7 +77,7 @@ class HistogramsWriter:
 class CsvWriter:
     """One row per log point and one column per name; a name that comes later adds its column to the rows before."""
 
-    def __init__(self, path: Path, after: int = 0) -> None:
+    def __init__(self, path: Path, after: int = 0, *, is_validated: bool = True) -> None:
         remove_leftovers(path)
         self._path = path
         self._columns = list(AXES)
@@ -87,7 +88,11 @@ class CsvWriter:
             reader = csv.DictReader(whole.splitlines())
             if "batch" in (reader.fieldnames or ()):
                 self._columns = list(reader.fieldnames or ())
-                rows = [row for row in reader if _is_whole(row) and int(row["batch"]) <= after]
+                rows = [
+                    row
+                    for row in reader
+                    if _is_whole(row) and _stays(row, int(row["batch"]), after, is_validated=is_validated)
+                ]
         self._rewrite(rows)
         self._file = path.open("a", newline="", encoding="utf-8")
 
@@ -133,20 +138,29 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _cut(path: Path, after: int) -> None:
+def _cut(path: Path, after: int, *, is_validated: bool = True) -> None:
     """Take the lines after batch `after`, and those that a crash has damaged, out of a file, if there is one."""
     remove_leftovers(path)
     if not path.exists():
         return
     *lines, _ = path.read_bytes().split(b"\n")
-    replace_file(path, b"".join(line + b"\n" for line in lines if _is_until(line, after)))
+    kept = [line + b"\n" for line in lines if _line_stays(line, after, is_validated=is_validated)]
+    replace_file(path, b"".join(kept))
 
 
-def _is_until(line: bytes, batch: int) -> bool:
+def _line_stays(line: bytes, after: int, *, is_validated: bool) -> bool:
     try:
-        return bool(json.loads(line)["batch"] <= batch)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        record = json.loads(line)
+        return _stays(record, record["batch"], after, is_validated=is_validated)
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
         return False
+
+
+def _stays(record: dict[str, Any], batch: int, after: int, *, is_validated: bool) -> bool:
+    """Whether the record of a batch until `after` is not of a validation that is done again."""
+    if batch != after or is_validated:
+        return batch <= after
+    return not all(name.startswith("val/") for name, value in record.items() if name not in AXES and value != "")
 
 
 def _is_whole(row: dict[str, Any]) -> bool:

@@ -54,10 +54,12 @@ def settle(saver: Saver) -> Outcome:
     return outcome
 
 
-def save(folder: Path, number: int, *, epoch: int = 1, keep: int = 2) -> Outcome:
+def save(
+    folder: Path, number: int, *, epoch: int = 1, keep: int = 2, files: Mapping[str, bytes] | None = None
+) -> Outcome:
     """A whole save by a rank that writes the files of both; a failed one is discarded."""
     with Saver(Generations(folder, keep=keep), epoch=epoch, rank=0) as saver:
-        saver.begin(number, [part(path, data) for path, data in content(number).items()])
+        saver.begin(number, [part(path, data) for path, data in (files or content(number)).items()])
         outcome = settle(saver)
         if isinstance(outcome, Saved):
             saver.commit(number, manifest_of(number, outcome.files, epoch=epoch))

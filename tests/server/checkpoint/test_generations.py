@@ -34,6 +34,14 @@ def test_protected_generations_are_kept_besides(tmp_path: Path) -> None:
     assert names(tmp_path) == {"000002", "000004"}
 
 
+def test_milestones_are_kept_for_ever(tmp_path: Path) -> None:
+    start(tmp_path)
+    for number in range(1, 6):
+        marks = {"milestone.txt": b"it stays"} if number in (1, 3) else {}
+        assert isinstance(save(tmp_path, number, files=content(number) | marks), Committed)
+    assert names(tmp_path) == {"000001", "000003", "000004", "000005"}
+
+
 def test_the_only_good_generation_is_never_removed(tmp_path: Path) -> None:
     generations = store(tmp_path, 1, 2, 3)
     for number in (2, 3):

@@ -1,5 +1,6 @@
 """When checkpoints are taken, and how the ranks come to agree that one is complete."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from stream_server.errors import StaleEpoch
 from stream_server.server.checkpoint.manifest import FileRecord, Manifest
 from stream_server.server.checkpoint.saver import Committed, Failed, Outcome, Part, Saved
 from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.checkpoints import Checkpoints
+from stream_server.server.training.checkpoints import Checkpoints, Milestones
+from stream_server.server.training.failed_saves import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from stream_server.server.training.lockstep import agree
 from stream_server.server.training.phases import Phases
+from stream_server.server.training.progress import Progress
 from stream_server.server.training.saves import SaveWords
+from stream_server.server.training.schedules import Schedule
 from tests.server.thread_ranks import ThreadRanks, on_ranks
 
 RECORD = FileRecord(num_bytes=1, xxh3="0" * 32)
@@ -39,6 +43,7 @@ class FakeSaver:
         self.rank = rank
         self.script = script or []
         self.began: list[int] = []
+        self.milestones: list[int] = []
         self.discarded: list[int] = []
         self.manifests: list[Manifest] = []
         self.is_quick = False
@@ -47,6 +52,7 @@ class FakeSaver:
 
     def begin(self, number: int, parts: list[Part]) -> None:
         self.began.append(number)
+        self.milestones += [number for part in parts if part.path == "milestone.txt"]
         self._outcome = self._ended(Saved(number=number, files={f"rank-{self.rank}/x": RECORD}))
 
     def commit(self, number: int, manifest: Manifest) -> None:
@@ -74,7 +80,8 @@ class FakeSaver:
         self._is_slow = bool(slow)
         if word == "ok":
             return good
-        error = StaleEpoch(word) if word == "stale" else OSError(word)
+        errors = {"stale": StaleEpoch(word), "a bug": TypeError(word)}
+        error = errors.get(word) or OSError(word)
         return Failed(number=good.number, error=error, reason=word)
 
 
@@ -85,8 +92,10 @@ class FakeStudy:
         self.num = 0
         self.has_pressure = False
         self.safe: list[int] = []
+        self.batches: list[int] = []
 
     def capture(self) -> list[Part]:
+        self.batches.append(self.num)
         return []
 
     def manifest(self, generation: int, files: Mapping[str, FileRecord]) -> Manifest:
@@ -111,12 +120,16 @@ class OneRank:
         self.is_boundary = True
         self.ranks = ranks or SoloRanks()
         self.saver = FakeSaver(self.ranks.rank, script)
-        settings: dict[str, Any] = {"every_batches": None, "every_s": 300.0, "newest": 0} | options
+        settings: dict[str, Any] = {
+            "every_batches": None,
+            "every_s": 300.0,
+            "newest": 0,
+            "batches": lambda: self.batches,
+        } | options
         self.checkpoints = Checkpoints(
             ranks=self.ranks,
             saver=self.saver,  # type: ignore[arg-type]
             study=self.study,
-            batches=lambda: self.batches,
             at_boundary=lambda: self.is_boundary,
             phases=Phases(),
             clock=self.clock,
@@ -207,11 +220,83 @@ def test_a_failure_leaves_the_last_good_one_and_the_next_clears_it(script: list[
     assert one.checkpoints.counts.degraded
     assert one.saver.discarded == [5]
     one.step()
+    one.clock.now += FIRST_PAUSE_S
     for _ in range(3):
         one.round()
     assert one.checkpoints.newest == 6
     assert not one.checkpoints.counts.degraded
     assert (one.checkpoints.counts.committed, one.checkpoints.counts.failed) == (1, 1)
+
+
+def test_after_each_failure_the_next_try_waits_twice_as_long_up_to_a_limit_and_a_success_ends_that() -> None:
+    one = OneRank(every_batches=1, script=["disk full"] * 12)
+    tried_s = []
+    while one.saver.script or not tried_s:
+        one.step()
+        if one.round().wanted:
+            tried_s.append(one.clock.now)
+        one.clock.now += 0.25
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tried_s)]
+    assert pauses[:4] == pytest.approx([1, 2, 4, 8], abs=0.6)
+    assert pauses[-1] == pytest.approx(LONGEST_PAUSE_S, abs=0.6)
+    one.round()
+    one.clock.now += LONGEST_PAUSE_S
+    for _ in range(3):
+        one.round()
+    one.step()
+    assert not one.checkpoints.counts.degraded
+    assert one.round().wanted
+
+
+def test_pressure_does_not_shorten_the_pause_after_a_failure() -> None:
+    one = OneRank(script=["disk full"])
+    one.study.has_pressure = True
+    one.step()
+    one.round()
+    one.round()
+    one.step()
+    assert not one.round().wanted
+    one.clock.now += FIRST_PAUSE_S
+    assert one.round().wanted
+
+
+def test_the_last_one_is_tried_without_a_pause() -> None:
+    one = OneRank(script=["disk full"])
+    assert not one.checkpoints.take_last()
+    assert one.checkpoints.take_last()
+
+
+def logged(one: OneRank, num: int, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What is logged while so many checkpoints are taken."""
+    caplog.clear()
+    for _ in range(num):
+        one.checkpoints.take_last()
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_one_cause_is_one_warning_until_another_or_a_success_follows(caplog: pytest.LogCaptureFixture) -> None:
+    one = OneRank(newest=3, script=["disk full"] * 19 + ["disk fails"] * 2)
+    assert logged(one, 19, caplog) == [
+        "a checkpoint failed: disk full; generation 3 is still good, training goes on, and the next try waits 1 s, "
+        "later ones longer"
+    ]
+    [other] = logged(one, 2, caplog)
+    assert other.startswith("a checkpoint failed: disk fails (after 19 that failed because of: OSError: disk full);")
+    assert logged(one, 1, caplog) == [
+        "checkpoint 25 is committed (after 2 that failed because of: OSError: disk fails)"
+    ]
+    assert logged(one, 1, caplog) == []
+    assert one.checkpoints.warnings == [
+        "19 of the checkpoints failed: disk full",
+        "2 of the checkpoints failed: disk fails",
+    ]
+
+
+def test_a_mistake_of_ours_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    one = OneRank(script=["a bug"])
+    one.checkpoints.take_last()
+    [record] = caplog.records
+    assert record.exc_info is not None
 
 
 def test_rounds_come_quickly_while_one_is_under_way() -> None:
@@ -316,6 +401,93 @@ def test_the_last_one_waits_for_one_that_is_under_way() -> None:
     one.step()
     assert one.checkpoints.take_last()
     assert one.study.safe == [1, 2]
+
+
+def test_one_before_a_validation_is_committed_when_it_returns_and_only_if_batches_are_new() -> None:
+    one = OneRank()
+    one.step(5)
+    one.checkpoints.take_before_validation()
+    assert one.study.safe == [1]
+    one.study.num += 1
+    one.checkpoints.take_before_validation()
+    assert one.study.safe == [1]
+    one.step()
+    one.checkpoints.take_before_validation()
+    assert one.study.safe == [1, 2]
+
+
+def test_one_before_a_validation_waits_for_one_of_the_same_batches_that_is_under_way() -> None:
+    one = OneRank(every_batches=1)
+    one.step()
+    one.round()
+    one.checkpoints.take_before_validation()
+    assert (one.saver.began, one.study.safe) == ([1], [1])
+
+
+def test_one_before_a_validation_heeds_the_pause_after_a_failure() -> None:
+    one = OneRank(script=["disk full"])
+    one.step()
+    for _ in range(3):
+        one.checkpoints.take_before_validation()
+    assert one.saver.began == [1]
+    one.clock.now += FIRST_PAUSE_S
+    one.checkpoints.take_before_validation()
+    assert one.study.safe == [2]
+
+
+def test_a_restored_study_has_nothing_new_to_save_before_a_validation() -> None:
+    restored = OneRank(newest=4, batches=lambda: 7)
+    restored.checkpoints.take_before_validation()
+    assert restored.saver.began == []
+
+
+def with_milestones(script: list[str] | None = None, **schedule: Any) -> tuple[OneRank, Progress]:
+    progress = Progress()
+    one = OneRank(
+        script=script,
+        every_batches=4,
+        batches=lambda: progress.batches,
+        milestones=Milestones(Schedule(**schedule), progress),
+    )
+    return one, progress
+
+
+def trained_until(one: OneRank, progress: Progress, batch: int) -> None:
+    while progress.batches < batch:
+        progress.batches += 1
+        one.study.num += 1
+        for _ in range(3):
+            one.round()
+
+
+def test_the_first_checkpoint_after_each_milestone_is_marked_and_made_due() -> None:
+    one, progress = with_milestones(every=10, at=[3])
+    trained_until(one, progress, 21)
+    marked = dict(zip(one.saver.began, one.study.batches, strict=True))
+    assert [marked[number] for number in one.saver.milestones] == [3, 10, 20]
+
+
+def test_if_a_milestone_fails_the_next_checkpoint_is_one() -> None:
+    one, progress = with_milestones(["disk full"], at=[3])
+    trained_until(one, progress, 4)
+    assert one.saver.began == [1]
+    one.clock.now += FIRST_PAUSE_S
+    trained_until(one, progress, 5)
+    assert one.saver.milestones == [1, 2]
+    trained_until(one, progress, 12)
+    assert (one.saver.milestones, one.study.safe) == ([1, 2], [2, 3])
+
+
+def test_a_restart_from_a_milestone_makes_no_other_of_the_same_batches() -> None:
+    one, progress = with_milestones(every=5)
+    trained_until(one, progress, 5)
+    other, progress = with_milestones(every=5)
+    other.checkpoints.load_state_dict(one.checkpoints.state_dict())
+    progress.batches = 5
+    trained_until(other, progress, 9)
+    assert other.saver.milestones == []
+    trained_until(other, progress, 10)
+    assert len(other.saver.milestones) == 1
 
 
 def test_the_last_one_is_taken_in_the_middle_of_an_accumulation_too() -> None:

@@ -16,7 +16,7 @@ from stream_server.server.training.metric_objects import MetricObjects, find_met
 from stream_server.server.training.schedules import Schedule
 from tests.mpi.launch import alone, mpirun
 from tests.server.thread_ranks import on_ranks
-from tests.server.training.validating import Server, at, validation
+from tests.server.training.validating import Server, at, step, validation
 
 BATCHES = [np.array([1.0, 3.0]), np.array([8.0])]
 
@@ -132,9 +132,9 @@ def test_metrics_of_a_validation_that_is_left_begin_anew() -> None:
     leave = iter([False, True])
     server = Measuring(BATCHES, Largest())
     one = validation(server, progress=at(10), schedule=Schedule(every=10), must_leave=lambda: next(leave, False))
-    one.on_step_end(None)
+    step(one)
     assert (one.state_dict()["left"], server.largest.update_count, one.history) == (None, 0, [])
-    one.on_step_end(None)
+    step(one)
     assert one.best == {"batch": 10, "loss": 4.0}
 
 

@@ -19,7 +19,7 @@ from stream_server.server.training.union_mean import UnionMean
 from stream_server.server.training.validation_batches import HeldOutSamples, num_samples
 from stream_server.server.validation_store import ValidationStore
 from tests.server.thread_ranks import on_ranks
-from tests.server.training.validating import Model, Server, Written, at, held_out, resume, validation
+from tests.server.training.validating import Model, Server, Written, at, held_out, resume, step, validation
 
 
 def means_on(num_ranks: int, make_server: Callable[[], Server]) -> list[dict[str, float]]:
@@ -150,17 +150,37 @@ def test_it_validates_after_the_steps_at_which_it_is_due() -> None:
     one = validation(Server([np.ones(1)]), progress=progress, schedule=Schedule(every=3, at=[4]))
     resume(one)
     for progress.batches in range(1, 9):
-        one.on_step_end(None)
+        step(one)
     assert [entry["batch"] for entry in one.history] == [3, 4, 6]
 
 
 def test_a_validation_that_is_due_waits_for_the_end_of_an_accumulation() -> None:
-    step, progress = Model(), Progress()
-    one = validation(Server([np.ones(1)]), step=step, progress=progress, schedule=Schedule(every=3))
+    model, progress = Model(), Progress()
+    one = validation(Server([np.ones(1)]), step=model, progress=progress, schedule=Schedule(every=3))
     for progress.batches in range(1, 6):
-        step.at_boundary = progress.batches % 2 == 0
-        one.on_step_end(None)
+        model.at_boundary = progress.batches % 2 == 0
+        step(one)
     assert [entry["batch"] for entry in one.history] == [4]
+
+
+def test_all_else_that_belongs_to_a_step_is_done_before_it_is_validated() -> None:
+    server = Server([np.ones(1)])
+    one = validation(server, progress=at(3), schedule=Schedule(every=3))
+    one.on_step_end(None)
+    assert server.heard == []
+    one.on_round(None)
+    assert server.heard == ["start", {"loss": 1.0}]
+
+
+def test_a_checkpoint_comes_before_each_validation_when_asked() -> None:
+    server = Server([np.ones(1)])
+    one = validation(
+        server, progress=at(3), schedule=Schedule(every=3), save_before=lambda: server.heard.append("saved")
+    )
+    step(one)
+    vars(one)["_progress"].batches += 1
+    one.on_train_end(None)
+    assert server.heard == ["saved", "start", {"loss": 1.0}] * 2
 
 
 def test_the_end_of_the_training_is_validated_once() -> None:

@@ -11,7 +11,7 @@ from stream_server.server.ranks import Ranks
 from stream_server.server.training.schedules import Schedule
 from stream_server.server.training.validation import Validation
 from tests.server.thread_ranks import on_ranks
-from tests.server.training.validating import Server, Written, at, resume, validation
+from tests.server.training.validating import Server, Written, at, resume, step, validation
 
 BATCHES = [np.array([float(i)]) for i in range(6)]
 MEAN = {"loss": 2.5}
@@ -47,7 +47,7 @@ def due(server: Signalled, ranks: Ranks | None = None, batch: int = 10, **option
 def left_at(value: float, loader: Any = BATCHES, ranks: Ranks | None = None, **options: Any) -> dict[str, Any]:
     """The state of a validation that was left while it evaluated `value`."""
     one = due(Signalled(loader, value), ranks, **options)
-    one.on_step_end(None)
+    step(one)
     assert one.history == []
     return from_bytes(to_bytes(one.state_dict()))  # type: ignore[no-any-return]
 
@@ -89,7 +89,7 @@ def test_it_may_be_left_again_and_again() -> None:
 
 def test_nothing_is_written_or_told_of_a_validation_that_was_left() -> None:
     server, written = Signalled(BATCHES, 2.0), Written()
-    due(server, metrics=written).on_step_end(None)
+    step(due(server, metrics=written))
     assert (server.heard, written.records) == (["start"], [])
 
 
@@ -122,7 +122,7 @@ def test_all_ranks_leave_at_the_same_batch_when_one_is_told_to() -> None:
     def leave(ranks: Ranks) -> tuple[list[float], Any]:
         server = Signalled(BATCHES, 3.0)
         one = due(server, ranks)
-        one.on_step_end(None)
+        step(one)
         return server.seen, one.state_dict()["left"]
 
     (first, one), (second, other) = each(2, leave)

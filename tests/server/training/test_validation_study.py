@@ -1,5 +1,6 @@
 """A study that is stopped by a signal in the middle of a validation goes on in the middle of it."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -7,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from stream_server.server.checkpoint.epochs import read_epochs
+from tests.study.killing import killed_at
 from tests.study.runs import Run, run_study
+from tests.study.test_every_way import assert_complete
 
 STUDY = Path(__file__).parent.parent.parent / "study" / "numpy_study"
 SERVER = """
@@ -31,6 +35,10 @@ SETTINGS: dict[str, Any] = {
     "study.simulations": 3,
     "launcher.max_running": 1,
 }
+
+
+# A crash as late as it can be: the values of the validation after batch 6 are written.
+POINTS = ["validation.before_batch=kill@7", "best.renamed=kill@2"]
 
 
 def seen(folder: Path) -> list[list[int]]:
@@ -59,3 +67,17 @@ def test_a_signal_in_a_validation_costs_no_batch_of_it_and_writes_no_value_twice
     assert [it["batch"] for it in second.report["validation"]] == validated(second)
     # Ten held-out samples on each rank, in batches of four.
     assert [call for call in seen(tmp_path) if call[0] == 6] == [[6, rank, i] for rank in (0, 1) for i in range(3)]
+
+
+@pytest.mark.parametrize("point", POINTS, ids=["in", "after"])
+def test_a_crash_in_a_validation_costs_no_batch_if_it_is_saved_before_it(tmp_path: Path, point: str) -> None:
+    study, output_dir = STUDY / "study.json", tmp_path / "run"
+    settings = SETTINGS | {"server.class": "server.py:LinearServer", "validation.save_before": True}
+    killed_at(point, study, output_dir, settings=settings)
+    done = run_study(study, output_dir, settings=settings)
+    assert_complete(done, num_simulations=3)
+    assert [start.batches for start in read_epochs(output_dir / "checkpoints").starts] == [0, 6]
+    batches = done.report["batches"]
+    assert validated(done) == [*range(3, batches + 1, 3), *([batches] if batches % 3 else [])]
+    with (output_dir / "metrics" / "metrics.csv").open() as file:
+        assert [int(row["batch"]) for row in csv.DictReader(file) if row["val/loss"]] == validated(done)

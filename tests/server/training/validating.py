@@ -100,3 +100,9 @@ def resume(one: Validation) -> None:
     """What the loop does before the first batch."""
     one.on_train_start(None)
     one.on_round(None)
+
+
+def step(one: Validation) -> None:
+    """What the loop does after a step, until the next round."""
+    one.on_step_end(None)
+    one.on_round(None)
