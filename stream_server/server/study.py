@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
 from stream_server.buffers import Buffer
@@ -13,6 +14,7 @@ from stream_server.errors import ConfigError, NoUsableCheckpoint, RankLost
 from stream_server.failpoints import failpoint
 from stream_server.launcher import descriptors
 from stream_server.launcher.journal import Journal
+from stream_server.launcher.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.server import parts
 from stream_server.server.batch_memory import no_memory
 from stream_server.server.closing import Closing, outcome_of, rank_report
@@ -40,6 +42,7 @@ from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import StopRequests
 
 LARGEST_MARGIN_S = 120.0
+PROGRAM = "stream-server"
 
 
 def run_study(config: StudyConfig, start: Start) -> int:
@@ -77,12 +80,42 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
         if ranks.rank == 0:
             print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
         return 0
+    with ExitStack() as locks:
+        by_rank_0(ranks, lambda: _take_folder(config, folder, start, locks))
+        by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
+        continuation = find_continuation(config, ranks, folder)
+        with Logs(folder.path, ranks.rank):
+            return StudyRank(config, ranks, folder, continuation, start).run()
+
+
+def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks: ExitStack) -> None:
+    """Lock the output folder before anything in it is changed. Rank 0.
+
+    Raises:
+        ConfigError: another process runs the study in it, or it holds something else.
+    """
+    if not start.fresh:
+        folder.check(resume=start.resume)
+    _lock(folder.path, start, locks)
     if start.link is None:
-        by_rank_0(ranks, lambda: Journal.check_free(folder.path))
-    by_rank_0(ranks, lambda: folder.prepare(config, fresh=start.fresh, resume=start.resume))
-    continuation = find_continuation(config, ranks, folder)
-    with Logs(folder.path, ranks.rank):
-        return StudyRank(config, ranks, folder, continuation, start).run()
+        Journal.check_free(folder.path)
+    if start.fresh and folder.set_aside():
+        # The locks have gone with the folder of the earlier run.
+        _lock(folder.path, start, locks)
+    checkpoints = config.checkpoint.dir
+    if checkpoints is not None and checkpoints.resolve() != folder.path.resolve():
+        locks.enter_context(_server_lock(checkpoints, start))
+
+
+def _lock(folder: Path, start: Start, locks: ExitStack) -> None:
+    if start.link is None:
+        locks.enter_context(StudyLock(folder / RUN_LOCK, PROGRAM))
+    locks.enter_context(_server_lock(folder, start))
+
+
+def _server_lock(folder: Path, start: Start) -> StudyLock:
+    # A launcher starts a server only when it has killed the one before.
+    return StudyLock(folder / SERVER_LOCK, PROGRAM, was_killed=start.link is not None)
 
 
 def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:

@@ -43,7 +43,8 @@ class FakeServer:
     """Set the attributes before a client comes, or by `do` from then on; read them after the client is done.
 
     `steps[simulation, index][field]` is the assembled array; `messages[rank]` all that a server rank got, and
-    `num_sent[index]` how often it got a step, both since its last start. `names[i]` is that of the client of `hellos[i]`. `path` is the connection file.
+    `num_sent[index]` how often it got a step, both since its last start. `names[i]` is that of the
+    client of `hellos[i]`. `path` is the connection file.
     """
 
     def __init__(

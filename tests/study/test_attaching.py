@@ -112,7 +112,7 @@ def test_simulations_whose_clients_had_not_heard_of_them_when_the_server_died_ar
         workers = [threads.submit(work, live.connection) for _ in range(2)]
         worked_on = sorted(simulation for worker in workers for simulation in worker.result(timeout=30))
         done = live.end()
-    assert (tmp_path / "met").is_dir() and list((tmp_path / "met").iterdir())
+    assert (tmp_path / "met" / "receiver.before_notice").exists()
     assert worked_on == [0, 1]
     assert_complete(done, num_simulations=1)
     assert done.report["restarts"] == 1
