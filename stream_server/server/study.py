@@ -15,7 +15,7 @@ from stream_server.failpoints import failpoint
 from stream_server.launcher import descriptors
 from stream_server.launcher.journal import Journal
 from stream_server.launcher.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
-from stream_server.server import parts
+from stream_server.server import memory_need, parts
 from stream_server.server.batch_memory import no_memory
 from stream_server.server.closing import Closing, outcome_of, rank_report
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
@@ -73,6 +73,7 @@ def run_study(config: StudyConfig, start: Start) -> int:
 def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
     check_ranks(config, ranks.size)
     _require_descriptors(config, ranks)
+    _require_memory(config, ranks)
     if start.replay is not None and config.checkpoint.record:
         raise ConfigError("checkpoint.record must be left out with --replay: these samples are recorded already")
     folder = OutputFolder(config.output_dir)
@@ -124,6 +125,18 @@ def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
     problem = ranks.broadcast(said and next(filter(None, said), ""))
     if problem:
         raise ConfigError(problem)
+
+
+def _require_memory(config: StudyConfig, ranks: Ranks) -> None:
+    """Refuse samples for which a node has no memory, before they fill what it has."""
+    said = ranks.gather(
+        [of(config, ranks.size, ranks.local_size) for of in (memory_need.lacking, memory_need.shortage)]
+    )
+    problem, warning = ranks.broadcast(said and [next(filter(None, texts), "") for texts in zip(*said, strict=True)])
+    if problem:
+        raise ConfigError(problem)
+    if warning and ranks.rank == 0:
+        print(f"stream-server: WARNING: {warning}", file=sys.stderr, flush=True)
 
 
 def leave_at(time_limit_s: float | None, began_s: float) -> float:
@@ -248,6 +261,7 @@ class StudyRank:
             phases_s=self.parts.phases.seconds,
             fraction=progress.fraction,
             elapsed_s=progress.elapsed_s,
+            awaited=self.parts.source.awaited,
             is_degraded=self.learning is not None and self.learning.checkpoints.counts.degraded,
         )
 

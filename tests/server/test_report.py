@@ -28,6 +28,7 @@ KEYS = [
     "ranks",
     "versions",
     "simulations",
+    "awaited",
     "failures",
     "samples",
     "lonely_steps",

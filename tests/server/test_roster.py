@@ -196,6 +196,32 @@ def test_a_client_that_has_not_named_itself_has_no_name(roster: Roster) -> None:
     assert request == link.AttachRequest(token=0, simulation=None)
 
 
+def test_it_is_told_what_is_awaited_when_nobody_runs_what_is_left(roster: Roster) -> None:
+    assert roster.awaited == ""
+    roster.starts_jobs = False
+    assert roster.awaited == "somebody to attach for 3 simulations, since simulation.command starts none"
+    roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
+    roster.attached(0, 2, 0)
+    assert roster.awaited == ""
+    roster.failed(2, 0)
+    roster.launched(begun(0, 3, attached=True, goes_on=True))
+    finish(roster, 1)
+    assert roster.awaited == (
+        "clients that attached to simulation 0 before a restart, and have not come back; "
+        "somebody to attach for 1 simulation, since simulation.command starts none"
+    )
+    roster.stop("stopped by SIGINT", 0.0)
+    assert "simulation 0 before" in roster.awaited
+    assert roster.counts()["stopped"] == 2
+
+
+def test_nothing_is_awaited_from_a_client_that_came_back(roster: Roster) -> None:
+    roster.launched(begun(0, 0, attached=True, goes_on=True))
+    roster.launched(begun(1, 0, attached=True, goes_on=True))
+    roster.share(0, share(0, received=1))
+    assert roster.awaited == ""
+
+
 def test_a_client_whose_question_crossed_the_answer_gets_no_second_simulation(roster: Roster) -> None:
     roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
     roster.attached(0, 2, 0)

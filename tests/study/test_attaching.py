@@ -1,6 +1,7 @@
 """Simulations that nobody launched attach with the study's own connection file."""
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -117,6 +118,16 @@ def test_simulations_whose_clients_had_not_heard_of_them_when_the_server_died_ar
     assert_complete(done, num_simulations=1)
     assert done.report["restarts"] == 1
     assert "is declined" not in done.launcher_log
+
+
+def test_a_study_says_that_it_waits_for_somebody_to_attach(start: Callable[..., Any]) -> None:
+    with start(settings=NOBODY_LAUNCHES | {"study.simulations": 2}) as live:
+        awaited = "somebody to attach for 3 simulations, since simulation.command starts none"
+        live.wait_until(lambda: f"WAITS FOR {awaited}" in live.said)
+        live.process.send_signal(signal.SIGINT)
+        done = live.end()
+    assert done.exit_code == 75, done.output
+    assert done.report["awaited"] == awaited
 
 
 def work(connection: Path) -> list[int]:
