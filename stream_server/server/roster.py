@@ -142,8 +142,8 @@ class Roster:
             return self._awaited_at_the_end
         running = [i for i, entry in self.entries.items() if entry.state is State.RUNNING]
         silent = [i for i in running if self.entries[i].attached and self.entries[i].goes_on]
-        num_waiting = 0 if self.starts_jobs else self.counts()[State.WAITING]
-        if len(silent) < len(running):
+        num_waiting = self.counts()[State.WAITING]
+        if len(silent) < len(running) or (num_waiting and self.starts_jobs):
             return ""
         texts = []
         if silent:
