@@ -2,6 +2,7 @@
 
 import errno
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 
@@ -92,8 +93,10 @@ class Transport:
         self._poller = zmq.Poller()
         self._dealers: dict[zmq.Socket[bytes], Dealer] = {}
 
-    def connect(self, addresses: Sequence[str]) -> Dealer:
+    def connect(self, addresses: Sequence[str], name: bytes | None = None) -> Dealer:
         """A connection to the first of these addresses that can be used from this node.
+
+        With a `name`, the server knows it for the same client as any other connection of that name.
 
         Raises:
             Unreachable: none can.
@@ -103,6 +106,8 @@ class Transport:
         self._dealers[connection] = dealer = Dealer(connection, address, encrypted=self._security is not None)
         connection.set(zmq.LINGER, LINGER_MS)
         connection.set(zmq.SNDHWM, 0)
+        if name is not None:
+            connection.routing_id = name
         if self._security is not None and address.startswith("tcp:"):
             connection.curve_serverkey = self._security.server_public_key.encode()
             connection.curve_publickey = self._security.client_public_key.encode()
@@ -122,6 +127,11 @@ class Transport:
             connection.close(linger=LINGER_MS if linger else 0)
         self._dealers.clear()
         self._context.term()
+
+
+def new_name() -> bytes:
+    """A name for `Transport.connect` that no other client has."""
+    return secrets.token_hex(16).encode()
 
 
 def _require_files(num: int) -> None:

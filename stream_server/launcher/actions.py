@@ -55,11 +55,12 @@ class GiveUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Give:
-    """The client that asked with `token` gets this attempt."""
+    """The client that asked with `token`, and has this name, gets this attempt."""
 
     token: int
     simulation: int
     attempt: int
+    client: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

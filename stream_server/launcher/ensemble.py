@@ -149,7 +149,7 @@ class Ensemble:
             case link.StopAll():
                 self.leave(message.reason, message.grace_s)
             case link.AttachRequest():
-                return self.schedule.attach(message.token, message.simulation, now)
+                return self.schedule.attach(message.token, message.simulation, now, client=message.client)
             # What comes before the plan is in it.
             case _ if self.schedule.away:
                 return []

@@ -34,6 +34,7 @@ class Entry:
     `ended_well`: its job ended with exit code 0.
     While the job runs, `at_fault` tells how a rank of this attempt failed by itself, and `over` that nobody sends for
     it any more: all its ranks have ended, or it had ended for a server that has lost it.
+    `client` is the name of the one that runs this attempt without a job, as far as it has one.
     """
 
     id: int
@@ -55,6 +56,7 @@ class Entry:
     ended_well: bool = False
     at_fault: str = ""
     over: bool = False
+    client: str = ""
 
     def __post_init__(self) -> None:
         self.mates = self.mates or (self.id,)
@@ -90,12 +92,12 @@ class Entry:
         """It has never been tried."""
         return max(self.attempt, self.floor) < 0
 
-    def begin(self, now: float, *, has_job: bool, mates: tuple[int, ...] = ()) -> None:
+    def begin(self, now: float, *, has_job: bool, mates: tuple[int, ...] = (), client: str = "") -> None:
         """The next attempt."""
         self.state, self.attempt, self.has_job = State.RUNNING, max(self.attempt, self.floor) + 1, has_job
         self.cancelled, self.reason, self.received, self.blocked = False, "", 0, False
         self.excuse, self.ended_well, self.mates = "", False, mates or (self.id,)
-        self.at_fault, self.over = "", False
+        self.at_fault, self.over, self.client = "", False, client
         self.started = self.quiet_since = now
 
     def go_on(self, *, excuse: str) -> None:

@@ -79,10 +79,14 @@ class Invalid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttachRequest:
-    """To launcher: a client that nobody started asks for this simulation, or for any (None)."""
+    """To launcher: a client that nobody started asks for this simulation, or for any (None).
+
+    `client` is its name, the same over all connections and servers on which it asks; "" if it has none.
+    """
 
     token: int
     simulation: int | None
+    client: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

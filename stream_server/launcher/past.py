@@ -25,7 +25,7 @@ from stream_server.launcher.records import (
 
 @dataclass(kw_only=True, slots=True)
 class OpenAttempt:
-    """An attempt of which no end was written: with `folder` that of a job, without that of a client that attached.
+    """An attempt of which no end was written: with `folder` that of a job, without that of the `client` that attached.
 
     `job` is the folder in which its job runs, with `ranks` ranks for each attempt. `cancelled` if that is to end.
     `saw_restart`: it began under an earlier server.
@@ -34,6 +34,7 @@ class OpenAttempt:
     simulation: int
     attempt: int
     folder: str | None = None
+    client: str = ""
     job: str | None = None
     ranks: int = 1
     public_key: str | None = None
@@ -144,7 +145,7 @@ class Past:
                 if record.job is not None:
                     self.jobs[job] = (*self.jobs.get(job, ()), (simulation, attempt))
             case AttemptGiven():
-                self.attempts[simulation] = OpenAttempt(simulation=simulation, attempt=attempt)
+                self.attempts[simulation] = OpenAttempt(simulation=simulation, attempt=attempt, client=record.client)
             case AttemptStarted() if simulation in self.attempts:
                 self.attempts[simulation].leader = Leader(pid=record.pid, started=record.started)
             case AttemptCancelled() if simulation in self.attempts:

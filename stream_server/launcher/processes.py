@@ -58,6 +58,14 @@ def running(mark_name: str) -> list[Process]:
     return processes
 
 
+def is_dying(pid: int) -> bool:
+    """It has no memory any more, as a process that was killed has before its files are closed."""
+    try:
+        return (PROC / str(pid) / "statm").read_text().split()[0] == "0"
+    except (OSError, IndexError):
+        return True
+
+
 def this_boot() -> str:
     """A name for this start of this machine: process numbers mean something during it only."""
     try:

@@ -21,7 +21,7 @@ def entries_of(past: Past, now: float) -> list[Entry]:
     for it in past.attempts.values():
         entry = entries.setdefault(it.simulation, Entry(id=it.simulation))
         entry.state, entry.attempt, entry.has_job = State.RUNNING, it.attempt, it.job is not None
-        entry.floor = past.highest[it.simulation]
+        entry.floor, entry.client = past.highest[it.simulation], it.client
         entry.started = entry.quiet_since = now
         if it.job is not None:
             entry.mates = tuple(mate.simulation for mate in past.in_job(it.job))

@@ -113,10 +113,11 @@ class AttemptStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptGiven:
-    """A client that nobody started runs this attempt."""
+    """A client that nobody started runs this attempt, the one of this name."""
 
     simulation: int
     attempt: int
+    client: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -60,10 +60,11 @@ class Reports:
                 self.server.send(
                     link.GaveUp(simulation=simulation, attempts=attempts, reason=reason, log=path, redraw=redraw)
                 )
-            case Give(token=token, simulation=simulation, attempt=attempt):
+            case Give(token=token, simulation=simulation, attempt=attempt, client=client):
                 log.info("simulation %d, attempt %d goes to a client that attached", simulation, attempt)
-                self.given(simulation, attempt)
-                self.journal.note(records.AttemptGiven(simulation=simulation, attempt=attempt))
+                if self._given.get(simulation) != attempt:
+                    self.given(simulation, attempt)
+                    self.journal.note(records.AttemptGiven(simulation=simulation, attempt=attempt, client=client))
                 self.server.send(link.Attached(token=token, simulation=simulation, attempt=attempt))
             case Decline(token=token, text=text, busy=busy):
                 log.info("a client that attached is declined: %s", text)

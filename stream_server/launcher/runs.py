@@ -26,8 +26,10 @@ from stream_server.launcher.restarts import Restarts
 from stream_server.launcher.schedule import Schedule
 from stream_server.launcher.signals import Signals
 from stream_server.launcher.sockets import Link
+from stream_server.launcher.study_lock import LOCKS, RUN_LOCK, StudyLock
 from stream_server.launcher.supervisor import Supervisor
 
+PROGRAM = "stream-launcher"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -35,13 +37,14 @@ def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) ->
     """Run server and simulations of a study, or take over those of a launcher that was killed; returns the exit code.
 
     Raises:
-        ConfigError: another launcher runs this study, its journal is damaged, or a program is missing.
+        ConfigError: another process runs this study, its journal is damaged, or a program is missing.
     """
     mpirun = Mpirun.of(config)
     asking = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     # Under nohup the end of the terminal is no reason to stop.
     asking += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
-    with Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *asking) as signals:
+    lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
+    with lock, Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *asking) as signals:
         _start_log(config)
         _begin(journal, config, link=None)
         assert journal.past.launcher is not None
@@ -97,11 +100,11 @@ def rename_earlier_run(output_dir: Path) -> None:
     """Give the output folder of an earlier run the name NAME.1 or the next that is free.
 
     Raises:
-        ConfigError: a launcher still runs it, or its journal is damaged.
+        ConfigError: another process still runs it, or its journal is damaged.
     """
-    if not output_dir.exists() or not any(output_dir.iterdir()):
+    if not output_dir.exists() or all(entry.name in LOCKS for entry in output_dir.iterdir()):
         return
-    with Journal(output_dir) as journal:
+    with StudyLock(output_dir / RUN_LOCK, PROGRAM), Journal(output_dir) as journal:
         end_leftovers(journal.past, output_dir)
         number = 1
         while (free := output_dir.with_name(f"{output_dir.name}.{number}")).exists():

@@ -217,9 +217,12 @@ class Schedule:
             del self._live[it.id]
         return self._fill(now)
 
-    def attach(self, token: int, simulation: int | None, now: float) -> list[Action]:
-        """A client that nobody started asks for this simulation, or for any (None)."""
-        self._requests.add(token, simulation, now)
+    def attach(self, token: int, simulation: int | None, now: float, *, client: str = "") -> list[Action]:
+        """A client that nobody started asks for this simulation, or for any (None).
+
+        The same `client` gets the same simulation as long as that runs: it has not heard the answer.
+        """
+        self._requests.add(token, simulation, now, client=client)
         return self._fill(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -296,9 +299,11 @@ class Schedule:
             return None if it.cancelled else self._cancel_at
         return None if self.away or self._jobs.waits(it) else it.deadline(self.limits.timeout_s)
 
-    def _begin(self, simulation: int, now: float, *, has_job: bool, mates: tuple[int, ...] = ()) -> Entry:
+    def _begin(
+        self, simulation: int, now: float, *, has_job: bool, mates: tuple[int, ...] = (), client: str = ""
+    ) -> Entry:
         it = self._simulations[simulation]
-        it.begin(now, has_job=has_job, mates=mates)
+        it.begin(now, has_job=has_job, mates=mates, client=client)
         self._live[it.id] = it
         return it
 
@@ -377,16 +382,19 @@ class Schedule:
             return [*self._requests.decline_all("the study has ended")]
         if self.away:
             return []
-        num_attached = sum(it.attached for it in self._live.values())
+        attached = [it for it in self._live.values() if it.attached]
         answers = self._requests.answer(
-            self._simulations, now, num_attached=num_attached, take=lambda simulation: self._give(simulation, now)
+            self._simulations,
+            now,
+            attached=attached,
+            take=lambda simulation, client: self._give(simulation, now, client=client),
         )
         return [*answers]
 
-    def _give(self, simulation: int | None, now: float) -> Entry | None:
+    def _give(self, simulation: int | None, now: float, *, client: str) -> Entry | None:
         """The next attempt of this simulation, or of any that waits, for a client that nobody started."""
         if simulation is None:
             simulation = self._waiting.next_to_give()
         else:
             self._waiting.remove(simulation)
-        return None if simulation is None else self._begin(simulation, now, has_job=False)
+        return None if simulation is None else self._begin(simulation, now, has_job=False, client=client)

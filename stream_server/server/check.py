@@ -6,6 +6,7 @@ from stream_server.config import StudyConfig
 from stream_server.launcher.descriptors import OWN
 from stream_server.launcher.mpirun import shown
 from stream_server.server.cores import expected_cores
+from stream_server.server.memory_need import MemoryNeed, free_on_node, limit_of_node
 from stream_server.server.plan import Plan, make_plan
 from stream_server.server.stream_server import NUMPY_DTYPES
 from stream_server.server.user_class import load_server_class
@@ -46,11 +47,19 @@ def _lines(config: StudyConfig, plan: Plan) -> list[tuple[str, str]]:
             f"{config.buffer.policy}: {plan.capacity:,} samples per rank, watermark {plan.watermark:,}; with what is "
             f"under way {plan.num_slots:,} slots, {_bytes(plan.buffer_bytes)} per rank",
         ),
+        ("memory", f"{MemoryNeed.of(config, plan, config.server.ranks)} per rank; {_node()}"),
         ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
         ("batch size", f"{config.training.batch_size} per rank"),
         ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
         ("connections", f"{plan.connections} per rank; ulimit -Hn is {limit}: {verdict}"),
     ]
+
+
+def _node() -> str:
+    limit, free = limit_of_node(), free_on_node()
+    if limit is None or free is None:
+        return "what this node has is not known"
+    return f"this node has {_bytes(limit.num_bytes)} ({limit.source}), of which {_bytes(free.num_bytes)} are free now"
 
 
 def _bytes(num: int) -> str:

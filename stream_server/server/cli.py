@@ -135,8 +135,12 @@ def _run(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     if arguments.check:
         from stream_server.server.check import describe
+        from stream_server.server.memory_need import lacking
 
         print(describe(config))
+        # stream-launcher would start so many, on this node.
+        if problem := lacking(config, config.server.ranks, config.server.ranks):
+            raise ConfigError(problem)
         return 0
     if arguments.fast_dev_run:
         from stream_server.server.fast_dev_run import fast_dev_run

@@ -81,6 +81,9 @@ class Simulations(Protocol):
     @property
     def parameters(self) -> dict[int, dict[str, float]]: ...
 
+    @property
+    def awaited(self) -> str: ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closing:
@@ -168,6 +171,7 @@ class Closing:
             best_models=() if learning is None else learning.best,
             versions=versions(self.ranks.mpi_version),
             cores=self.cores,
+            awaited="" if simulations is None else simulations.awaited,
         )
         report = build_report(outcome, study, parts)
         try:

@@ -94,8 +94,7 @@ class Lobby:
     def requests(self) -> list[Action]:
         """What the launcher has been asked and has not answered."""
         return [
-            ToLauncher(message=link.AttachRequest(token=token, simulation=hello.simulation))
-            for token, (_, hello) in self._requests.items()
+            ToLauncher(message=_attach_request(token, peer, hello)) for token, (peer, hello) in self._requests.items()
         ]
 
     def none_left(self, message: link.NoneLeft) -> list[Action]:
@@ -172,7 +171,7 @@ class Lobby:
             return []
         token, self._next_token = self._next_token, self._next_token + 1
         self._requests[token] = (peer, hello)
-        return [ToLauncher(message=link.AttachRequest(token=token, simulation=hello.simulation))]
+        return [ToLauncher(message=_attach_request(token, peer, hello))]
 
     def _parameters_problem(self, hello: Hello) -> str:
         """What is wrong with the parameters that a client brings along."""
@@ -185,6 +184,12 @@ class Lobby:
         if entry is not None and entry.begun and hello.parameters != entry.parameters:
             return f"simulation {hello.simulation} was begun with other parameters, {entry.parameters}"
         return ""
+
+
+def _attach_request(token: int, peer: bytes, hello: Hello) -> link.AttachRequest:
+    # What ZeroMQ calls a client that has not named itself begins with a zero, and is used again for others.
+    client = "" if peer.startswith(b"\0") else peer.hex()
+    return link.AttachRequest(token=token, simulation=hello.simulation, client=client)
 
 
 def _is_ahead(hello: Hello, entry: Entry) -> bool:

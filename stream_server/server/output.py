@@ -9,6 +9,7 @@ from stream_server.config import StudyConfig, check_continuation
 from stream_server.disk import make_folder, remove_file, remove_leftovers, replace_file
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
+from stream_server.launcher.study_lock import LOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,29 @@ class OutputFolder:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
-    def prepare(self, config: StudyConfig, *, fresh: bool, resume: bool) -> None:
+    def check(self, *, resume: bool) -> None:
+        """See that a run may begin or go on here; nothing is changed.
+
+        Raises:
+            ConfigError: what is in the folder is no run; or `resume` insists on a run, and there is none.
+        """
+        if self.study.exists():
+            return
+        if resume:
+            raise ConfigError(f"--resume was given, but there is no run in {self.path}; leave it out to start one")
+        if self._holds_anything and not self._is_ours:
+            raise ConfigError(
+                f"{self.path} is not empty, but holds no run of a study: write another study.output_dir or move it"
+            )
+
+    def set_aside(self) -> bool:
+        """Give the folder of an earlier run, if there is one, the name NAME.1 or the next that is free."""
+        if not self._holds_anything:
+            return False
+        self.path.rename(self._free_name())
+        return True
+
+    def prepare(self, config: StudyConfig, *, resume: bool) -> None:
         """Make the folder, or see that `config` can continue the run in it, and put the resolved study into it.
 
         What the last run said of its end goes: how this one ends is not known yet.
@@ -80,16 +103,9 @@ class OutputFolder:
             ConfigError: what is in the folder is no run, or one of another study; or `resume` insists on a run, and
                 there is none.
         """
-        if fresh and self._holds_anything:
-            self.path.rename(self._free_name())
+        self.check(resume=resume)
         if self.study.exists():
             check_continuation(self._earlier_study(), config)
-        elif resume:
-            raise ConfigError(f"--resume was given, but there is no run in {self.path}; leave it out to start one")
-        elif self._holds_anything and not self._is_ours:
-            raise ConfigError(
-                f"{self.path} is not empty, but holds no run of a study: write another study.output_dir or move it"
-            )
         make_folder(self.path)
         failpoint("server.before_study_file")
         for file in (self.study, self.report, self.connection):
@@ -100,13 +116,13 @@ class OutputFolder:
 
     @property
     def _holds_anything(self) -> bool:
-        return self.path.exists() and any(self.path.iterdir())
+        return self.path.exists() and any(entry.name not in LOCKS for entry in self.path.iterdir())
 
     @property
     def _is_ours(self) -> bool:
-        """There is nothing but what a launcher makes before the server has begun, and what a killed start left."""
+        """There is nothing but what is made before a run has begun, and what a killed start left."""
         names = {entry.name for entry in self.path.iterdir()}
-        return all(name in ("journal.jsonl", "logs") or name.startswith(self.study.name) for name in names)
+        return all(name in ("journal.jsonl", "logs", *LOCKS) or name.startswith(self.study.name) for name in names)
 
     def _earlier_study(self) -> Any:
         try:

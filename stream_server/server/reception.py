@@ -193,6 +193,13 @@ class Reception:
         with self.receiver.turn:
             return self.roster.counts(), self.roster.num_settled
 
+    @property
+    def awaited(self) -> str:
+        """What must come from outside for the study to go on, "" if nothing must. Rank 0."""
+        assert self.roster is not None
+        with self.receiver.turn:
+            return self.roster.awaited
+
     def look(self) -> list[events.Event]:
         """What has happened since the last call. A launcher of ours that was killed is started again.
 

@@ -89,6 +89,7 @@ def make_roster(
         num_planned=num_planned,
         num_held_out=config.validation.simulations,
         num_ranks=len(endpoints),
+        starts_jobs=config.simulation.command is not None,
     )
 
 

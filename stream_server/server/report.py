@@ -61,6 +61,7 @@ class StudyReport:
 
     `batches` counts the steps of the whole study (a step in which several ranks had a batch is one), `updates`
     those of the optimizer, `draws` every use of a sample. `training_s` is what throughput is measured against.
+    `awaited` is what had to come from outside for the study to go on.
     """
 
     study: str
@@ -82,6 +83,7 @@ class StudyReport:
     best: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     cores: Cores = field(default_factory=Cores)
+    awaited: str = ""
 
 
 def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankReport | None]) -> dict[str, Any]:
@@ -114,6 +116,7 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "versions": dict(study.versions),
         "cores": study.cores.to_report(),
         "simulations": {**_count(study.simulations), "survived_restarts": study.num_survived},
+        "awaited": study.awaited,
         "failures": [dict(failure) for failure in study.failures],
         "samples": account.to_report(),
         "lonely_steps": study.lonely_steps,

@@ -13,6 +13,8 @@ from stream_server.server.entry import Entry, State
 from stream_server.server.lobby import Lobby, StudyFacts
 from stream_server.server.stale import stale
 
+MOST_NAMED = 5
+
 
 class Roster:
     """The simulations of a study: ids, parameters, attempts and terminal states.
@@ -22,6 +24,7 @@ class Roster:
     *finished* when every rank says that its share is settled: the ledgers decide, whatever a scheduler says.
     `num_survived` counts simulations that went on, while they ran, after the server had been away. `num_missing` are
     the steps of training simulations that will never come; those that redraws bring in their place are taken off.
+    Unless the study `starts_jobs`, simulations only attach by themselves.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class Roster:
         num_planned: int,
         num_held_out: int,
         num_ranks: int,
+        starts_jobs: bool = True,
     ) -> None:
         self.facts = facts
         self.num_ranks = num_ranks
@@ -44,6 +48,8 @@ class Roster:
         self._spare = iter(range(num_planned, len(parameters)))
         self._parameters = parameters
         self._num_held_out = num_held_out
+        self.starts_jobs = starts_jobs
+        self._awaited_at_the_end = ""
         self.stop_order: link.StopAll | None = None
         self._failed = False
         self._final = False
@@ -133,6 +139,25 @@ class Roster:
             )
             for simulation, entry in self.entries.items()
         }
+
+    @property
+    def awaited(self) -> str:
+        """What the study waits for when nothing runs any more that could end by itself; "" while something does."""
+        if self.stop_order is not None:
+            return self._awaited_at_the_end
+        running = [i for i, entry in self.entries.items() if entry.state is State.RUNNING]
+        silent = [i for i in running if self.entries[i].attached and self.entries[i].goes_on]
+        num_waiting = self.counts()[State.WAITING]
+        if len(silent) < len(running) or (num_waiting and self.starts_jobs):
+            return ""
+        texts = []
+        if silent:
+            named = ", ".join(map(str, silent[:MOST_NAMED])) + " …" * (len(silent) > MOST_NAMED)
+            texts.append(f"clients that attached to simulation {named} before a restart, and have not come back")
+        if num_waiting:
+            simulations = f"{num_waiting} simulation{'s' * (num_waiting > 1)}"
+            texts.append(f"somebody to attach for {simulations}, since simulation.command starts none")
+        return "; ".join(texts)
 
     def over(self) -> dict[str, Any]:
         """For the other ranks of a restored study: what has finished or was withdrawn, and whether all is over."""
@@ -242,6 +267,7 @@ class Roster:
         """The study ends now: nothing more is wanted from any simulation, whose job has `grace_s` to end by itself."""
         if self.stop_order is not None:
             return []
+        self._awaited_at_the_end = self.awaited
         self.stop_order = link.StopAll(reason=reason, grace_s=grace_s)
         for entry in self.entries.values():
             if not entry.state.terminal:

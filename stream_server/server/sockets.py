@@ -198,6 +198,8 @@ class Sockets:
         endpoints = {"data": self._bind(self._data, f"d{self.rank}")}
         if self.rank == 0:
             self._control = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
+            # A client keeps its name when it connects anew: its new connection takes over from the lost one.
+            self._control.router_handover = True
             endpoints["control"] = self._bind(self._control, "c")
             # Ranks say little to rank 0, and say it again. Whoever has a key may come here, too.
             self._peers = self._socket(zmq.ROUTER, unread=MAX_WORDS, num_bytes=MAX_WORD_BYTES)

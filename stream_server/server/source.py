@@ -84,6 +84,11 @@ class Source(Protocol):
         """How many simulations are in each state, and how many samples all ranks have. Rank 0."""
         ...
 
+    @property
+    def awaited(self) -> str:
+        """What must come from outside for the study to go on, "" if nothing must. Rank 0."""
+        ...
+
     def fill(self) -> None:
         """A batch is about to be drawn."""
         ...

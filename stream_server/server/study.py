@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
 from stream_server.buffers import Buffer
@@ -14,7 +15,8 @@ from stream_server.errors import ConfigError, NoUsableCheckpoint
 from stream_server.failpoints import failpoint
 from stream_server.launcher import descriptors
 from stream_server.launcher.journal import Journal
-from stream_server.server import parts
+from stream_server.launcher.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
+from stream_server.server import memory_need, parts
 from stream_server.server.batch_memory import no_memory
 from stream_server.server.closing import Closing, Simulations, outcome_of, rank_report
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
@@ -44,6 +46,7 @@ from stream_server.server.training.stop import StopRequests
 LARGEST_MARGIN_S = 120.0
 # As a shell tells of a process that SIGINT ended.
 INTERRUPTED = 130
+PROGRAM = "stream-server"
 
 
 def run_study(config: StudyConfig, start: Start) -> int:
@@ -78,25 +81,56 @@ def run_study(config: StudyConfig, start: Start) -> int:
 def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
     check_ranks(config, ranks.size)
     _require_descriptors(config, ranks)
+    _require_memory(config, ranks)
     folder = OutputFolder(config.output_dir)
     if not start.fresh and by_rank_0(ranks, lambda: folder.is_finished(config.study.simulations)):
         if ranks.rank == 0:
             print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
         return 0
+    with ExitStack() as locks:
+        by_rank_0(ranks, lambda: _take_folder(config, folder, start, locks))
+        by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
+        continuation = find_continuation(config, ranks, folder)
+        with Logs(folder.path, ranks.rank):
+            try:
+                study = StudyRank(config, ranks, folder, continuation, start)
+            except MemoryError:
+                raise
+            except Exception as error:
+                # The status of mpirun tells a launcher nothing.
+                Failure.of(error, rank=ranks.rank, phase="set-up").record(folder.path)
+                raise
+            return study.run()
+
+
+def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks: ExitStack) -> None:
+    """Lock the output folder before anything in it is changed. Rank 0.
+
+    Raises:
+        ConfigError: another process runs the study in it, or it holds something else.
+    """
+    if not start.fresh:
+        folder.check(resume=start.resume)
+    _lock(folder.path, start, locks)
     if start.link is None:
-        by_rank_0(ranks, lambda: Journal.check_free(folder.path))
-    by_rank_0(ranks, lambda: folder.prepare(config, fresh=start.fresh, resume=start.resume))
-    continuation = find_continuation(config, ranks, folder)
-    with Logs(folder.path, ranks.rank):
-        try:
-            study = StudyRank(config, ranks, folder, continuation, start)
-        except MemoryError:
-            raise
-        except Exception as error:
-            # The status of mpirun tells a launcher nothing.
-            Failure.of(error, rank=ranks.rank, phase="set-up").record(folder.path)
-            raise
-        return study.run()
+        Journal.check_free(folder.path)
+    if start.fresh and folder.set_aside():
+        # The locks have gone with the folder of the earlier run.
+        _lock(folder.path, start, locks)
+    checkpoints = config.checkpoint.dir
+    if checkpoints is not None and checkpoints.resolve() != folder.path.resolve():
+        locks.enter_context(_server_lock(checkpoints, start))
+
+
+def _lock(folder: Path, start: Start, locks: ExitStack) -> None:
+    if start.link is None:
+        locks.enter_context(StudyLock(folder / RUN_LOCK, PROGRAM))
+    locks.enter_context(_server_lock(folder, start))
+
+
+def _server_lock(folder: Path, start: Start) -> StudyLock:
+    # A launcher starts a server only when it has killed the one before.
+    return StudyLock(folder / SERVER_LOCK, PROGRAM, was_killed=start.link is not None)
 
 
 def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
@@ -114,6 +148,18 @@ def simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
     # stream-launcher adds the environment of server.job to the server's, and not to that of the simulations.
     added = config.server.job.environment if start.link is not None else {}
     return SimulationCores.of(config, {name: value for name, value in os.environ.items() if name not in added})
+
+
+def _require_memory(config: StudyConfig, ranks: Ranks) -> None:
+    """Refuse samples for which a node has no memory, before they fill what it has."""
+    said = ranks.gather(
+        [of(config, ranks.size, ranks.local_size) for of in (memory_need.lacking, memory_need.shortage)]
+    )
+    problem, warning = ranks.broadcast(said and [next(filter(None, texts), "") for texts in zip(*said, strict=True)])
+    if problem:
+        raise ConfigError(problem)
+    if warning and ranks.rank == 0:
+        print(f"stream-server: WARNING: {warning}", file=sys.stderr, flush=True)
 
 
 def leave_at(time_limit_s: float | None, began_s: float) -> float:
@@ -244,6 +290,7 @@ class StudyRank:
             phases_s=self.parts.phases.seconds,
             fraction=progress.fraction,
             elapsed_s=progress.elapsed_s,
+            awaited=self.parts.source.awaited,
             is_degraded=self.learning is not None and self.learning.checkpoints.counts.degraded,
         )
 

@@ -43,7 +43,8 @@ class FakeServer:
     """Set the attributes before a client comes, or by `do` from then on; read them after the client is done.
 
     `steps[simulation, index][field]` is the assembled array; `messages[rank]` all that a server rank got, and
-    `num_sent[index]` how often it got a step, both since its last start. `path` is the connection file.
+    `num_sent[index]` how often it got a step, both since its last start. `names[i]` is that of the
+    client of `hellos[i]`. `path` is the connection file.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class FakeServer:
         self.answers_to_open: list[Message | None] = []
         self.answers_to_data: list[Message | None] = []
         self.hellos: list[Hello] = []
+        self.names: list[bytes] = []
         self.invalidated: list[Invalidate] = []
         self.messages: dict[int, list[Message]] = {rank: [] for rank in range(num_ranks)}
         self.steps: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
@@ -252,6 +254,7 @@ class FakeServer:
             return
         assert isinstance(message, Hello)
         self.hellos.append(message)
+        self.names.append(peer)
         answer = self.answers_to_hello.pop(0) if self.answers_to_hello else self.welcome(message)
         if answer is not None and not self.silent:
             self._reply(self._control, peer, answer)

@@ -233,6 +233,18 @@ def test_connect_finds_a_server_that_is_just_being_restarted() -> None:
     assert_has(server, 1)
 
 
+def test_a_client_whose_answer_was_lost_asks_the_next_server_by_the_same_name() -> None:
+    with FakeServer(SMALL, num_ranks=1) as server, ThreadPoolExecutor(1) as pool:
+        server.do_now(lambda: setattr(server, "silent", True))
+        connecting = pool.submit(connect, server.path)
+        server.wait_until(lambda: bool(server.hellos))
+        server.do_now(lambda: setattr(server, "silent", False))
+        server.move(epoch=4)
+        with connecting.result(20) as simulation:
+            send(simulation, 0)
+    assert len(set(server.names)) == 1 < len(server.names)
+
+
 def test_a_new_server_at_the_old_address_is_waited_for_until_the_file_tells_of_it() -> None:
     with FakeServer(SMALL, num_ranks=1) as server, ThreadPoolExecutor(1) as pool:
         simulation = connect(server.path)

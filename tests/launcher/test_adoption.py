@@ -158,15 +158,17 @@ def test_a_given_up_simulation_is_given_up_again_by_the_next_launcher(tmp_path: 
 def test_a_client_that_attached_keeps_its_attempt_under_the_next_launcher(tmp_path: Path) -> None:
     with Rank0(tmp_path, None) as rank_0:
         rank_0.plan(2)
-        rank_0.send(link.AttachRequest(token=5, simulation=1))
+        rank_0.send(link.AttachRequest(token=5, simulation=1, client="b"))
         rank_0.wait_for(link.Attached)
         rank_0.kill_and_restart_launcher()
         rank_0.plan(2, attempt=0)
         assert rank_0.wait_for(link.Attempt) == link.Attempt(
             simulation=1, attempt=0, public_key=None, attached=True, goes_on=True
         )
-        rank_0.send(link.AttachRequest(token=6, simulation=None))
-        assert rank_0.wait_for(link.Attached) == link.Attached(token=6, simulation=0, attempt=1)
+        rank_0.send(link.AttachRequest(token=6, simulation=None, client="b"))
+        assert rank_0.wait_for(link.Attached) == link.Attached(token=6, simulation=1, attempt=0)
+        rank_0.send(link.AttachRequest(token=7, simulation=None, client="c"))
+        assert rank_0.wait_for(link.Attached) == link.Attached(token=7, simulation=0, attempt=1)
 
 
 def test_a_new_run_by_hand_ends_what_is_left_of_the_last_and_never_uses_a_number_again(tmp_path: Path) -> None:

@@ -236,6 +236,24 @@ def test_a_request_of_the_next_server_is_a_new_one_whatever_its_number() -> None
     assert schedule.attach(7, None, 2.0) == [Give(token=7, simulation=2, attempt=0)]
 
 
+def test_a_client_that_asks_again_gets_the_simulation_that_it_has() -> None:
+    schedule = running(3)
+    schedule.attach(7, None, 1.0, client="b")
+    assert schedule.attach(8, None, 1.1, client="b") == [Give(token=8, simulation=1, attempt=0, client="b")]
+    schedule.pause()
+    schedule.replan(dict.fromkeys(range(3), -1), 2.0)
+    assert schedule.attach(7, None, 2.0, client="c") == [Give(token=7, simulation=2, attempt=0, client="c")]
+    assert schedule.attach(8, None, 2.0, client="b") == [Give(token=8, simulation=1, attempt=0, client="b")]
+
+
+def test_a_client_whose_attempt_has_failed_gets_another_one() -> None:
+    schedule = Schedule(Limits(starts_jobs=False, timeout_s=60))
+    schedule.replan({0: -1}, 0.0)
+    schedule.attach(1, None, 0.0, client="b")
+    schedule.tick(60.0)
+    assert schedule.attach(2, None, 61.0, client="b") == [Give(token=2, simulation=0, attempt=1, client="b")]
+
+
 def test_a_client_that_attaches_may_name_its_simulation() -> None:
     schedule = running(3)
     assert schedule.attach(7, 2, 1.0) == [Give(token=7, simulation=2, attempt=0)]

@@ -202,7 +202,7 @@ def test_two_launchers_never_run_the_same_study(tmp_path: Path) -> None:
         run.wait_for_output(0)
         for num, arguments in enumerate(([], ["--fresh"]), start=1):
             assert run.start(*arguments).wait(DEADLINE_S) == 2
-            assert run.errors.count("another launcher runs the study") == num
+            assert run.errors.count(f"is in use: stream-launcher, process {run.launcher.pid} on ") == num
         assert run.num_starts == 1, run.errors
 
 

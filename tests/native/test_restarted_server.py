@@ -205,6 +205,19 @@ def test_a_server_that_was_restarted_before_the_first_step_is_found(client: Nati
         assert_has(server, 2)
 
 
+def test_a_client_whose_answer_was_lost_asks_the_next_server_by_the_same_name(client: NativeClient) -> None:
+    with FakeServer(SMALL, num_ranks=1) as server:
+        server.do_now(lambda: setattr(server, "silent", True))
+        connecting = client.begin(f"connect 0 1 connection={server.path}")
+        server.wait_until(lambda: bool(server.hellos))
+        server.do_now(lambda: setattr(server, "silent", False))
+        server.move(epoch=4)
+        assert connecting() == "ok"
+        client.send(0)
+        assert client.ask("finish") == "ok"
+        assert len(set(server.names)) == 1 < len(server.names)
+
+
 def test_connect_finds_a_server_that_is_just_being_restarted(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
         server.do_now(server.die)

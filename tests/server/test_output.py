@@ -26,7 +26,9 @@ def config(study: StudyFolder, changes: Changes | None = None) -> StudyConfig:
 
 
 def prepare(folder: OutputFolder, config: StudyConfig, *, fresh: bool = False, resume: bool = False) -> None:
-    folder.prepare(config, fresh=fresh, resume=resume)
+    if fresh:
+        folder.set_aside()
+    folder.prepare(config, resume=resume)
 
 
 def test_an_absent_folder_is_made_with_the_resolved_study_in_it(study: StudyFolder, folder: OutputFolder) -> None:
@@ -94,7 +96,9 @@ def test_resume_does_not_take_a_launchers_journal_for_a_run(study: StudyFolder, 
         prepare(folder, config(study), resume=True)
 
 
-@pytest.mark.parametrize("names", [[], ["journal.jsonl"], ["logs"], ["journal.jsonl", "logs"]])
+@pytest.mark.parametrize(
+    "names", [[], ["journal.jsonl"], ["logs"], ["journal.jsonl", "logs"], ["run.lock", "server.lock"]]
+)
 def test_a_run_begins_in_a_folder_with_nothing_but_what_a_launcher_makes(
     study: StudyFolder, folder: OutputFolder, names: list[str]
 ) -> None:

@@ -29,6 +29,7 @@ KEYS = [
     "versions",
     "cores",
     "simulations",
+    "awaited",
     "failures",
     "samples",
     "lonely_steps",

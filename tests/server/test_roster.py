@@ -181,7 +181,7 @@ def test_a_simulation_that_finished_is_not_given_up(roster: Roster) -> None:
 
 def test_a_client_that_attaches_gets_what_the_launcher_gives_it(roster: Roster) -> None:
     (request,) = to_launcher(roster.lobby.hello(b"p", hello(None, attempt=ATTACHING, parameters={"x": 9.0})))
-    assert request == link.AttachRequest(token=0, simulation=None)
+    assert request == link.AttachRequest(token=0, simulation=None, client=b"p".hex())
     assert roster.lobby.hello(b"p", hello(None, attempt=ATTACHING)) == []
     (notice,) = told(roster.attached(0, 2, 0))
     assert roster.lobby.hello(b"p", hello(None, attempt=ATTACHING)) == []
@@ -189,6 +189,37 @@ def test_a_client_that_attaches_gets_what_the_launcher_gives_it(roster: Roster) 
     (welcome,) = replies(roster.ready(2, 0))
     assert isinstance(welcome, Welcome)
     assert welcome.simulation == 2
+
+
+def test_a_client_that_has_not_named_itself_has_no_name(roster: Roster) -> None:
+    (request,) = to_launcher(roster.lobby.hello(b"\0abcd", hello(None, attempt=ATTACHING)))
+    assert request == link.AttachRequest(token=0, simulation=None)
+
+
+def test_it_is_told_what_is_awaited_when_nobody_runs_what_is_left(roster: Roster) -> None:
+    assert roster.awaited == ""
+    roster.starts_jobs = False
+    assert roster.awaited == "somebody to attach for 3 simulations, since simulation.command starts none"
+    roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
+    roster.attached(0, 2, 0)
+    assert roster.awaited == ""
+    roster.failed(2, 0)
+    roster.launched(begun(0, 3, attached=True, goes_on=True))
+    finish(roster, 1)
+    assert roster.awaited == (
+        "clients that attached to simulation 0 before a restart, and have not come back; "
+        "somebody to attach for 1 simulation, since simulation.command starts none"
+    )
+    roster.stop("stopped by SIGINT", 0.0)
+    assert "simulation 0 before" in roster.awaited
+    assert roster.counts()["stopped"] == 2
+
+
+def test_nothing_is_awaited_from_a_client_that_came_back(roster: Roster) -> None:
+    roster.launched(begun(0, 0, attached=True, goes_on=True))
+    roster.launched(begun(1, 0, attached=True, goes_on=True))
+    roster.share(0, share(0, received=1))
+    assert roster.awaited == ""
 
 
 def test_a_client_whose_question_crossed_the_answer_gets_no_second_simulation(roster: Roster) -> None:
@@ -211,7 +242,7 @@ def test_all_ranks_of_a_parallel_simulation_are_told_that_nothing_is_left(roster
 
 def test_all_ranks_of_an_attaching_simulation_come_in_with_one_request(roster: Roster) -> None:
     first = roster.lobby.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
-    assert to_launcher(first) == [link.AttachRequest(token=0, simulation=1)]
+    assert to_launcher(first) == [link.AttachRequest(token=0, simulation=1, client=b"p".hex())]
     assert roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1)) == []
     roster.attached(0, 1, 0)
     assert len(replies(roster.ready(1, 0))) == 2
@@ -299,7 +330,7 @@ def test_a_simulation_keeps_the_parameters_that_it_was_begun_with(roster: Roster
     (refusal,) = replies(roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 8.0})))
     assert isinstance(refusal, Refusal)
     (request,) = to_launcher(roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 9.0})))
-    assert request == link.AttachRequest(token=1, simulation=1)
+    assert request == link.AttachRequest(token=1, simulation=1, client=b"q".hex())
 
 
 def test_a_study_that_failed_does_not_come_to_its_end_any_more(roster: Roster) -> None:

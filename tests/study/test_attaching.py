@@ -1,6 +1,7 @@
 """Simulations that nobody launched attach with the study's own connection file."""
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +19,7 @@ from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, Unreachable
 from stream_server.launcher.sockets import key_pair
 from tests.study.numpy_study.ripple import send_all, signal_at
-from tests.study.runs import LiveRun
+from tests.study.runs import LiveRun, failpoints
 from tests.study.test_every_way import assert_complete
 
 # No command: the study only waits for simulations.
@@ -98,6 +99,42 @@ def test_a_worker_helps_a_study_that_launches_simulations_itself(start: Callable
                 go.touch()
         assert worked_on[:3] == [1, 2, 3]
         assert_complete(live.end(), num_simulations=6)
+
+
+def test_simulations_whose_clients_had_not_heard_of_them_when_the_server_died_are_theirs_afterwards(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    settings = NOBODY_LAUNCHES | {"client.max_attached": 2, "study.simulations": 1}
+    # They have been given out, and rank 0 dies before it has told their clients.
+    killing = failpoints(tmp_path / "met", "receiver.before_notice=kill")
+    supervised: dict[str, Any] = {"program": "stream-launcher", "mpi": None, "environment": killing}
+    with start(**supervised, settings=settings) as live, ThreadPoolExecutor() as threads:
+        live.wait_until(live.connection.exists)
+        workers = [threads.submit(work, live.connection) for _ in range(2)]
+        worked_on = sorted(simulation for worker in workers for simulation in worker.result(timeout=30))
+        done = live.end()
+    assert (tmp_path / "met" / "receiver.before_notice").exists()
+    assert worked_on == [0, 1]
+    assert_complete(done, num_simulations=1)
+    assert done.report["restarts"] == 1
+    assert "is declined" not in done.launcher_log
+
+
+def test_a_study_says_that_it_waits_for_somebody_to_attach(start: Callable[..., Any]) -> None:
+    with start(settings=NOBODY_LAUNCHES | {"study.simulations": 2}) as live:
+        awaited = "somebody to attach for 3 simulations, since simulation.command starts none"
+        live.wait_until(lambda: f"WAITS FOR {awaited}" in live.said)
+        live.process.send_signal(signal.SIGINT)
+        done = live.end()
+    assert done.exit_code == 75, done.output
+    assert done.report["awaited"] == awaited
+
+
+def work(connection: Path) -> list[int]:
+    """Run a simulation, and return its id."""
+    with connect(connection) as simulation:
+        assert send_all(simulation)
+        return [simulation.id]
 
 
 def fail_after_one_step(connection: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stream_server.server.memory_need import limit_of_node
 from tests.mpi.launch import IMPLEMENTATIONS, mpirun
 from tests.study.conftest import NUMPY_STUDY
 from tests.study.runs import Run, command, run_study
@@ -86,6 +87,26 @@ def test_check_refuses_a_precision_that_the_run_would_refuse(
     done = run(mpi=None, arguments=["--check"], settings=settings, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert done.exit_code == 2
     assert told in done.output
+    assert not done.output_dir.exists()
+
+
+@pytest.mark.parametrize("arguments", [["--check"], []], ids=["check", "run"])
+def test_more_samples_than_a_node_has_memory_for_are_refused(run: Callable[..., Run], arguments: list[str]) -> None:
+    done = run(mpi=None, arguments=arguments, settings={"buffer.capacity": 10**13})
+    assert done.exit_code == 2, done.output
+    assert "buffer.capacity: the samples of a rank take 737," in done.output
+    assert "but this node has" in done.output
+    assert not done.output_dir.exists()
+
+
+def test_the_ranks_of_a_node_share_its_memory(run: Callable[..., Run]) -> None:
+    limit = limit_of_node()
+    assert limit is not None
+    # One rank could have it.
+    capacity = int(limit.num_bytes * 0.7) // 72
+    done = run(num_ranks=2, settings={"buffer.capacity": capacity})
+    assert done.exit_code == 2, done.output
+    assert "for the 2 ranks of a node, but this node has" in done.output
     assert not done.output_dir.exists()
 
 

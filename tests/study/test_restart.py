@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stream_server.launcher.study_lock import LOCKS
 from tests.chaos.evidence import damage
 from tests.server.checkpoint.test_full_disk import can_mount
 from tests.study.conftest import KILLED, NUMPY_STUDY
@@ -270,6 +271,11 @@ def test_a_server_that_wakes_up_after_another_has_taken_over_changes_nothing(
     }
     with start_study(NUMPY_STUDY, output_dir, **options) as old:
         old.wait_until(lambda: psutil.Process(old.process.pid).status() == psutil.STATUS_STOPPED)
+        refused = run_study(NUMPY_STUDY, output_dir, **options)
+        assert refused.exit_code == 2, refused.output
+        # As when its node is lost to a network file system, which forgets the locks of the dead.
+        for lock in LOCKS:
+            (output_dir / lock).unlink()
         new = run_study(NUMPY_STUDY, output_dir, **options)
         assert new.exit_code == 0, new.output
         after = contents(output_dir / "checkpoints")

@@ -117,7 +117,7 @@ def test_a_launcher_that_is_killed_and_started_again_takes_over_what_runs_and_no
         first.wait_until(lambda: all("waiting" in first.log(simulation) for simulation in (0, 1)))
         second = run_study(NUMPY_STUDY, tmp_path / "run", **SUPERVISED, settings=settings)
         assert second.exit_code == 2
-        assert "another launcher runs the study" in second.output
+        assert f"is in use: stream-launcher, process {first.process.pid} on" in second.output
         ranks = [rank.pid for rank in first.ranks]
         assert len(ranks) == 2
         first.process.kill()

@@ -61,7 +61,7 @@ def write(journal: Journal, number: int) -> None:
 def test_a_start_that_was_killed_while_it_wrote_study_json_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").touch()
     (tmp_path / "study.json.0123456789ab.tmp").write_text('{"study": ')
-    OutputFolder(tmp_path).prepare(CONFIG, fresh=False, resume=False)
+    OutputFolder(tmp_path).prepare(CONFIG, resume=False)
     assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", "study.json"}
 
 

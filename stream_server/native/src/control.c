@@ -32,11 +32,11 @@ static int hear(sc_dealer *dealer, sc_patience *patience, bool *is_answered, sc_
 }
 
 /* Ask until there is an answer, or none came in time, the connection was lost, or there is a newer connection file. */
-static int ask_here(const sc_asker *asker, sc_transport *transport, const sc_message *question, sc_patience *patience,
-                    bool *is_answered, sc_reply *answer, sc_error *error) {
+static int ask_here(const sc_asker *asker, sc_transport *transport, const char *name, const sc_message *question,
+                    sc_patience *patience, bool *is_answered, sc_reply *answer, sc_error *error) {
     sc_watch *watch = asker->watch;
     uint32_t epoch = watch->file.epoch;
-    int code = sc_transport_connect(transport, &watch->file.control, error);
+    int code = sc_transport_connect(transport, &watch->file.control, name, error);
     if (code != STREAM_OK)
         return code;
     sc_dealer *dealer = &transport->dealers[0];
@@ -72,13 +72,16 @@ static int unreachable(const sc_asker *asker, sc_error *error) {
 
 int sc_ask(const sc_asker *asker, const sc_message *question, sc_reply *answer, sc_error *error) {
     sc_patience patience = sc_patience_begin(asker->timeout_s, SC_REPEAT_S, 0);
+    /* What was given to this client in an answer that was lost is given to it again. */
+    char name[SC_NAME_BYTES];
+    sc_new_name(name);
     for (;;) {
         sc_transport transport;
         bool is_answered = false;
         int code = sc_transport_open(&transport, asker->context, &asker->watch->file, 1, error);
         if (code != STREAM_OK)
             return code;
-        code = ask_here(asker, &transport, question, &patience, &is_answered, answer, error);
+        code = ask_here(asker, &transport, name, question, &patience, &is_answered, answer, error);
         sc_transport_close(&transport, false);
         if (code != STREAM_OK || is_answered)
             return code;

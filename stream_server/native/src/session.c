@@ -36,7 +36,7 @@ static int connect_to_all(sc_session *session, sc_error *error) {
     int code = sc_transport_open(&session->transport, client->context, &client->watch->file,
                                  welcome->num_server_ranks, error);
     for (int rank = 0; rank < welcome->num_server_ranks && code == STREAM_OK; ++rank) {
-        code = sc_transport_connect(&session->transport, &welcome->endpoints[rank], error);
+        code = sc_transport_connect(&session->transport, &welcome->endpoints[rank], NULL, error);
         sc_backlog *backlog = sc_retention_backlog(&client->retention);
         if (code == STREAM_OK && backlog == NULL)
             code = sc_no_memory(error);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -113,6 +114,10 @@ static bool set_options(void *socket, const sc_connection_file *file, bool is_en
                              set_key(socket, ZMQ_CURVE_SECRETKEY, file->client_secret_key));
 }
 
+static bool set_name(void *socket, const char *name) {
+    return name == NULL || name[0] == '\0' || zmq_setsockopt(socket, ZMQ_ROUTING_ID, name, strlen(name)) == 0;
+}
+
 static int no_usable_address(const sc_addresses *addresses, sc_error *error) {
     char node[256], all[SC_ERROR_BYTES / 2];
     sc_node_name(node);
@@ -121,7 +126,18 @@ static int no_usable_address(const sc_addresses *addresses, sc_error *error) {
                    all);
 }
 
-int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, sc_error *error) {
+void sc_new_name(char name[SC_NAME_BYTES]) {
+    uint8_t bytes[(SC_NAME_BYTES - 1) / 2];
+    int source = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    ssize_t num_read = source < 0 ? -1 : read(source, bytes, sizeof bytes);
+    if (source >= 0)
+        close(source);
+    name[0] = '\0';
+    for (size_t i = 0; num_read == (ssize_t)sizeof bytes && i < sizeof bytes; ++i)
+        snprintf(name + 2 * i, 3, "%02x", (unsigned)bytes[i]);
+}
+
+int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, sc_error *error) {
     const sc_connection_file *file = transport->file;
     const char *usable = sc_usable_address(addresses, sc_is_this_node(file->host));
     if (usable == NULL)
@@ -137,7 +153,7 @@ int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses,
     ++transport->num;
     if (dealer->address == NULL)
         return sc_no_memory(error);
-    if (!set_options(dealer->socket, file, is_tcp && file->is_encrypted) ||
+    if (!set_options(dealer->socket, file, is_tcp && file->is_encrypted) || !set_name(dealer->socket, name) ||
         zmq_connect(dealer->socket, dealer->address) != 0)
         return fail(error, dealer->address);
     return STREAM_OK;

@@ -39,9 +39,13 @@ int sc_transport_open(sc_transport *transport, void *context, const sc_connectio
 /* Close all connections; what ZeroMQ still holds is sent on for two seconds at most, or dropped. */
 void sc_transport_close(sc_transport *transport, bool linger);
 
-/* A connection to the first of these addresses that can be used from this node; the next one in `dealers`.
- * STREAM_ERROR_UNREACHABLE: none can. */
-int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, sc_error *error);
+/* A name by which the server knows a client again that connects anew; "" if there is no source of random bytes. */
+#define SC_NAME_BYTES 33
+void sc_new_name(char name[SC_NAME_BYTES]);
+
+/* A connection to the first of these addresses that can be used from this node; the next one in `dealers`. `name` may
+ * be NULL or "". STREAM_ERROR_UNREACHABLE: none can. */
+int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, sc_error *error);
 
 /* Wait for messages, at the latest for timeout_s. */
 int sc_transport_wait(sc_transport *transport, double timeout_s, sc_error *error);

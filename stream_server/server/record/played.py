@@ -46,6 +46,11 @@ class PlayedSimulations:
             for simulation, entry in self.entries.items()
         }
 
+    @property
+    def awaited(self) -> str:
+        """Nothing: all has been recorded."""
+        return ""
+
     def counts(self) -> dict[str, int]:
         """How many simulations are in each state."""
         counts = dict.fromkeys((state.value for state in State), 0)

@@ -144,6 +144,11 @@ class ReplayFeed:
             self._feed()
         self.receive_s += time.perf_counter() - started
 
+    @property
+    def awaited(self) -> str:
+        """All is there."""
+        return ""
+
     def counts(self) -> tuple[dict[str, int], int]:
         """How many simulations are in each state, and how many samples all ranks have. Rank 0."""
         assert self.simulations is not None

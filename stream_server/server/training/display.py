@@ -26,7 +26,7 @@ class Status:
 
     `simulations` counts by state, with the states waiting, running, finished and given_up among them. `fraction` of the
     run is done after `elapsed_s` seconds of training, None when its length is not known. `is_degraded`: the last
-    checkpoint failed.
+    checkpoint failed. `awaited` is what must come from outside for the study to go on, "" if nothing must.
     """
 
     simulations: Mapping[str, int]
@@ -41,6 +41,7 @@ class Status:
     elapsed_s: float = 0.0
     phases_s: Mapping[str, float] = field(default_factory=dict)
     is_degraded: bool = False
+    awaited: str = ""
 
     @property
     def failed(self) -> int:
@@ -152,6 +153,7 @@ def _status_rows(status: Status, rate: float) -> list[tuple[str, str]]:
         ("training", ", ".join([f"{status.batches:,} batches", f"{rate:,.1f}/s", *shown])),
         *([("run", _done(status))] if status.fraction is not None else []),
         ("time", shares(status.phases_s, NUM_PHASES_SHOWN) or "-"),
+        *([("waits for", status.awaited)] if status.awaited else []),
         *([("degraded", DEGRADED)] if status.is_degraded else []),
     ]
 
@@ -163,6 +165,7 @@ def _line(status: Status, rate: float) -> str:
     return (
         f"simulations {_simulations(status)} | samples {_samples(status)} | buffer {_buffer(status)} | "
         f"batches {status.batches} ({rate:.1f}/s){loss}{validation}{done} | {shares(status.phases_s, NUM_PHASES_SHOWN)}"
+        f"{f' | WAITS FOR {status.awaited}' if status.awaited else ''}"
         f"{f' | DEGRADED: {DEGRADED}' if status.is_degraded else ''}"
     ).rstrip(" |")
 

@@ -20,7 +20,7 @@ def make(folder: Path) -> None:
 
 def run(folder: Path, say: Say) -> None:
     try:
-        OutputFolder(folder).prepare(CONFIG, fresh=False, resume=False)
+        OutputFolder(folder).prepare(CONFIG, resume=False)
         say("prepared")
     except (StreamServerError, OSError) as error:
         say(f"refused {error}")
@@ -32,7 +32,7 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
     if ran.is_done and "prepared" not in ran.said and (not ran.told("refused") or ran.must_succeed):
         yield "not prepared"
     try:
-        OutputFolder(folder).prepare(CONFIG, fresh=False, resume=False)
+        OutputFolder(folder).prepare(CONFIG, resume=False)
     except StreamServerError as error:
         yield f"the study cannot be started again: {error}"
         return

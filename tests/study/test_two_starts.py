@@ -1,0 +1,120 @@
+"""A study that is started while it runs: the second start leaves, and the first does not notice."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.study.conftest import NUMPY_STUDY
+from tests.study.killing import contents
+from tests.study.runs import LiveRun, Run, failpoints, run_study
+from tests.study.test_every_way import assert_complete
+
+Start = Callable[..., AbstractContextManager[LiveRun]]
+
+BY_HAND: dict[str, Any] = {"mpi": None}
+SUPERVISED: dict[str, Any] = {"program": "stream-launcher", "mpi": None}
+PROGRAMS = {"stream-server": BY_HAND, "stream-launcher": SUPERVISED}
+SETTINGS: dict[str, Any] = {"study.simulations": 2}
+
+
+def start_second(first: LiveRun, **options: Any) -> Run:
+    """Start the study once more, which must leave the folder as it is, and say who is in it."""
+    watched = ("checkpoints", "study.json", "connection.json", "run.lock")
+    before = {name: file for name, file in contents(first.output_dir).items() if name.startswith(watched)}
+    second = run_study(NUMPY_STUDY, first.output_dir, **options)
+    assert second.exit_code == 2, second.output
+    after = {name: file for name, file in contents(first.output_dir).items() if name.startswith(watched)}
+    assert before == after
+    assert second.wall_s < 8
+    return second
+
+
+def holder(program: str, pid: int) -> str:
+    return f"is in use: {program}, process {pid} on {socket.gethostname()}, since "
+
+
+@pytest.mark.parametrize(
+    "point", ["server.before_announcement", pytest.param("server.before_end", marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize("second", list(PROGRAMS))
+def test_a_study_that_runs_by_hand_is_not_started_again(start: Start, tmp_path: Path, point: str, second: str) -> None:
+    waits = failpoints(tmp_path / "met", f"{point}=stop")
+    with start(**BY_HAND, settings=SETTINGS, environment=waits) as first:
+        first.wait_until((tmp_path / "met" / point).exists)
+        said = start_second(first, **PROGRAMS[second], settings=SETTINGS).output
+        assert holder("stream-server", first.process.pid) in said
+        os.kill(first.process.pid, signal.SIGCONT)
+        done = first.end()
+    assert_complete(done, num_simulations=2)
+    assert done.report["restarts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("second", "arguments"),
+    [
+        ("stream-server", ["--fresh"]),
+        ("stream-launcher", []),
+        pytest.param("stream-server", [], marks=pytest.mark.full),
+        pytest.param("stream-launcher", ["--fresh"], marks=pytest.mark.full),
+    ],
+    ids=["server fresh", "launcher", "server", "launcher fresh"],
+)
+def test_a_study_that_a_launcher_runs_is_not_started_again(
+    start: Start, tmp_path: Path, second: str, arguments: list[str]
+) -> None:
+    go = tmp_path / "go"
+    settings = SETTINGS | {"simulation.command": ["python", "patient.py", str(go)]}
+    with start(**SUPERVISED, settings=settings) as first:
+        first.wait_until(lambda: "waiting" in first.log(0))
+        said = start_second(first, **PROGRAMS[second], settings=settings, arguments=arguments).output
+        assert holder("stream-launcher", first.process.pid) in said
+        go.touch()
+        assert_complete(first.end(), num_simulations=2)
+
+
+def test_fresh_does_not_take_the_folder_from_under_a_study_that_runs(start: Start, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    settings = SETTINGS | {"simulation.command": ["python", "patient.py", str(go)]}
+    with start(num_ranks=2, settings=settings) as first:
+        first.wait_until(lambda: "waiting" in first.log(0))
+        said = start_second(first, num_ranks=2, settings=settings, arguments=["--fresh"]).output
+        assert holder("stream-server", first.ranks[0].pid) in said
+        go.touch()
+        assert_complete(first.end(), num_simulations=2)
+
+
+def test_a_server_whose_launcher_was_killed_is_not_joined_by_one_started_by_hand(start: Start, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    settings = SETTINGS | {"simulation.command": ["python", "patient.py", str(go)]}
+    with start(**SUPERVISED, settings=settings) as first:
+        first.wait_until(lambda: "waiting" in first.log(0))
+        first.process.kill()
+        first.process.wait()
+        (server,) = first.ranks
+        second = run_study(NUMPY_STUDY, first.output_dir, **BY_HAND, settings=settings)
+        assert second.exit_code == 2, second.output
+        assert holder("stream-server", server.pid) in second.output
+        with start(**SUPERVISED, settings=settings, mark=first.mark) as live:
+            live.wait_until(lambda: "is taken over" in live.launcher_log)
+            go.touch()
+            done = live.end()
+    assert_complete(done, num_simulations=2)
+    assert done.report["restarts"] == 0
+
+
+def test_two_studies_do_not_share_a_folder_of_checkpoints(start: Start, tmp_path: Path) -> None:
+    go, shared = tmp_path / "go", {"checkpoint.dir": str(tmp_path / "checkpoints")}
+    settings = SETTINGS | shared | {"simulation.command": ["python", "patient.py", str(go)]}
+    with start(**BY_HAND, settings=settings) as first:
+        first.wait_until(lambda: "waiting" in first.log(0))
+        second = run_study(NUMPY_STUDY, tmp_path / "other", **BY_HAND, settings=settings)
+        assert second.exit_code == 2, second.output
+        assert str(tmp_path / "checkpoints") + " " + holder("stream-server", first.process.pid) in second.output
+        go.touch()
+        assert_complete(first.end(), num_simulations=2)
