@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.launcher import shared_memory
+from stream_server.server.meetings import Meetings
 
 SPIN_S = 0.002
 LONGEST_NAP_S = 0.005
@@ -83,10 +84,12 @@ class SoloRanks:
     num_nodes = 1
     mpi_version = ""
 
-    def __init__(self) -> None:
+    def __init__(self, meetings: Meetings | None = None) -> None:
         self.num_cores = len(os.sched_getaffinity(0))
+        self._meetings = meetings or Meetings()
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        self._meetings.end()
         return values.copy()
 
     def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
@@ -112,10 +115,15 @@ class SoloRanks:
 
 
 class MpiRanks:
-    """The ranks of one MPI job. Making the first one calls MPI_Init."""
+    """The ranks of one MPI job. Making the first one calls MPI_Init.
 
-    def __init__(self) -> None:
-        from mpi4py import MPI
+    `meetings` is told of each collective call.
+    """
+
+    def __init__(self, meetings: Meetings | None = None) -> None:
+        self._meetings = meetings or Meetings()
+        with self._meetings.meeting("MPI_Init"):
+            from mpi4py import MPI
 
         self._mpi = MPI
         self.mpi_version = _short(MPI.Get_library_version())
@@ -140,7 +148,7 @@ class MpiRanks:
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         total = np.empty_like(values)
-        _wait(self._rounds.Iallreduce(values, total))
+        self._meet("the control round", self._rounds.Iallreduce(values, total))
         return total
 
     def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
@@ -150,7 +158,7 @@ class MpiRanks:
     def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
         values = np.ascontiguousarray(values)
         total = np.empty_like(values)
-        _wait(self._others.Iallreduce(values, total))
+        self._meet("all_reduce", self._others.Iallreduce(values, total))
         return total
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
@@ -158,29 +166,34 @@ class MpiRanks:
 
     def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
         num_bytes = np.array([len(data)], np.int64)
-        _wait(self._others.Ibcast(num_bytes, root))
+        self._meet("a broadcast", self._others.Ibcast(num_bytes, root))
         buffer = bytearray(data) if self.rank == root else bytearray(num_bytes[0])
-        _wait(self._others.Ibcast(buffer, root))
+        self._meet("a broadcast", self._others.Ibcast(buffer, root))
         return bytes(buffer)
 
     def gather(self, value: Any) -> list[Any] | None:
         text = np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)
         sizes = np.empty(self.size, np.int64)
-        _wait(self._others.Igather(np.array([text.size], np.int64), sizes))
+        self._meet("a gather", self._others.Igather(np.array([text.size], np.int64), sizes))
         if self.rank != 0:
-            _wait(self._others.Igatherv(text, None))
+            self._meet("a gather", self._others.Igatherv(text, None))
             return None
         ends = np.cumsum(sizes)
         gathered = np.empty(ends[-1], np.uint8)
-        _wait(self._others.Igatherv(text, [gathered, sizes.tolist()]))
+        self._meet("a gather", self._others.Igatherv(text, [gathered, sizes.tolist()]))
         return [json.loads(gathered[end - size : end].tobytes()) for size, end in zip(sizes, ends, strict=True)]
 
     def barrier(self) -> None:
-        _wait(self._others.Ibarrier())
+        self._meet("a barrier", self._others.Ibarrier())
 
     def abort(self, exit_code: int) -> NoReturn:
         self._mpi.COMM_WORLD.Abort(exit_code)
         os._exit(exit_code)
+
+    def _meet(self, name: str, request: Any) -> None:
+        self._meetings.begin(name)
+        _wait(request)
+        self._meetings.end()
 
 
 def _wait(request: Any, timeout_s: float = math.inf) -> bool:
@@ -216,6 +229,6 @@ def environment_rank() -> int | None:
     return None
 
 
-def ranks_from_environment() -> Ranks:
+def ranks_from_environment(meetings: Meetings | None = None) -> Ranks:
     """The ranks this process was started as; a process outside of MPI never calls MPI_Init."""
-    return SoloRanks() if environment_rank() is None else MpiRanks()
+    return SoloRanks(meetings) if environment_rank() is None else MpiRanks(meetings)

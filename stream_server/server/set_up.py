@@ -89,7 +89,6 @@ class SetUp:
         come_together(parts.ranks)
         stack.enter_context(parts.source)
         saver = stack.enter_context(self._make_saver())
-        stack.enter_context(parts.stops.on_signals())
         stream = self._make_stream(server)
         checkpoints = self._make_checkpoints(saver, self._make_snapshots(server, step, stream, callbacks), step)
         limits = Limits(parts.config.training, parts.progress, parts.stops, leave_at_s=parts.leave_at_s)
