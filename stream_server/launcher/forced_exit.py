@@ -4,13 +4,16 @@ import math
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-FORCE_S = 4.0
+EXIT_FORCED = 130
+FORCE_S = 3.0
 REPEAT_S = 0.5
 URGENT = frozenset({signal.SIGINT, signal.SIGTERM})
 
@@ -63,13 +66,19 @@ class ForcedExit:
         os.close(self._came)
 
     def _run(self) -> None:
-        urgent, end_at, last = UrgentSignals(), math.inf, 0
-        while select.select([self._came], [], [], None if end_at == math.inf else max(0.0, end_at - time.monotonic()))[0]:
+        urgent, end_at = UrgentSignals(), math.inf
+        while select.select([self._came], [], [], None if end_at == math.inf else max(0.0, end_at - time.monotonic()))[
+            0
+        ]:
             numbers = os.read(self._came, 4096)
             if not numbers:
                 return
             for number in numbers:
                 self._pass_on(number)
                 if urgent.count(number, time.monotonic()) > 1 and end_at == math.inf:
-                    end_at, last = time.monotonic() + FORCE_S, number
-        self._end(128 + last)
+                    end_at = time.monotonic() + FORCE_S
+        with suppress(OSError):
+            print(
+                f"process {os.getpid()} has not ended after a second signal: it is ended", file=sys.stderr, flush=True
+            )
+        self._end(EXIT_FORCED)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from stream_server import config as study_config
 from stream_server.errors import ConfigError, StreamServerError
+from stream_server.server.start import FIRST_WORD_S, Start
 
-FIRST_WORD_S = 2.0
 NATIVE_PATH = Path(__file__).parent.parent / "native"
 
 DESCRIPTION = """\
@@ -138,7 +138,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
         return evaluate(config, arguments.evaluate)
     from stream_server.launcher.screen import outliving_a_full_disk
-    from stream_server.server.start import Start
     from stream_server.server.study import run_study
 
     start = Start(

@@ -10,7 +10,9 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_server.errors import ConfigError
 from stream_server.launcher import shared_memory
+from stream_server.server import foreign_mpirun
 from stream_server.server.meetings import Meetings
 
 SPIN_S = 0.002
@@ -96,6 +98,7 @@ class SoloRanks:
         return values.copy()
 
     def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
+        self._meetings.end()
         return values.copy()
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
@@ -115,21 +118,23 @@ class SoloRanks:
 
 
 class MpiRanks:
-    """The ranks of one MPI job. Making the first one calls MPI_Init.
+    """The ranks of one MPI job. Making the first one calls MPI_Init. `meetings` is told of each collective call.
 
-    `meetings` is told of each collective call.
+    Raises:
+        ConfigError: another MPI's mpirun has started this rank.
     """
 
     def __init__(self, meetings: Meetings | None = None) -> None:
         self._meetings = meetings or Meetings()
+        self._mpi = mpi = _loaded_mpi()
+        self.mpi_version = _short(mpi.Get_library_version())
+        _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
         with self._meetings.meeting("MPI_Init"):
-            from mpi4py import MPI
-
-        self._mpi = MPI
-        self.mpi_version = _short(MPI.Get_library_version())
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        _require(foreign_mpirun.alone(os.environ, mpi.COMM_WORLD.Get_size(), self.mpi_version))
         # Two communicators: an error offered to the round must never match another collective of the peers.
-        self._rounds = MPI.COMM_WORLD.Dup()
-        self._others = MPI.COMM_WORLD.Dup()
+        self._rounds = mpi.COMM_WORLD.Dup()
+        self._others = mpi.COMM_WORLD.Dup()
         self.rank = self._rounds.Get_rank()
         self.size = self._rounds.Get_size()
         places = self.broadcast(self.gather([socket.gethostname(), sorted(os.sched_getaffinity(0))]))
@@ -211,6 +216,22 @@ def _wait(request: Any, timeout_s: float = math.inf) -> bool:
         else:
             time.sleep(min(waited_s / 8, LONGEST_NAP_S))
     return True
+
+
+def _loaded_mpi() -> Any:
+    """MPI, loaded and not initialised yet: once it is, it may be too late to say what is wrong with it."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    from mpi4py import MPI
+
+    return MPI
+
+
+def _require(problem: str) -> None:
+    if problem:
+        raise ConfigError(problem)
 
 
 def _short(text: str) -> str:

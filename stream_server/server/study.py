@@ -12,7 +12,7 @@ from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError, NoUsableCheckpoint, RankLost
 from stream_server.failpoints import failpoint
 from stream_server.launcher import descriptors
-from stream_server.launcher.forced_exit import ForcedExit
+from stream_server.launcher.forced_exit import EXIT_FORCED, ForcedExit
 from stream_server.launcher.journal import Journal
 from stream_server.server import parts
 from stream_server.server.batch_memory import no_memory
@@ -33,7 +33,7 @@ from stream_server.server.report import Outcome, RankReport
 from stream_server.server.set_up import SetUp
 from stream_server.server.sign_of_life import SignOfLife
 from stream_server.server.source import Source
-from stream_server.server.start import Start
+from stream_server.server.start import FIRST_WORD_S, Start
 from stream_server.server.training.display import Status
 from stream_server.server.training.length import Length
 from stream_server.server.training.metrics import Metrics
@@ -42,7 +42,6 @@ from stream_server.server.training.progress import Progress
 from stream_server.server.training.stop import Interrupted, StopRequests
 from stream_server.server.watchdog import Watchdog
 
-EXIT_INTERRUPTED = 130
 LARGEST_MARGIN_S = 120.0
 
 
@@ -76,13 +75,16 @@ def run_study(config: StudyConfig, start: Start) -> int:
             watchdog.watch(ranks)
             return _run(config, ranks, start, stops, watchdog)
         except (ConfigError, NoUsableCheckpoint):
+            stops.in_set_up = False
+            if ranks is None and rank:
+                time.sleep(FIRST_WORD_S)
             raise
         except MemoryError as error:
             _end(ranks, f"rank {rank or 0}: {no_memory(error)}", ConfigError.exit_code)
         except Interrupted as error:
             _end(ranks, f"rank {rank or 0}: {error}", EXIT_SAVED)
         except KeyboardInterrupt as error:
-            _end(ranks, f"rank {rank or 0}: {error or 'interrupted'}", EXIT_INTERRUPTED)
+            _end(ranks, f"rank {rank or 0}: {error or 'interrupted'}", EXIT_FORCED)
         except BaseException:
             _end(ranks, traceback.format_exc(), RankLost.exit_code)
 

@@ -88,6 +88,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name=f"watchdog-{rank}")
 
     def __enter__(self) -> Self:
+        self._remove_note()
         self._is_over, self._end = os.pipe2(os.O_CLOEXEC)
         self._parent = _watch_parent() if self._is_under_mpirun else None
         self._thread.start()
@@ -135,25 +136,29 @@ class Watchdog:
 
     def _note(self) -> None:
         """Say where this rank is, in its log and to the others."""
-        doing, stacks = self._doing(), _stacks()
-        met = "met no other rank" if self.num_ranks > 1 else "come to no round"
-        _log.warning("rank %d has %s for %.0f s: it %s\n%s", self._rank, met, self._stall.waited_s, doing, stacks)
+        doing = self._doing()
+        met = "met no other rank" if self.num_ranks > 1 else "come to no control round"
+        _log.warning("rank %d has %s for %.0f s: it %s", self._rank, met, self._stall.waited_s, doing)
+        _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
         with suppress(OSError):
-            self._note_of(self._rank).write_text(json.dumps({"doing": doing, "stacks": stacks}))
+            self._note_of(self._rank).write_text(json.dumps({"doing": doing}))
 
     def _leave(self) -> None:
         """End the job: the ranks do not meet any more."""
-        lines = [f"the ranks have not met for {self._stall.stall_s:g} s (server.stall_s)", f"rank {self._rank} {self._doing()}"]
-        lines += [f"rank {it} {self._doing_of(it)}" for it in range(self.num_ranks) if it != self._rank]
-        self._end_rank("; ".join(lines), _stacks())
+        places = [
+            f"rank {rank} {self._doing() if rank == self._rank else self._doing_of(rank)}"
+            for rank in range(self.num_ranks)
+        ]
+        where = "; ".join(places)
+        self._end_rank(f"the ranks have not met for {self._stall.stall_s:g} s (server.stall_s): {where}")
 
     def _leave_orphaned(self) -> None:
         """End this rank: there is no MPI job any more."""
         self.abort = os._exit
         text = "mpirun, or the process of it that started this rank, is gone"
-        self._end_rank(f"{text}: rank {self._rank} leaves", _stacks())
+        self._end_rank(f"{text}: rank {self._rank} leaves")
 
-    def _end_rank(self, text: str, stacks: str) -> None:
+    def _end_rank(self, text: str) -> None:
         # MPI may be what hangs. This needs no lock of the interpreter.
         faulthandler.dump_traceback_later(ABORT_S, exit=True)
         failure = Failure(
@@ -161,13 +166,14 @@ class Watchdog:
             thread=threading.current_thread().name,
             phase=self._meetings.under_way or "own code",
             message=text,
-            traceback=stacks,
+            traceback="".join(traceback.format_stack(sys._current_frames().get(self._main))),
             exit_code=RankLost.exit_code,
         )
         with suppress(OSError):
             if not self.is_outdated():
                 failure.record(self._output_dir)
-        _log.error("%s\n%s", text, stacks)
+        _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
+        _log.error("%s", text)
         with suppress(OSError):
             print(f"rank {self._rank}: {text}", file=sys.stderr, flush=True)
         self.abort(RankLost.exit_code)

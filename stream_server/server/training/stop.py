@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
@@ -56,7 +56,7 @@ class StopRequests:
             self.pending = reason
 
     @contextmanager
-    def on_signals(self) -> Iterator[None]:
+    def on_signals(self, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
         """Within, SIGINT, SIGTERM and SIGUSR1 ask for a stop; a second SIGINT or SIGTERM interrupts at once.
 
         Main thread only.
@@ -70,7 +70,7 @@ class StopRequests:
         def ask(number: int, frame: FrameType | None) -> None:
             name, is_first = signal.Signals(number).name, self.pending is not StopReason.SAVED
             num_before = urgent.num
-            if urgent.count(number, time.monotonic()) > max(num_before, 1):
+            if urgent.count(number, clock()) > max(num_before, 1):
                 raise KeyboardInterrupt(f"ended by a second {name}")
             self.request(StopReason.SAVED, f"stopped by {name}; run it again to go on")
             if self.in_set_up and is_first:
