@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stream_server import config as study_config
 from stream_server.errors import ConfigError, StreamServerError
+from stream_server.launcher.forced_exit import EXIT_FORCED
 from stream_server.server.start import FIRST_WORD_S, Start
 
 NATIVE_PATH = Path(__file__).parent.parent / "native"
@@ -33,10 +34,10 @@ examples:
 exit status:
   0 finished and balanced   2 command line or study.json   3 the user's class raised   4 too many simulations failed
   5 the account does not balance, or the last checkpoint is not committed   6 no checkpoint can be used
-  7 a rank, thread or node was lost   75 saved: run the same command again to go on
+  7 a rank, thread or node was lost   75 saved: run the same command again to go on   130 ended by a second signal
 
 A run that did not finish is continued from its newest checkpoint. Ctrl-C, TERM and USR1 save one and leave; a second
-Ctrl-C leaves at once. `stream-launcher` restarts a server that dies.
+Ctrl-C or TERM ends it at once. `stream-launcher` restarts a server that dies, or whose ranks do not meet any more.
 
 The output folder (runs/NAME beside study.json) holds report.json, the logs of ranks and simulations, and the metrics
 (tensorboard --logdir runs/NAME/metrics/tensorboard). docs/study.md explains every key of study.json.
@@ -119,6 +120,9 @@ def main(argv: list[str] | None = None) -> int:
         if not environment_rank():
             print(f"stream-server: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("stream-server: interrupted", file=sys.stderr)
+        return EXIT_FORCED
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -65,15 +65,17 @@ class Stall:
 class Watchdog:
     """Watches the main thread of this rank while the `with` block lasts. Entered in the main thread.
 
-    Ranks that have met in no collective call for half of `stall_s` say in their logs where they are, with the stacks
-    of all threads, and leave a note beside the logs. After `stall_s` the first of them writes into exit.json where
-    all are, as far as their notes tell, and aborts the job. A rank without others is only told of in its log.
-    `is_under_mpirun`: the parent of this process is part of an mpirun, without which the ranks cannot even abort: when
-    it is gone, this rank ends at once.
+    A rank that has met the others in no collective call for half of `stall_s` says in its log where it is, with the
+    stacks of all threads, and leaves a note beside the logs. After `stall_s` the first of them writes into exit.json
+    where all are, as far as their notes tell, and aborts the job. A rank alone goes on. Without `output_dir` no file
+    is written.
+
+    `is_under_mpirun`: the parent of this process is part of an mpirun, without which ranks cannot even abort. When it
+    is gone, this rank ends at once.
     """
 
     def __init__(
-        self, meetings: Meetings, *, rank: int, stall_s: float, output_dir: Path, is_under_mpirun: bool
+        self, meetings: Meetings, *, rank: int, stall_s: float, output_dir: Path | None, is_under_mpirun: bool
     ) -> None:
         self.num_ranks = 1
         self.abort: Callable[[int], object] = os._exit
@@ -140,8 +142,9 @@ class Watchdog:
         met = "met no other rank" if self.num_ranks > 1 else "come to no control round"
         _log.warning("rank %d has %s for %.0f s: it %s", self._rank, met, self._stall.waited_s, doing)
         _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
-        with suppress(OSError):
-            self._note_of(self._rank).write_text(json.dumps({"doing": doing}))
+        if (note := self._note_of(self._rank)) is not None:
+            with suppress(OSError):
+                note.write_text(json.dumps({"doing": doing}))
 
     def _leave(self) -> None:
         """End the job: the ranks do not meet any more."""
@@ -170,7 +173,7 @@ class Watchdog:
             exit_code=RankLost.exit_code,
         )
         with suppress(OSError):
-            if not self.is_outdated():
+            if self._output_dir is not None and not self.is_outdated():
                 failure.record(self._output_dir)
         _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
         _log.error("%s", text)
@@ -184,17 +187,20 @@ class Watchdog:
         return f"is in {_place(sys._current_frames().get(self._main))}"
 
     def _doing_of(self, rank: int) -> str:
+        if (note := self._note_of(rank)) is None:
+            return "tells nothing"
         try:
-            return str(json.loads(self._note_of(rank).read_text())["doing"])
+            return str(json.loads(note.read_text())["doing"])
         except (OSError, ValueError, KeyError, TypeError):
             return "has said nothing: it is stopped, holds the interpreter or is gone"
 
-    def _note_of(self, rank: int) -> Path:
-        return self._output_dir / "logs" / f"watchdog-{rank}.json"
+    def _note_of(self, rank: int) -> Path | None:
+        return None if self._output_dir is None else self._output_dir / "logs" / f"watchdog-{rank}.json"
 
     def _remove_note(self) -> None:
-        with suppress(OSError):
-            self._note_of(self._rank).unlink(missing_ok=True)
+        if (note := self._note_of(self._rank)) is not None:
+            with suppress(OSError):
+                note.unlink(missing_ok=True)
 
 
 def _watch_parent() -> int | None:

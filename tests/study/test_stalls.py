@@ -65,6 +65,16 @@ def test_user_code_that_never_returns_is_named_with_where_the_others_wait(
     assert "in _wait" in log(done, 0)
 
 
+@pytest.mark.full
+def test_ranks_that_wait_for_gradients_are_ended_as_well(start: Start) -> None:
+    settings = {"server.class": "stalling_torch_server.py:StallingServer", "server.stall_s": 20.0}
+    with start(num_ranks=2, settings=settings) as live:
+        done = live.end()
+    assert done.exit_code == 7, done.output
+    assert "rank 1 is in StallingServer.training_step (" in failure(done)["message"]
+    assert "rank 0 is in " in failure(done)["message"]
+
+
 def test_a_rank_that_is_stopped_is_left_by_the_others(start: Start) -> None:
     with start(num_ranks=2, settings=ENDLESS | {"server.stall_s": STALL_S}) as live:
         wait_for(live, "running")
@@ -114,9 +124,14 @@ def test_the_loss_of_the_proxy_of_mpich_ends_mpirun_and_all_ranks(start: Start) 
     assert "mpirun, or the process of it that started this rank, is gone" in failure(done)["message"]
 
 
-@pytest.mark.parametrize(("num_ranks", "mpi"), [(1, None), (2, "mpich")])
-def test_the_first_signal_ends_a_set_up(start: Start, num_ranks: int, mpi: str | None) -> None:
-    settings = stalling("prepare_training_attributes", rank=num_ranks - 1) | {"server.stall_s": 60}
+IN_IMPORT = {"server.class": "blocking_import.py:LinearServer"}
+IN_USER_CODE = stalling("prepare_training_attributes") | {"server.stall_s": 60}
+
+
+@pytest.mark.parametrize(("num_ranks", "mpi", "settings"), [(1, None, IN_IMPORT), (2, "mpich", IN_USER_CODE)])
+def test_the_first_signal_ends_a_set_up(
+    start: Start, num_ranks: int, mpi: str | None, settings: dict[str, Any]
+) -> None:
     with start(num_ranks=num_ranks, mpi=mpi, settings=settings) as live:
         live.wait_until(lambda: "blocked" in live.said)
         live.process.send_signal(signal.SIGINT)
@@ -137,7 +152,9 @@ def test_the_launcher_ends_a_set_up_and_says_that_it_can_go_on(start: Start) -> 
     assert done.exit_code == 75, done.output
 
 
-@pytest.mark.parametrize("method", ["prepare_training_attributes", "training_step"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("prepare_training_attributes", marks=pytest.mark.full), "training_step"]
+)
 def test_a_second_signal_ends_a_server_whose_user_code_hears_none(start: Start, method: str) -> None:
     with start(mpi=None, settings=stalling(method, rank=0, deaf=True)) as live:
         live.wait_until(lambda: "blocked" in live.said)
@@ -152,7 +169,11 @@ def test_a_second_signal_ends_a_server_whose_user_code_hears_none(start: Start, 
 
 
 def test_ctrl_c_before_the_first_batch_does_not_claim_that_all_is_trained(start: Start, tmp_path: Path) -> None:
-    settings = {"simulation.command": ["python", "patient.py", str(tmp_path / "never")], "training.batch_size": 40, "buffer.capacity": 60}
+    settings = {
+        "simulation.command": ["python", "patient.py", str(tmp_path / "never")],
+        "training.batch_size": 40,
+        "buffer.capacity": 60,
+    }
     with start(mpi=None, settings=settings | {"simulation.timeout_s": 60}) as live:
         wait_for(live, "waiting")
         live.process.send_signal(signal.SIGINT)
