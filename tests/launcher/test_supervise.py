@@ -135,7 +135,7 @@ def test_a_second_signal_ends_the_launcher_within_5_s_however_stubborn_its_simul
         rank_0.launcher.send_signal(signal.SIGINT)
         sent_at = time.monotonic()
         rank_0.wait_for_end()
-        assert time.monotonic() - sent_at < 2.5
+        assert time.monotonic() - sent_at < 5
         assert rank_0.processes() == []
 
 
