@@ -21,7 +21,7 @@ URGENT = frozenset({signal.SIGINT, signal.SIGTERM})
 class UrgentSignals:
     """Counts INT and TERM. Pure.
 
-    One that follows another within `REPEAT_S` is the same: terminal, batch system and mpirun may each pass it on.
+    One that comes within `REPEAT_S` of another is the same: terminal, batch system and mpirun may each pass it on.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class UrgentSignals:
 
     def count(self, number: int, now: float) -> int:
         """How many there were, with this signal."""
-        if number in URGENT:
-            self.num += now >= self._last + REPEAT_S
+        if number in URGENT and now >= self._last + REPEAT_S:
+            self.num += 1
             self._last = now
         return self.num
 

@@ -221,6 +221,7 @@ class StudyRank:
 
     def _leave(self, error: Exception) -> Outcome:
         """Make all ranks end because of `error`, in order if they can be reached, or else at once."""
+        self.parts.stops.in_set_up = False
         ranks, continuation, progress = self.parts.ranks, self.parts.continuation, self.parts.progress
         where: Any = {"phase": self.stage, "batch": progress.batches if self.stage == "training" else None}
         # What is in the folder of a server that was replaced speaks of its successor.

@@ -51,9 +51,9 @@ def test_only_interrupts_and_terminations_are_urgent_and_echoes_are_none() -> No
     came = [
         (signal.SIGUSR1, 0.0),
         (signal.SIGINT, 1.0),
-        (signal.SIGTERM, 1.4),
-        (signal.SIGTERM, 1.8),
-        (signal.SIGUSR1, 2.2),
-        (signal.SIGINT, 2.4),
+        (signal.SIGTERM, 1.3),
+        (signal.SIGUSR1, 1.6),
+        (signal.SIGINT, 1.7),
+        (signal.SIGINT, 2.3),
     ]
-    assert [urgent.count(number, now) for number, now in came] == [0, 1, 1, 1, 1, 2]
+    assert [urgent.count(number, now) for number, now in came] == [0, 1, 1, 1, 2, 3]

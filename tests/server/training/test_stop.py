@@ -43,8 +43,6 @@ def test_a_signal_that_terminal_and_mpirun_both_pass_on_is_one() -> None:
         signal.raise_signal(signal.SIGTERM)
         clock.now = 0.3
         signal.raise_signal(signal.SIGTERM)
-        clock.now = 0.6
-        signal.raise_signal(signal.SIGTERM)
     assert stops.pending is StopReason.SAVED
 
 
