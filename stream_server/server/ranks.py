@@ -3,8 +3,11 @@
 import json
 import math
 import os
+import signal
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -129,7 +132,7 @@ class MpiRanks:
         self._mpi = mpi = _loaded_mpi()
         self.mpi_version = _short(mpi.Get_library_version())
         _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
-        with self._meetings.meeting("MPI_Init"):
+        with self._meetings.meeting("MPI_Init"), _ended_by_signals():
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
         _require(foreign_mpirun.alone(os.environ, mpi.COMM_WORLD.Get_size(), self.mpi_version))
         # Two communicators: an error offered to the round must never match another collective of the peers.
@@ -227,6 +230,17 @@ def _loaded_mpi() -> Any:
     from mpi4py import MPI
 
     return MPI
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Within, INT and TERM end the process: MPI_Init holds the lock of the interpreter, so that no handler runs."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _require(problem: str) -> None:

@@ -94,6 +94,9 @@ class Watchdog:
         self._is_over, self._end = os.pipe2(os.O_CLOEXEC)
         self._parent = _watch_parent() if self._is_under_mpirun else None
         self._thread.start()
+        if self._is_under_mpirun:
+            # MPI_Init holds the lock of the interpreter, without which only this can end a process.
+            faulthandler.dump_traceback_later(self._stall.stall_s, exit=True, file=sys.__stderr__ or sys.stderr)
         return self
 
     def __exit__(
@@ -108,6 +111,8 @@ class Watchdog:
 
     def watch(self, ranks: Ranks) -> None:
         """From now on there are these ranks."""
+        if self._is_under_mpirun:
+            faulthandler.cancel_dump_traceback_later()
         self.num_ranks, self.abort = ranks.size, ranks.abort
 
     def _run(self) -> None:
@@ -163,7 +168,7 @@ class Watchdog:
 
     def _end_rank(self, text: str) -> None:
         # MPI may be what hangs. This needs no lock of the interpreter.
-        faulthandler.dump_traceback_later(ABORT_S, exit=True)
+        faulthandler.dump_traceback_later(ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
         failure = Failure(
             rank=self._rank,
             thread=threading.current_thread().name,

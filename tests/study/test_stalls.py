@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.mpi.launch import mpirun
+from tests.study.conftest import NUMPY_STUDY
 from tests.study.runs import LiveRun, Run
 from tests.study.test_every_way import assert_complete
 from tests.study.test_signals import ENDLESS, wait_for
@@ -73,6 +77,17 @@ def test_ranks_that_wait_for_gradients_are_ended_as_well(start: Start) -> None:
     assert done.exit_code == 7, done.output
     assert "rank 1 is in StallingServer.training_step (" in failure(done)["message"]
     assert "rank 0 is in " in failure(done)["message"]
+
+
+def test_an_mpi_init_to_which_some_rank_never_comes_is_ended(tmp_path: Path) -> None:
+    script = str(Path(sys.prefix) / "bin" / "stream-server")
+    settings = ["--set", f"study.output_dir={json.dumps(str(tmp_path / 'run'))}", "--set", "server.stall_s=2"]
+    launch = mpirun("mpich", 1, [script, "--config", str(NUMPY_STUDY), *settings])
+    line = [*launch.argv, ":", "-n", "1", "sleep", "40"]
+    ended = subprocess.run(line, env=launch.environment, capture_output=True, text=True, timeout=30)
+    assert ended.returncode != 0
+    assert "Timeout (0:00:02)!" in ended.stderr
+    assert "in ranks_from_environment" in ended.stderr
 
 
 def test_a_rank_that_is_stopped_is_left_by_the_others(start: Start) -> None:
