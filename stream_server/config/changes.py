@@ -19,6 +19,7 @@ MAY_CHANGE = (
     "simulation.keep_folders",
     "simulation.job.*",
     "server.ranks",
+    "server.stall_s",
     "server.job.*",
     "launcher.*",
     "client.*",

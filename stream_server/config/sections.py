@@ -109,6 +109,9 @@ class Server(Section):
         examples=["server.py:HeatServer"],
     )
     ranks: Count = Field(default=1, description="MPI ranks when stream-launcher starts the server.")
+    stall_s: Positive = Field(
+        default=1800.0, description="Longest time for which the ranks may go without meeting, whatever they do."
+    )
     job: Job = Field(default_factory=Job, description="What the job of the server asks for.")
 
 

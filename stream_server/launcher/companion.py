@@ -6,6 +6,7 @@ import signal
 import time
 
 from stream_server.launcher.ensemble import Ensemble
+from stream_server.launcher.forced_exit import UrgentSignals
 from stream_server.launcher.signals import Signals
 from stream_server.launcher.sockets import Link
 
@@ -13,7 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class Companion:
-    """Runs the simulations until rank 0 says stop or is gone. Main thread only.
+    """Runs the simulations until rank 0 says stop or is gone, or a signal comes. Main thread only.
+
+    A second INT or TERM gives the jobs no grace any more: they are left to be killed.
 
     `lifeline` is the read end of a pipe that rank 0 holds open: its end means that rank 0 is gone, and makes us
     `orphaned`.
@@ -25,11 +28,12 @@ class Companion:
         self.signals = signals
         self.lifeline = lifeline
         self.orphaned = False
+        self._urgent = UrgentSignals()
 
     def run(self) -> None:
         """Serve until told to leave and every job has ended."""
         self.link.watch(self.lifeline, self.signals.readable)
-        while not self.ensemble.has_left:
+        while not self.ensemble.has_left and self._urgent.num < 2:
             self._wait()
             self.ensemble.turn()
 
@@ -44,4 +48,5 @@ class Companion:
             if signal.SIGCHLD in came:
                 self.ensemble.look_soon()
             for number in came - {signal.SIGCHLD}:
+                self._urgent.count(number, time.monotonic())
                 self.ensemble.leave(f"got {number.name}")

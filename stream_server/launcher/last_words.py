@@ -9,6 +9,7 @@ from stream_server.launcher.restarts import ServerEnd, lost
 
 REPORT_FILE = "report.json"
 EXIT_FILE = "exit.json"
+SAVED_CODE = 75
 REFUSED_CODES = frozenset({2, 6})
 LARGEST_CODE = 255
 
@@ -29,8 +30,8 @@ class LastWords:
         """How the server ended.
 
         Its files say so. The exit `status` of mpirun (None if unknown) lies when ranks differ, and is believed only of
-        a server that left before it had a plan for the simulations: then study.json was refused, or the study had been
-        finished before.
+        a server that left before it had a plan for the simulations: then study.json was refused, the set-up stopped, or
+        the study had been finished before.
         """
         report, failure = self._fresh(0, REPORT_FILE), self._fresh(1, EXIT_FILE)
         for said in (report, failure):
@@ -44,6 +45,8 @@ class LastWords:
                     batch=batch if type(batch) is int else None,
                 )
         if status is not None and not was_planned:
+            if status == SAVED_CODE:
+                return ServerEnd(exit_code=status, message="the server was stopped while it was set up")
             if status in REFUSED_CODES:
                 return ServerEnd(exit_code=status, message=f"the server refused to start, with exit code {status}")
             if status == 0 and _read(self.output_dir / REPORT_FILE).get("exit_code") == 0:

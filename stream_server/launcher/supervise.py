@@ -11,6 +11,7 @@ from pathlib import Path
 from stream_server.config import load
 from stream_server.errors import StreamServerError
 from stream_server.launcher import descriptors
+from stream_server.launcher.forced_exit import EXIT_FORCED
 from stream_server.launcher.mpirun import require
 from stream_server.launcher.programs import ServerCommand
 from stream_server.launcher.screen import outliving_a_full_disk
@@ -107,6 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StreamServerError as error:
         print(f"stream-launcher: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("stream-launcher: interrupted", file=sys.stderr)
+        return EXIT_FORCED
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from stream_server import config as study_config
 from stream_server.errors import ConfigError, StreamServerError
+from stream_server.launcher.forced_exit import EXIT_FORCED
+from stream_server.server.start import FIRST_WORD_S, Start
 
-FIRST_WORD_S = 2.0
 NATIVE_PATH = Path(__file__).parent.parent / "native"
 
 DESCRIPTION = """\
@@ -36,10 +37,10 @@ exit status:
   5 the account does not balance, or the last checkpoint is not committed   6 no checkpoint can be used
   7 a rank, thread or node was lost   8 the weights of the ranks have diverged
   70 an error that nobody foresaw: report it   75 saved: run the same command again to go on
-  130 interrupted by a second Ctrl-C
+  130 ended by a second signal
 
 A run that did not finish is continued from its newest checkpoint. Ctrl-C, TERM and USR1 save one and leave; a second
-Ctrl-C leaves at once. `stream-launcher` restarts a server that dies.
+Ctrl-C or TERM ends it at once. `stream-launcher` restarts a server that dies, or whose ranks do not meet any more.
 
 The output folder (runs/NAME beside study.json) holds report.json, the logs of ranks and simulations, and the metrics
 (tensorboard --logdir runs/NAME/metrics/tensorboard). docs/study.md explains every key of study.json.
@@ -122,6 +123,9 @@ def main(argv: list[str] | None = None) -> int:
         if not environment_rank():
             print(f"stream-server: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("stream-server: interrupted", file=sys.stderr)
+        return EXIT_FORCED
     except Exception as error:
         from stream_server.server.failure import foreseen
 
@@ -152,7 +156,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
         return evaluate(config, arguments.evaluate)
     from stream_server.launcher.screen import outliving_a_full_disk
-    from stream_server.server.start import Start
     from stream_server.server.study import run_study
 
     start = Start(

@@ -15,12 +15,14 @@ from rich.table import Table
 from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, PeerFailed
+from stream_server.launcher.forced_exit import ForcedExit
 from stream_server.server.continuation import by_rank_0
 from stream_server.server.cores import share_cores
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
+from stream_server.server.meetings import Meetings
 from stream_server.server.plain_state import read_state
-from stream_server.server.ranks import Ranks, ranks_from_environment
+from stream_server.server.ranks import Ranks, environment_rank, ranks_from_environment
 from stream_server.server.restore import SavedRank
 from stream_server.server.saved_model import SavedModel, find_saved_model, load_model
 from stream_server.server.snapshot import STUDY
@@ -36,6 +38,7 @@ from stream_server.server.training.validation import Validation
 from stream_server.server.training.validation_batches import HeldOutSamples
 from stream_server.server.user_class import load_server_class
 from stream_server.server.validation_store import ValidationStore
+from stream_server.server.watchdog import Watchdog
 
 
 def evaluate(config: StudyConfig, checkpoint: Path) -> int:
@@ -52,7 +55,21 @@ def evaluate(config: StudyConfig, checkpoint: Path) -> int:
         ConfigError: there is no such model, or nothing to validate it on; the same on all ranks.
         DamagedCheckpoint: it is not as it was saved; the same on all ranks.
     """
-    ranks = ranks_from_environment()
+    rank, meetings = environment_rank(), Meetings()
+    watchdog = Watchdog(
+        meetings,
+        rank=rank or 0,
+        stall_s=config.server.stall_s,
+        output_dir=None,
+        is_under_mpirun=rank is not None,
+    )
+    with ForcedExit(), watchdog:
+        ranks = ranks_from_environment(meetings)
+        watchdog.watch(ranks)
+        return _evaluate(config, checkpoint, ranks)
+
+
+def _evaluate(config: StudyConfig, checkpoint: Path, ranks: Ranks) -> int:
     saved = SavedModel(**by_rank_0(ranks, lambda: find_saved_model(_where(config, checkpoint)).to_json()))
     with ExitStack() as stack:
         try:

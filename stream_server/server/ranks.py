@@ -4,15 +4,21 @@ import contextlib
 import json
 import math
 import os
+import signal
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_server.errors import ConfigError
 from stream_server.launcher import shared_memory
 from stream_server.launcher.cpu_quota import within_quota
+from stream_server.server import foreign_mpirun
+from stream_server.server.meetings import Meetings
 
 SPIN_S = 0.002
 LONGEST_NAP_S = 0.005
@@ -85,16 +91,19 @@ class SoloRanks:
     num_nodes = 1
     mpi_version = ""
 
-    def __init__(self) -> None:
+    def __init__(self, meetings: Meetings | None = None) -> None:
         self.num_cores = within_quota(len(os.sched_getaffinity(0)))
+        self._meetings = meetings or Meetings()
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        self._meetings.end()
         return values.copy()
 
     def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
         return values.copy()
 
     def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
+        self._meetings.end()
         return values.copy()
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
@@ -114,16 +123,23 @@ class SoloRanks:
 
 
 class MpiRanks:
-    """The ranks of one MPI job. Making the first one calls MPI_Init."""
+    """The ranks of one MPI job. Making the first one calls MPI_Init. `meetings` is told of each collective call.
 
-    def __init__(self) -> None:
-        from mpi4py import MPI
+    Raises:
+        ConfigError: another MPI's mpirun has started this rank.
+    """
 
-        self._mpi = MPI
-        self.mpi_version = _short(MPI.Get_library_version())
+    def __init__(self, meetings: Meetings | None = None) -> None:
+        self._meetings = meetings or Meetings()
+        self._mpi = mpi = _loaded_mpi()
+        self.mpi_version = _short(mpi.Get_library_version())
+        _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
+        with self._meetings.meeting("MPI_Init"), _ended_by_signals():
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        _require(foreign_mpirun.alone(os.environ, mpi.COMM_WORLD.Get_size(), self.mpi_version))
         # Two communicators: an error offered to the round must never match another collective of the peers.
-        self._rounds = MPI.COMM_WORLD.Dup()
-        self._others = MPI.COMM_WORLD.Dup()
+        self._rounds = mpi.COMM_WORLD.Dup()
+        self._others = mpi.COMM_WORLD.Dup()
         self.rank = self._rounds.Get_rank()
         self.size = self._rounds.Get_size()
         places = self.broadcast(self.gather([socket.gethostname(), sorted(_cores_of_the_job())]))
@@ -142,7 +158,7 @@ class MpiRanks:
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         total = np.empty_like(values)
-        _wait(self._rounds.Iallreduce(values, total))
+        self._meet("the control round", self._rounds.Iallreduce(values, total))
         return total
 
     def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
@@ -152,7 +168,7 @@ class MpiRanks:
     def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
         values = np.ascontiguousarray(values)
         total = np.empty_like(values)
-        _wait(self._others.Iallreduce(values, total))
+        self._meet("all_reduce", self._others.Iallreduce(values, total))
         return total
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
@@ -160,29 +176,34 @@ class MpiRanks:
 
     def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
         num_bytes = np.array([len(data)], np.int64)
-        _wait(self._others.Ibcast(num_bytes, root))
+        self._meet("a broadcast", self._others.Ibcast(num_bytes, root))
         buffer = bytearray(data) if self.rank == root else bytearray(num_bytes[0])
-        _wait(self._others.Ibcast(buffer, root))
+        self._meet("a broadcast", self._others.Ibcast(buffer, root))
         return bytes(buffer)
 
     def gather(self, value: Any) -> list[Any] | None:
         text = np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)
         sizes = np.empty(self.size, np.int64)
-        _wait(self._others.Igather(np.array([text.size], np.int64), sizes))
+        self._meet("a gather", self._others.Igather(np.array([text.size], np.int64), sizes))
         if self.rank != 0:
-            _wait(self._others.Igatherv(text, None))
+            self._meet("a gather", self._others.Igatherv(text, None))
             return None
         ends = np.cumsum(sizes)
         gathered = np.empty(ends[-1], np.uint8)
-        _wait(self._others.Igatherv(text, [gathered, sizes.tolist()]))
+        self._meet("a gather", self._others.Igatherv(text, [gathered, sizes.tolist()]))
         return [json.loads(gathered[end - size : end].tobytes()) for size, end in zip(sizes, ends, strict=True)]
 
     def barrier(self) -> None:
-        _wait(self._others.Ibarrier())
+        self._meet("a barrier", self._others.Ibarrier())
 
     def abort(self, exit_code: int) -> NoReturn:
         self._mpi.COMM_WORLD.Abort(exit_code)
         os._exit(exit_code)
+
+    def _meet(self, name: str, request: Any) -> None:
+        self._meetings.begin(name)
+        _wait(request)
+        self._meetings.end()
 
 
 def _cores_of_the_job() -> set[int]:
@@ -211,6 +232,33 @@ def _wait(request: Any, timeout_s: float = math.inf) -> bool:
     return True
 
 
+def _loaded_mpi() -> Any:
+    """MPI, loaded and not initialised yet: once it is, it may be too late to say what is wrong with it."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    from mpi4py import MPI
+
+    return MPI
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Within, INT and TERM end the process: MPI_Init holds the lock of the interpreter, so that no handler runs."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _require(problem: str) -> None:
+    if problem:
+        raise ConfigError(problem)
+
+
 def _short(text: str) -> str:
     """Name and version, out of the text in which an MPI speaks of itself."""
     first_line = text.splitlines()[0].partition(",")[0]
@@ -227,6 +275,6 @@ def environment_rank() -> int | None:
     return None
 
 
-def ranks_from_environment() -> Ranks:
+def ranks_from_environment(meetings: Meetings | None = None) -> Ranks:
     """The ranks this process was started as; a process outside of MPI never calls MPI_Init."""
-    return SoloRanks() if environment_rank() is None else MpiRanks()
+    return SoloRanks(meetings) if environment_rank() is None else MpiRanks(meetings)

@@ -42,7 +42,7 @@ from stream_server.server.record.recorder import Recorder
 from stream_server.server.restore import RankRestore
 from stream_server.server.roster import Roster
 from stream_server.server.start import Start
-from stream_server.server.training.stop import StopRequests
+from stream_server.server.training.stop import StopReason, StopRequests
 from stream_server.server.validation_store import ValidationStore
 
 STOP_GRACE_S = 10.0
@@ -221,10 +221,11 @@ class Reception:
 
     def end(self, stops: StopRequests) -> None:
         """Let the simulations go. The sockets of all ranks stay open until their last process has ended."""
+        grace_s = self.config.simulation.timeout_s if stops.agreed is None else STOP_GRACE_S
         if self.roster is not None:
-            grace_s = self.config.simulation.timeout_s if stops.agreed is None else STOP_GRACE_S
             self.receiver.post(StopStudy(reason=stops.text or "the study has ended", grace_s=grace_s))
-            self._wait_for_jobs(stops, grace_s + LEAVE_S)
+        self._wait_for_jobs(stops, grace_s + LEAVE_S)
+        if self.roster is not None:
             self.receiver.post(link.Leaving())
         self.ranks.barrier()
         if self.receiver.error is not None:
@@ -286,17 +287,23 @@ class Reception:
         self.receiver.post(Begin(plan=plan))
 
     def _wait_for_jobs(self, stops: StopRequests, timeout_s: float) -> None:
-        """Wait until the last job has ended; a signal that comes meanwhile ends the waiting, and so the jobs."""
+        """Wait until rank 0 sees the last job end; a signal that it gets meanwhile ends the waiting, and so the jobs.
+
+        The ranks meet all the time, however long that takes.
+        """
         was_asked = stops.num_requests
         start = time.monotonic()
         told = False
-        while not self._jobs_have_ended() and stops.num_requests == was_asked:
+        is_over = False
+        while not is_over:
             waited_s = time.monotonic() - start
-            if waited_s > timeout_s:
-                return
-            if waited_s > PATIENCE_S and not told:
+            sees_end = self.roster is not None and (
+                self._jobs_have_ended() or stops.num_requests != was_asked or waited_s > timeout_s
+            )
+            if waited_s > PATIENCE_S and self.roster is not None and not told:
                 told = True
-                log.warning("all is trained, but simulations still run: waiting for them to end (Ctrl-C ends them)")
+                log.warning("%s: waiting for them to end (Ctrl-C ends them)", still_running(stops))
+            is_over = self.ranks.all_reduce(np.array([float(sees_end)]))[0] > 0
 
     def _jobs_have_ended(self) -> bool:
         if self.launcher is not None:
@@ -314,6 +321,13 @@ class Reception:
             log=self.folder.path / "logs" / "launcher.log",
             simulations=self.folder.simulations,
         )
+
+
+def still_running(stops: StopRequests) -> str:
+    """Say why nothing more is trained although simulations still run."""
+    if stops.agreed in (None, StopReason.UNEVEN):
+        return "all is trained, but simulations still run"
+    return f"the training has stopped ({stops.text}), but simulations still run"
 
 
 def launcher_address(ipc_folder: Path) -> str:

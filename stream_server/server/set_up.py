@@ -97,7 +97,6 @@ class SetUp:
         display = self._make_display(lambda: status(metrics))
         stack.enter_context(parts.source)
         saver = stack.enter_context(self._make_saver())
-        stack.enter_context(parts.stops.on_signals())
         stream = self._make_stream(server)
         checkpoints = self._make_checkpoints(saver, self._make_snapshots(server, step, stream, callbacks), step)
         limits = Limits(parts.config.training, parts.progress, parts.stops, leave_at_s=parts.leave_at_s)
@@ -270,13 +269,10 @@ class SetUp:
         )
 
     def _make_milestones(self) -> Milestones | None:
-        settings, progress = self._parts.config.checkpoint, self._parts.progress
+        settings = self._parts.config.checkpoint
         if settings.keep_every is None and not settings.keep_at:
             return None
-        schedule = Schedule.of(
-            every=settings.keep_every, at=settings.keep_at, expected_batches=progress.expected_batches
-        )
-        return Milestones(schedule, progress)
+        return Milestones(Schedule(every=settings.keep_every, at=settings.keep_at), self._parts.progress)
 
     def _make_validation(
         self, server: StreamServer, callbacks: Callbacks, step: Step, metrics: Metrics, checkpoints: Checkpoints

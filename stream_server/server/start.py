@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+# The ranks that find the same mistake wait so long for rank 0 to tell it: Open MPI ends all as soon as one leaves.
+FIRST_WORD_S = 2.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:

@@ -4,48 +4,48 @@ import math
 import os
 import sys
 import time
-import traceback
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError, NoUsableCheckpoint
 from stream_server.failpoints import failpoint
 from stream_server.launcher import descriptors
+from stream_server.launcher.forced_exit import EXIT_FORCED, ForcedExit
 from stream_server.launcher.journal import Journal
 from stream_server.launcher.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.server import memory_need, parts
 from stream_server.server.batch_memory import no_memory
-from stream_server.server.closing import Closing, Simulations, outcome_of, rank_report
+from stream_server.server.closing import EXIT_SAVED, Closing, Simulations, outcome_of, rank_report
 from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.cores import NO_SIMULATIONS, SimulationCores, share_cores, wait_passively
 from stream_server.server.design import ParameterDesign
 from stream_server.server.failure import Failure, leave_together
 from stream_server.server.learning import Learning
 from stream_server.server.logs import Logs
+from stream_server.server.meetings import Meetings
 from stream_server.server.output import OutputFolder
 from stream_server.server.plan import make_plan
 from stream_server.server.rank_parts import RankParts
-from stream_server.server.ranks import Ranks, environment_rank, ranks_from_environment
+from stream_server.server.ranks import Ranks, SoloRanks, environment_rank, ranks_from_environment
 from stream_server.server.reception import Reception
 from stream_server.server.record.replay import ReplayFeed
 from stream_server.server.report import Outcome, RankReport
 from stream_server.server.set_up import SetUp
 from stream_server.server.sign_of_life import SignOfLife
 from stream_server.server.source import Source
-from stream_server.server.start import Start
+from stream_server.server.start import FIRST_WORD_S, Start
 from stream_server.server.training.display import Status
 from stream_server.server.training.length import Length
 from stream_server.server.training.metrics import Metrics
 from stream_server.server.training.phases import Phases
 from stream_server.server.training.progress import Progress
-from stream_server.server.training.stop import StopRequests
+from stream_server.server.training.stop import Interrupted, StopRequests
+from stream_server.server.watchdog import Watchdog
 
 LARGEST_MARGIN_S = 120.0
-# As a shell tells of a process that SIGINT ended.
-INTERRUPTED = 130
 PROGRAM = "stream-server"
 
 
@@ -59,26 +59,48 @@ def run_study(config: StudyConfig, start: Start) -> int:
         ConfigError: the study cannot begin; the same on all ranks.
         NoUsableCheckpoint: it cannot go on either; the same on all ranks.
     """
-    rank = environment_rank() or 0
-    with nullcontext() if start.alive is None else SignOfLife(start.alive, rank):
-        ranks = ranks_from_environment()
+    rank, meetings, stops = environment_rank(), Meetings(), StopRequests()
+    watchdog = Watchdog(
+        meetings,
+        rank=rank or 0,
+        stall_s=config.server.stall_s,
+        output_dir=config.output_dir,
+        is_under_mpirun=rank is not None,
+    )
+    with ExitStack() as stack:
+        stack.enter_context(ForcedExit())
+        stops.in_set_up = True
+        stack.enter_context(stops.on_signals())
+        stack.enter_context(nullcontext() if start.alive is None else SignOfLife(start.alive, rank or 0))
+        stack.enter_context(watchdog)
+        ranks: Ranks | None = None
         try:
-            return _run(config, ranks, start)
+            ranks = ranks_from_environment(meetings)
+            watchdog.watch(ranks)
+            return _run(config, ranks, start, stops, watchdog)
         except (ConfigError, NoUsableCheckpoint):
+            stops.in_set_up = False
+            if ranks is None and rank:
+                time.sleep(FIRST_WORD_S)
             raise
         except MemoryError as error:
-            print(f"rank {rank}: {no_memory(error)}", file=sys.stderr, flush=True)
-            ranks.abort(ConfigError.exit_code)
-        except KeyboardInterrupt:
-            traceback.print_exc()
-            ranks.abort(INTERRUPTED)
+            _end(ranks, f"rank {rank or 0}: {no_memory(error)}", ConfigError.exit_code)
+        except Interrupted as error:
+            _end(ranks, f"rank {rank or 0}: {error}", EXIT_SAVED)
+        except KeyboardInterrupt as error:
+            _end(ranks, f"rank {rank or 0}: {error or 'interrupted'}", EXIT_FORCED)
         except BaseException as error:
-            failure = Failure.of(error, rank=rank, phase="start")
-            print(f"rank {rank}:\n{failure.traceback}", file=sys.stderr, flush=True)
-            ranks.abort(failure.exit_code)
+            failure = Failure.of(error, rank=rank or 0, phase="start")
+            _end(ranks, f"rank {rank or 0}:\n{failure.traceback}", failure.exit_code)
 
 
-def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
+def _end(ranks: Ranks | None, text: str, exit_code: int) -> NoReturn:
+    """Tell why, and end all ranks at once."""
+    print(text, file=sys.stderr, flush=True)
+    (SoloRanks() if ranks is None else ranks).abort(exit_code)
+
+
+def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, watchdog: Watchdog) -> int:
     check_ranks(config, ranks.size)
     _require_descriptors(config, ranks)
     _require_memory(config, ranks)
@@ -91,9 +113,10 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start) -> int:
         by_rank_0(ranks, lambda: _take_folder(config, folder, start, locks))
         by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
         continuation = find_continuation(config, ranks, folder)
+        watchdog.is_outdated = continuation.is_outdated
         with Logs(folder.path, ranks.rank):
             try:
-                study = StudyRank(config, ranks, folder, continuation, start)
+                study = StudyRank(config, ranks, folder, continuation, start, stops)
             except MemoryError:
                 raise
             except Exception as error:
@@ -173,7 +196,13 @@ class StudyRank:
     """One rank of a running study."""
 
     def __init__(
-        self, config: StudyConfig, ranks: Ranks, folder: OutputFolder, continuation: Continuation, start: Start
+        self,
+        config: StudyConfig,
+        ranks: Ranks,
+        folder: OutputFolder,
+        continuation: Continuation,
+        start: Start,
+        stops: StopRequests,
     ) -> None:
         began_s = time.monotonic()
         study, restored = None, None
@@ -181,7 +210,7 @@ class StudyRank:
             study = continuation.study()
             restored = continuation.rank(config, ranks, is_replay=start.replay is not None)
         progress = Progress(ranks.size, length=Length.of(config, ranks.size), lr_clock=config.training.lr_clock)
-        phases, stops = Phases(), StopRequests()
+        phases = Phases()
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
         self.closing = Closing(
@@ -243,6 +272,7 @@ class StudyRank:
         with ExitStack() as stack:
             try:
                 learning = self.learning = SetUp(self.parts, stack).run(self._status)
+                self.parts.stops.in_set_up = False
                 self.stage = "training"
                 learning.training.run()
                 self.stage = "checkpoint"
@@ -258,6 +288,7 @@ class StudyRank:
 
     def _leave(self, error: Exception) -> Outcome:
         """Make all ranks end because of `error`, in order if they can be reached, or else at once."""
+        self.parts.stops.in_set_up = False
         ranks, continuation, progress = self.parts.ranks, self.parts.continuation, self.parts.progress
         where: Any = {"phase": self.stage, "batch": progress.batches if self.stage == "training" else None}
         # What is in the folder of a server that was replaced speaks of its successor.

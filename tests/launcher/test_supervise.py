@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,21 @@ def test_a_signal_ends_the_launcher_and_its_simulations(tmp_path: Path, number: 
         rank_0.launcher.send_signal(number)
         rank_0.wait_for(link.Bye)
         assert rank_0.wait_for_end() == 0
+        assert rank_0.processes() == []
+
+
+def test_a_second_signal_ends_the_launcher_within_5_s_however_stubborn_its_simulations(tmp_path: Path) -> None:
+    with Rank0(tmp_path, STUBBORN) as rank_0:
+        rank_0.plan(1)
+        rank_0.wait_for_output(0)
+        rank_0.launcher.send_signal(signal.SIGTERM)
+        # Within half a second it would be the same signal.
+        with pytest.raises(subprocess.TimeoutExpired):
+            rank_0.launcher.wait(0.6)
+        rank_0.launcher.send_signal(signal.SIGINT)
+        sent_at = time.monotonic()
+        rank_0.wait_for_end()
+        assert time.monotonic() - sent_at < 5
         assert rank_0.processes() == []
 
 

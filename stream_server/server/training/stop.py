@@ -1,10 +1,13 @@
 """Why a training ends before all samples are trained."""
 
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
+
+from stream_server.launcher.forced_exit import UrgentSignals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -32,13 +35,19 @@ class StopReason(IntEnum):
         return self in (StopReason.MAX_BATCHES, StopReason.UNEVEN)
 
 
+class Interrupted(BaseException):
+    """A signal ended the set-up of a study. Users' code that handles `Exception` lets it pass."""
+
+
 class StopRequests:
     """This rank's wish to stop, and what all ranks agreed on.
 
-    `request` may be called in a signal handler. The first wish is kept, and all are counted.
+    `request` may be called in a signal handler. The first wish is kept, and all are counted. While the study is
+    `in_set_up`, which nothing else would end, a signal interrupts what the main thread does.
     """
 
     def __init__(self) -> None:
+        self.in_set_up = False
         self.pending: StopReason | None = None
         self.num_requests = 0
         self.text = ""
@@ -52,14 +61,25 @@ class StopRequests:
             self.pending = reason
 
     @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Within, SIGINT, SIGTERM and SIGUSR1 ask for a stop; a second SIGINT interrupts at once. Main thread only."""
+    def on_signals(self, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+        """Within, SIGINT, SIGTERM and SIGUSR1 ask for a stop; a second SIGINT or SIGTERM interrupts at once.
+
+        Main thread only.
+
+        Raises:
+            Interrupted: the first signal came in the set-up.
+            KeyboardInterrupt: it was the second.
+        """
+        urgent = UrgentSignals()
 
         def ask(number: int, frame: FrameType | None) -> None:
-            name = signal.Signals(number).name
+            name, is_first = signal.Signals(number).name, self.pending is not StopReason.SAVED
+            num_before = urgent.num
+            if urgent.count(number, clock()) > max(num_before, 1):
+                raise KeyboardInterrupt(f"ended by a second {name}")
             self.request(StopReason.SAVED, f"stopped by {name}; run it again to go on")
-            if number == signal.SIGINT:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self.in_set_up and is_first:
+                raise Interrupted(f"stopped by {name} during the set-up; run it again to go on")
 
         before = {number: signal.signal(number, ask) for number in SIGNALS}
         try:

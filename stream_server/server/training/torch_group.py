@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import socket
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -75,7 +76,12 @@ class TorchGroup:
         if self._ranks.size > 1:
             self._choose_interface()
             dist.init_process_group(
-                self._backend, store=self._open_store(), rank=self._ranks.rank, world_size=self._ranks.size
+                self._backend,
+                # The watchdog bounds every wait of the ranks, and can tell where they are.
+                timeout=timedelta(days=1),
+                store=self._open_store(),
+                rank=self._ranks.rank,
+                world_size=self._ranks.size,
             )
         return self
 

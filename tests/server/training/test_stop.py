@@ -1,10 +1,11 @@
 """What asks for a stop."""
 
+import contextlib
 import signal
 
 import pytest
 
-from stream_server.server.training.stop import StopReason, StopRequests
+from stream_server.server.training.stop import Interrupted, StopReason, StopRequests
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -16,12 +17,46 @@ def test_a_signal_asks_for_a_stop_after_which_the_study_goes_on(number: signal.S
     assert stops.text == f"stopped by {number.name}; run it again to go on"
 
 
-def test_a_second_interrupt_ends_at_once() -> None:
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_ends_at_once(first: signal.Signals, second: signal.Signals) -> None:
+    stops, clock = StopRequests(), Clock()
+    with stops.on_signals(clock):
+        signal.raise_signal(first)
+        clock.now = 1.0
+        with pytest.raises(KeyboardInterrupt, match=f"a second {second.name}"):
+            signal.raise_signal(second)
+
+
+def test_a_signal_that_terminal_and_mpirun_both_pass_on_is_one() -> None:
+    stops, clock = StopRequests(), Clock()
+    with stops.on_signals(clock):
+        signal.raise_signal(signal.SIGTERM)
+        clock.now = 0.3
+        signal.raise_signal(signal.SIGTERM)
+    assert stops.pending is StopReason.SAVED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_the_first_signal_ends_a_set_up_through_code_that_handles_exceptions(number: signal.Signals) -> None:
     stops = StopRequests()
-    with stops.on_signals():
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+    stops.in_set_up = True
+
+    def users_code() -> None:
+        with contextlib.suppress(Exception):
+            signal.raise_signal(number)
+
+    with stops.on_signals(), pytest.raises(Interrupted, match=f"stopped by {number.name} during the set-up"):
+        users_code()
 
 
 def test_the_handlers_of_before_come_back() -> None:
