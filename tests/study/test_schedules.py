@@ -15,6 +15,9 @@ from tests.study.killing import generations, killed_at
 from tests.study.runs import Run, run_study
 from tests.study.test_every_way import assert_complete
 
+# Two studies with torch, one after the other.
+pytestmark = pytest.mark.timeout(180)
+
 SETTINGS: dict[str, Any] = {
     "study.simulations": 4,
     "server.class": "scheduled_server.py:OneCycleServer",
