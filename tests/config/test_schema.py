@@ -51,7 +51,7 @@ def test_the_docs_mark_what_is_not_available() -> None:
     ]
     others = {key for key in NOT_AVAILABLE if ".job." not in key}
     assert marked == {key for key in jobs[0] & jobs[1] if key.startswith("job.")} | others
-    assert jobs[0] - jobs[1] == {"job.mpirun"}
+    assert jobs[0] - jobs[1] == {"job.cores_per_rank", "job.mpirun"}
 
 
 def test_every_key_of_the_schema_is_described() -> None:
