@@ -1,7 +1,7 @@
 """Run under MPI: trains models of many kinds, each beside a plain loop of torch on the union batches, and prints both.
 
-Each argument is a job, a JSON object: the kind of model, the batch sizes of each rank, step by step, and the keys of
-`training`. One JSON line per job: what each rank has at the end, and what the plain loop has.
+Each argument is a job, a JSON object: the kind of model, the batch sizes of each rank, step by step, the keys of
+`training`, and whether the ranks are to refuse it. One JSON line per job: what each rank has at the end, and what the plain loop has.
 """
 
 import json
@@ -359,6 +359,9 @@ def train_on_ranks(job: dict[str, Any]) -> tuple[Server, dict[str, Any]]:
             found["counts"] = [progress.updates, progress.samples, progress.skipped]
             found["names"] = list(server.model.state_dict())
     except (UserCodeError, ConfigError) as error:
+        if not job.get("is_refused"):
+            print(error, file=sys.stderr, flush=True)
+            RANKS.abort(error.exit_code)
         found["error"] = str(error)
         # After an error the process group is left to the end of the process.
         if dist.is_initialized():
