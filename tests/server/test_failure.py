@@ -235,7 +235,6 @@ def made(model: nn.Module, optimizer: type[torch.optim.Optimizer] = torch.optim.
 
 
 TORCH: dict[str, dict[str, Any]] = {
-    "a model that is none": {"prepare_training_attributes": lambda self: (5, made(nn.Linear(2, 6))(self)[1])},
     "a forward pass": {"prepare_training_attributes": made(Wrong(2, 6))},
     "a loss without a gradient": {"training_step": lambda self, batch, batch_idx: torch.ones(())},
     "an optimizer": {"prepare_training_attributes": made(nn.Linear(2, 6), Stuck)},
@@ -250,6 +249,13 @@ def test_what_torch_raises_in_the_users_model_is_3(
 ) -> None:
     assert fast_dev_run(type("Troubled", (Twin,), members), study(tmp_path)) == 3
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_model_that_is_none_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    members = {"prepare_training_attributes": lambda self: (5, made(nn.Linear(2, 6))(self)[1])}
+    assert fast_dev_run(type("Troubled", (Twin,), members), study(tmp_path)) == 3
+    said = "Troubled.prepare_training_attributes must return a torch.nn.Module as the model, but returned 5"
+    assert said in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_saved_is_3() -> None:

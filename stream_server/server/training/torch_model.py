@@ -32,6 +32,8 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
     if not isinstance(made, tuple | list) or len(made) not in (2, 3):
         raise UserCodeError(f"{name} must return model, optimizer or model, optimizer, lr_scheduler")
     model, optimizers, server.lr_scheduler = [*made, None][:3]
+    if not hasattr(model, "named_parameters"):
+        raise UserCodeError(f"{name} must return a torch.nn.Module as the model, but returned {model!r}")
     several = isinstance(optimizers, tuple | list)
     if several and server.automatic_optimization:
         raise UserCodeError(f"{name} returned several optimizers, which needs automatic_optimization = False")
