@@ -1,7 +1,7 @@
 """Run under MPI: trains models of many kinds, each beside a plain loop of torch on the union batches, and prints both.
 
-Each argument is a job, a JSON object: the kind of model, the batch sizes of each rank, step by step, and the keys of
-`training`. One JSON line per job: what each rank has at the end, and what the plain loop has.
+Each argument is a job, a JSON object: the kind of model, the batch sizes of each rank, step by step, the keys of
+`training`, and whether the ranks are to refuse it. One JSON line per job: what each rank has at the end, and what the plain loop has.
 """
 
 import json
@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
-from stream_server.errors import UserCodeError
+from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.ranks import ranks_from_environment
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.training.lockstep import Turn
@@ -261,6 +262,40 @@ class LineSearch(Manual):
         optimizers.step(closure)
 
 
+class OwnBackward(Adversarial):
+    """Forgets manual_backward."""
+
+    def step(self, model: Any, optimizers: Any, backward: Callable[..., None], batch: Pair, index: int) -> None:
+        model.g(batch[0]).mean().backward()
+
+
+class Sparse(Submodules):
+    def make_model(self) -> nn.Module:
+        model: Any = super().make_model()
+        model.table = nn.Embedding(5, 4, sparse=True)
+        return model  # type: ignore[no-any-return]
+
+    def output(self, model: Any, x: Tensor) -> Tensor:
+        return model.b(torch.tanh(model.a(x)) + model.table(torch.arange(len(x))))  # type: ignore[no-any-return]
+
+
+class OtherModels(Submodules):
+    """Rank 1 makes a part more."""
+
+    def make_model(self) -> nn.Module:
+        model: Any = super().make_model()
+        if RANKS.rank == 1:
+            model.more = nn.Linear(2, 2)
+        return model  # type: ignore[no-any-return]
+
+
+class NormOfAllRanks(Submodules):
+    def make_model(self) -> nn.Module:
+        model: Any = super().make_model()
+        model.norm = nn.SyncBatchNorm(4)
+        return model  # type: ignore[no-any-return]
+
+
 KINDS: dict[str, type[Kind]] = {kind.__name__: kind for kind in (*Kind.__subclasses__(), *Manual.__subclasses__())}
 KINDS |= {kind.__name__: kind for one in list(KINDS.values()) for kind in one.__subclasses__()}
 KINDS |= {kind.__name__: kind for one in list(KINDS.values()) for kind in one.__subclasses__()}
@@ -323,8 +358,14 @@ def train_on_ranks(job: dict[str, Any]) -> tuple[Server, dict[str, Any]]:
             found["weights"] = numbers(server.kind.learned(server.model))
             found["counts"] = [progress.updates, progress.samples, progress.skipped]
             found["names"] = list(server.model.state_dict())
-    except UserCodeError as error:
+    except (UserCodeError, ConfigError) as error:
+        if not job.get("is_refused"):
+            print(error, file=sys.stderr, flush=True)
+            RANKS.abort(error.exit_code)
         found["error"] = str(error)
+        # After an error the process group is left to the end of the process.
+        if dist.is_initialized():
+            dist.destroy_process_group()
     return server, found
 
 

@@ -158,6 +158,23 @@ def test_all_reduce_calls_that_differ_are_named_in_an_uneven_step() -> None:
     assert "rank 0 made an all_reduce of arrays of shapes [[2]]" in on_ranks(3, train)[1]
 
 
+def test_steps_of_optimizers_that_differ_are_named_also_where_every_rank_has_a_batch() -> None:
+    def train(ranks: ThreadRanks) -> str:
+        union_mean = UnionMean(ranks)
+        try:
+            with union_mean.step([2, 2], {"a step of optimizer 0": int, "a step of optimizer 1": int}):
+                union_mean.announce(f"a step of optimizer {ranks.rank}")
+        except UserCodeError as error:
+            with pytest.raises(Aborted):
+                ranks.abort(error.exit_code)
+            return str(error)
+        except Exception as error:
+            return type(error).__name__
+        return "went on"
+
+    assert "rank 0 made a step of optimizer 0 where rank 1 made a step of optimizer 1" in on_ranks(2, train)[1]
+
+
 def test_all_reduce_outside_of_a_step_is_a_plain_mean_unless_weights_are_given() -> None:
     def reduce(ranks: ThreadRanks) -> tuple[float, float]:
         mean = UnionMean(ranks)

@@ -137,3 +137,53 @@ def test_deterministic_refuses_what_torch_cannot_repeat() -> None:
     train(Scattering(settings()), [[0.5]])
     with pytest.raises(UserCodeError, match="does not have a deterministic implementation"):
         train(Scattering(settings(deterministic=True)), [[0.5]])
+
+
+class Parts(Scale):
+    """Calls a part of its model, and sees the type of what it gives."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.ModuleDict({"part": nn.Linear(1, 1, bias=False)})
+        return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        output = self.model["part"](batch)
+        self.dtype = output.dtype
+        return output.float().mean()
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_the_precision_holds_for_parts_of_a_model(precision: str) -> None:
+    server = Parts(settings(precision=precision))
+    train(server, [[0.5]])
+    assert server.dtype == torch.bfloat16
+
+
+class Twice(Scale):
+    """Takes two steps in one training step."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.outputs = []
+        for _ in range(2):
+            output = self.model(batch).float().mean()
+            self.outputs.append(output.item())
+            self.manual_backward(output)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def test_after_a_step_of_its_optimizer_a_model_has_its_new_weights_in_low_precision_too() -> None:
+    server = Twice(settings(precision="bf16-mixed"))
+    train(server, [[0.5]])
+    assert server.outputs == [0.5, 0.25]
+
+
+def test_manual_backward_is_refused_with_automatic_optimisation() -> None:
+    class Mixed(Scale):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.manual_backward(self.model(batch).mean())
+
+    with pytest.raises(UserCodeError, match="manual_backward needs automatic_optimization = False"):
+        train(Mixed(settings()), [[0.5]])
