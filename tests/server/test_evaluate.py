@@ -225,7 +225,9 @@ def test_a_torch_model_comes_back_without_its_optimizer(tmp_path: Path, monkeypa
         expected = {name: value.tolist() for name, value in server.model.state_dict().items()}
     assert load_into(Net(), best) == expected
     assert set(read_state(best / "model/model.state")) == {"model", "callbacks"}
-    with pytest.raises(UserCodeError, match=r"Net\.prepare_training_attributes makes another model"):
+    with pytest.raises(
+        UserCodeError, match=r"Net\.prepare_training_attributes makes something else than what was saved"
+    ):
         load_into(Net(num_outputs=3), best)
 
 
