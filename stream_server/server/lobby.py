@@ -16,7 +16,8 @@ from stream_server.client_api.messages import (
     Welcome,
 )
 from stream_server.launcher import link
-from stream_server.server.actions import Action, Reply, ToLauncher, refuse
+from stream_server.server import notices
+from stream_server.server.actions import Action, Reply, Tell, ToLauncher, refuse
 from stream_server.server.entry import Entry, State
 from stream_server.server.stale import stale
 
@@ -78,8 +79,24 @@ class Lobby:
         problem = _stale(hello, hello.simulation, entry)
         if problem:
             return [refuse(peer, Reason.STALE_ATTEMPT, problem)]
+        actions = self.take_up(hello.simulation, hello) if hello.attempt == ATTACHING else []
         self._waiting[hello.simulation][peer] = hello
-        return self.welcome(hello.simulation)
+        return actions + self.welcome(hello.simulation)
+
+    def take_up(self, simulation: int, hello: Hello) -> list[Action]:
+        """The client of an attempt that is older than this server, and unknown to it, says what it simulates."""
+        entry = self.entries[simulation]
+        if entry.begun or entry.state is not State.RUNNING:
+            return []
+        entry.begun = True
+        parameters = brought(hello, entry)
+        if parameters == entry.parameters:
+            return []
+        entry.parameters, entry.ready = parameters, False
+        again = notices.Attempt(
+            simulation=simulation, attempt=entry.attempt, parameters=parameters, key=None, goes_on=entry.goes_on
+        )
+        return [Tell(notice=again)]
 
     def take_request(self, token: int) -> tuple[bytes, Hello] | None:
         """The launcher has answered the request of a client that came by itself; None if it was answered before."""
@@ -184,6 +201,12 @@ class Lobby:
         if entry is not None and entry.begun and hello.parameters != entry.parameters:
             return f"simulation {hello.simulation} was begun with other parameters, {entry.parameters}"
         return ""
+
+
+def brought(hello: Hello, entry: Entry) -> dict[str, float]:
+    """The parameters that a client brings along, or else those of the study."""
+    given = entry.parameters if hello.parameters is None else hello.parameters
+    return {name: given[name] for name in entry.parameters}
 
 
 def _attach_request(token: int, peer: bytes, hello: Hello) -> link.AttachRequest:

@@ -10,7 +10,7 @@ from stream_server.server import notices
 from stream_server.server.account import SimulationEnd
 from stream_server.server.actions import Action, Reply, StudyFailed, Tell, ToLauncher, refuse
 from stream_server.server.entry import Entry, State
-from stream_server.server.lobby import Lobby, StudyFacts
+from stream_server.server.lobby import Lobby, StudyFacts, brought
 from stream_server.server.stale import stale
 
 MOST_NAMED = 5
@@ -182,12 +182,14 @@ class Roster:
             return []
         peer, hello = request
         entry = self.entries[simulation]
-        if hello.parameters is not None:
-            if entry.begun and hello.parameters != entry.parameters:
-                text = "every simulation was begun with other parameters already"
-                return [refuse(peer, Reason.NO_SIMULATION_LEFT, text)]
-            entry.parameters = {name: hello.parameters[name] for name in entry.parameters}
-        actions = self._begin(simulation, attempt, None, attached=True)
+        if hello.parameters is not None and entry.begun and hello.parameters != entry.parameters:
+            text = "every simulation was begun with other parameters already"
+            return [refuse(peer, Reason.NO_SIMULATION_LEFT, text)]
+        if entry.state is State.RUNNING and entry.attempt == attempt:
+            actions = self.lobby.take_up(simulation, hello)
+        else:
+            entry.parameters = brought(hello, entry)
+            actions = self._begin(simulation, attempt, None, attached=True)
         return actions + self.lobby.seat(peer, hello, simulation)
 
     def ready(self, simulation: int, attempt: int) -> list[Action]:
@@ -285,7 +287,8 @@ class Roster:
         if entry.state.terminal or (entry.state is State.RUNNING and entry.attempt == attempt):
             return []
         entry.state, entry.attempt, entry.attached, entry.ready = State.RUNNING, attempt, attached, False
-        entry.begun, entry.goes_on = True, goes_on
+        # With which parameters an attached one was begun, if the last checkpoint does not know, its client knows.
+        entry.begun, entry.goes_on = entry.begun or not (attached and goes_on), goes_on
         entry.shares.clear()
         notice = notices.Attempt(
             simulation=simulation, attempt=attempt, parameters=entry.parameters, key=key, goes_on=goes_on

@@ -333,6 +333,25 @@ def test_a_simulation_keeps_the_parameters_that_it_was_begun_with(roster: Roster
     assert request == link.AttachRequest(token=1, simulation=1, client=b"q".hex())
 
 
+def test_a_client_of_which_the_last_checkpoint_knows_nothing_brings_its_parameters_once_more(roster: Roster) -> None:
+    for simulation in (0, 1):
+        roster.launched(begun(simulation, 3, attached=True, goes_on=True))
+        roster.ready(simulation, 3)
+    first = roster.lobby.hello(b"p", hello(0, attempt=ATTACHING, parameters={"x": 9.0}))
+    expected = notices.Attempt(simulation=0, attempt=3, parameters={"x": 9.0}, key=None, goes_on=True)
+    assert (told(first), replies(first)) == ([expected], [])
+    (welcome,) = replies(roster.ready(0, 3))
+    assert isinstance(welcome, Welcome)
+    assert welcome.parameters == {"x": 9.0}
+    # One that has not heard which simulation it has.
+    roster.lobby.hello(b"q", hello(None, attempt=ATTACHING, parameters={"x": 8.0}))
+    (notice,) = told(roster.attached(0, 1, 3))
+    assert notice == notices.Attempt(simulation=1, attempt=3, parameters={"x": 8.0}, key=None, goes_on=True)
+    assert len(replies(roster.ready(1, 3))) == 1
+    (refusal,) = replies(roster.lobby.hello(b"r", hello(1, attempt=ATTACHING, parameters={"x": 7.0})))
+    assert isinstance(refusal, Refusal)
+
+
 def test_a_study_that_failed_does_not_come_to_its_end_any_more(roster: Roster) -> None:
     for simulation in (0, 1):
         finish(roster, simulation)

@@ -110,7 +110,7 @@ def test_simulations_whose_clients_had_not_heard_of_them_when_the_server_died_ar
     supervised: dict[str, Any] = {"program": "stream-launcher", "mpi": None, "environment": killing}
     with start(**supervised, settings=settings) as live, ThreadPoolExecutor() as threads:
         live.wait_until(live.connection.exists)
-        workers = [threads.submit(work, live.connection) for _ in range(2)]
+        workers = [threads.submit(work, live.connection, parameters) for parameters in (None, OWN_PARAMETERS)]
         worked_on = sorted(simulation for worker in workers for simulation in worker.result(timeout=30))
         done = live.end()
     assert (tmp_path / "met" / "receiver.before_notice").exists()
@@ -130,9 +130,10 @@ def test_a_study_says_that_it_waits_for_somebody_to_attach(start: Callable[..., 
     assert done.report["awaited"] == awaited
 
 
-def work(connection: Path) -> list[int]:
+def work(connection: Path, parameters: dict[str, float] | None) -> list[int]:
     """Run a simulation, and return its id."""
-    with connect(connection) as simulation:
+    with connect(connection, parameters=parameters) as simulation:
+        assert parameters in (None, simulation.parameters)
         assert send_all(simulation)
         return [simulation.id]
 
