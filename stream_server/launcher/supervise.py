@@ -31,7 +31,7 @@ exit status:
   0 finished and balanced   2 command line or study.json   3 the user's class raised
   4 too many simulations failed   5 the account does not balance, or the last checkpoint was not committed
   6 no usable checkpoint   7 a rank, thread or node was lost, more often in a row than launcher.restarts allows
-  75 saved: run me again
+  75 saved: run me again   130 ended by a second signal that came while it was busy
 """
 TIME_LIMIT = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
 
