@@ -32,6 +32,7 @@ exit status:
   4 too many simulations failed   5 the account does not balance, or the last checkpoint was not committed
   6 no usable checkpoint   7 a rank, thread or node was lost, more often in a row than launcher.restarts allows
   8 the weights of the ranks have diverged   70 an error that nobody foresaw: report it   75 saved: run me again
+  130 ended by a second signal that came while it was busy
 """
 TIME_LIMIT = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
 

@@ -22,7 +22,7 @@ from stream_server.server.failure import Failure
 from stream_server.server.meetings import Meetings
 from stream_server.server.ranks import Ranks
 
-LONGEST_TICK_S = 5.0
+LONGEST_TICK_S = 1.0
 ABORT_S = 5.0
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
@@ -87,16 +87,17 @@ class Watchdog:
         self._output_dir = output_dir
         self._is_under_mpirun = is_under_mpirun
         self._main = threading.get_ident()
+        self._parent = os.getppid()
         self._thread = threading.Thread(target=self._run, name=f"watchdog-{rank}")
 
     def __enter__(self) -> Self:
         self._remove_note()
         self._is_over, self._end = os.pipe2(os.O_CLOEXEC)
-        self._parent = _watch_parent() if self._is_under_mpirun else None
         self._thread.start()
         if self._is_under_mpirun:
             # MPI_Init holds the lock of the interpreter, without which only this can end a process.
-            faulthandler.dump_traceback_later(self._stall.stall_s, exit=True, file=sys.__stderr__ or sys.stderr)
+            limit_s = min(self._stall.stall_s, threading.TIMEOUT_MAX)
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or sys.stderr)
         return self
 
     def __exit__(
@@ -105,8 +106,6 @@ class Watchdog:
         os.close(self._end)
         self._thread.join()
         os.close(self._is_over)
-        if self._parent is not None:
-            os.close(self._parent)
         self._remove_note()
 
     def watch(self, ranks: Ranks) -> None:
@@ -116,16 +115,9 @@ class Watchdog:
         self.num_ranks, self.abort = ranks.size, ranks.abort
 
     def _run(self) -> None:
-        poller = select.poll()
-        poller.register(self._is_over)
-        if self._parent is not None:
-            poller.register(self._parent, select.POLLIN)
         before = time.monotonic()
-        while True:
-            ready = {descriptor for descriptor, _ in poller.poll(self._tick_s * 1000)}
-            if self._is_over in ready:
-                return
-            if self._parent in ready:
+        while not select.select([self._is_over], [], [], self._tick_s)[0]:
+            if self._is_under_mpirun and os.getppid() != self._parent:
                 self._leave_orphaned()
             now = time.monotonic()
             # While this process was stopped, or its interpreter locked, the others may have been so, too.
@@ -177,14 +169,14 @@ class Watchdog:
             traceback="".join(traceback.format_stack(sys._current_frames().get(self._main))),
             exit_code=RankLost.exit_code,
         )
-        with suppress(OSError):
+        try:
             if self._output_dir is not None and not self.is_outdated():
                 failure.record(self._output_dir)
-        _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
-        _log.error("%s", text)
-        with suppress(OSError):
+            _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
+            _log.error("%s", text)
             print(f"rank {self._rank}: {text}", file=sys.stderr, flush=True)
-        self.abort(RankLost.exit_code)
+        finally:
+            self.abort(RankLost.exit_code)
 
     def _doing(self) -> str:
         if self._meetings.under_way:
@@ -206,15 +198,6 @@ class Watchdog:
         if (note := self._note_of(self._rank)) is not None:
             with suppress(OSError):
                 note.unlink(missing_ok=True)
-
-
-def _watch_parent() -> int | None:
-    """A descriptor that shows when the parent of this process ends, None where there is no such thing."""
-    parent = os.getppid()
-    try:
-        return os.pidfd_open(parent)
-    except (AttributeError, OSError):
-        return None
 
 
 def _place(frame: FrameType | None) -> str:
