@@ -1,13 +1,14 @@
-"""Run under MPI: trains models of many kinds, each beside a plain loop of torch on the union batches, and prints both.
+"""Run under MPI: trains models of many kinds, each beside a plain loop of torch on the union batches.
 
-Each argument is a job, a JSON object: the kind of model, the batch sizes of each rank, step by step, the keys of
-`training`, and whether the ranks are to refuse it. One JSON line per job: what each rank has at the end, and what the
-plain loop has.
+The first argument is a JSON list of jobs: the kind of model, the batch sizes of each rank, step by step, the keys of
+`training`, and whether the ranks are to refuse it. The second is the JSON file to write: for each job what each rank
+has at the end, and what the plain loop has.
 """
 
 import json
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -417,10 +418,12 @@ def numbers(tensors: Sequence[Tensor]) -> list[float]:
     return [value for tensor in real for value in tensor.double().flatten().tolist()]
 
 
-for argument in sys.argv[1:]:
-    the_job = json.loads(argument)
+found: list[dict[str, Any]] = []
+for the_job in json.loads(sys.argv[1]):
     trained, own_result = train_on_ranks(the_job)
     everyone = RANKS.gather(own_result)
     if everyone is not None:
         plain = [] if own_result["error"] else train_plainly(the_job, trained.kind)
-        print(json.dumps({"ranks": everyone, "plain": plain}), flush=True)
+        found.append({"ranks": everyone, "plain": plain})
+if RANKS.rank == 0:
+    Path(sys.argv[2]).write_text(json.dumps(found))

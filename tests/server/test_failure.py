@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from stream_server.server.start import Start
 from stream_server.server.torch_server import TorchServer
 from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.metrics import Metrics
+from stream_server.server.training.stop import StopRequests
 from stream_server.server.training.torch_step import TorchStep
 from tests.server.settings import settings
 from tests.server.test_fast_dev_run import MeanServer, study
@@ -275,8 +277,9 @@ def test_a_rank_that_cannot_be_built_leaves_word_for_the_launcher(
 ) -> None:
     monkeypatch.setattr(server_study, "StudyRank", lambda *_: encode(object()))
     config = study(tmp_path)
+    watchdog: Any = SimpleNamespace(is_outdated=None)
     with pytest.raises(TypeError):
-        server_study._run(config, SoloRanks(), Start())
+        server_study._run(config, SoloRanks(), Start(), StopRequests(), watchdog)
     failure = Failure.read(config.output_dir)
     assert failure is not None
     assert (failure.phase, failure.exit_code, failure.batch) == ("set-up", 70, None)
