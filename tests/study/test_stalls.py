@@ -46,8 +46,8 @@ def log(run: Run, rank: int) -> str:
     [
         ("training_step", "mpich", "all_reduce"),
         ("prepare_training_attributes", "openmpi", "the control round"),
-        pytest.param("validation_step", "openmpi", "the control round", marks=pytest.mark.full),
-        pytest.param("on_train_end", "mpich", "the control round", marks=pytest.mark.full),
+        pytest.param("validation_step", "openmpi", "all_reduce", marks=pytest.mark.full),
+        pytest.param("on_train_end", "mpich", "a gather", marks=pytest.mark.full),
     ],
 )
 def test_user_code_that_never_returns_is_named_with_where_the_others_wait(
@@ -100,10 +100,10 @@ def test_a_rank_that_is_stopped_is_left_by_the_others(start: Start) -> None:
 
 
 def test_a_server_that_stalls_is_started_again_by_the_launcher(start: Start) -> None:
-    settings = stalling("training_step", once=True) | {"server.ranks": 2, "checkpoint.every_batches": 2}
+    settings = stalling("training_step", once=True) | {"server.ranks": 2, "study.simulations": 2}
     with start(program="stream-launcher", mpi=None, settings=settings) as live:
         done = live.end()
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=2)
     assert done.report["restarts"] == 1
     assert "the ranks have not met" in done.launcher_log
 

@@ -26,7 +26,7 @@ class StallingServer(LinearServer):
         self.block_if_asked("prepare_training_attributes")
 
     def training_step(self, batch, batch_idx):
-        if batch_idx > 3:
+        if batch_idx > 1:
             self.block_if_asked("training_step")
         return super().training_step(batch, batch_idx)
 
