@@ -1,7 +1,8 @@
 """Run under MPI: trains models of many kinds, each beside a plain loop of torch on the union batches, and prints both.
 
 Each argument is a job, a JSON object: the kind of model, the batch sizes of each rank, step by step, the keys of
-`training`, and whether the ranks are to refuse it. One JSON line per job: what each rank has at the end, and what the plain loop has.
+`training`, and whether the ranks are to refuse it. One JSON line per job: what each rank has at the end, and what the
+plain loop has.
 """
 
 import json
