@@ -8,6 +8,7 @@ TIME_OF_DAY = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("dat
 # In these it is written down for people.
 MAY_TELL_IT = {
     "failpoints.py",
+    "launcher/study_lock.py",
     "server/continuation.py",
     "server/snapshot.py",
     "server/training/best_models.py",
