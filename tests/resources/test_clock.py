@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "stream_server"
 # Each asks for the time to put it into words for people, or into a name; nothing is decided by it.
 ALLOWED = {
     "failpoints.py": "what a trace says, which tests ask for",
+    "launcher/study_lock.py": "since when a study is run, in what a second start is told",
     "server/continuation.py": "when a study was started, in its report",
     "server/snapshot.py": "when a generation was written, in its manifest",
     "server/training/best_models.py": "when a model was written, in its facts",
