@@ -157,6 +157,7 @@ def write_rank(
         phases=Phases(),
         callbacks=Callbacks(None),
         wall_s=lambda: 0.0,
+        threads=(1,) * num_ranks,
     )
     Writing(folder, before_chunk=lambda: None).run(snapshots.capture())
 
