@@ -142,11 +142,17 @@ def write_rank(
 ) -> None:
     """Write what a rank saves, if this is what it has received and nobody has a model, into a generation's folder."""
     nothing = SimpleNamespace(
-        unite=lambda: None, state_dict=dict, random_state=lambda: {"cpu": rank}, num_drawn=num_drawn
+        unite=lambda: None,
+        fingerprints=dict,
+        state_dict=dict,
+        random_state=lambda: {"cpu": rank},
+        num_drawn=num_drawn,
     )
+    # The other ranks would say the same of a model that nobody has.
+    ranks = SimpleNamespace(rank=rank, size=num_ranks, gather=lambda value: [value], broadcast=lambda value: value)
     snapshots = Snapshots(
         config=SimpleNamespace(checkpoint=SimpleNamespace(allow_pickle=False)),  # type: ignore[arg-type]
-        ranks=SimpleNamespace(rank=rank, size=num_ranks),  # type: ignore[arg-type]
+        ranks=ranks,  # type: ignore[arg-type]
         continuation=None,  # type: ignore[arg-type]
         source=SimpleNamespace(snapshot=lambda: taken),  # type: ignore[arg-type]
         buffer=buffer,
