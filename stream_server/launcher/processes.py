@@ -13,6 +13,8 @@ ENDED = frozenset("ZX")
 STOPPED = "T"
 LOOK_S = 0.05
 KILL_WAIT_S = 2.0
+# The bit of SIGKILL in the masks of /proc/PID/status (proc_pid_status(5)).
+_KILLED = 1 << (signal.SIGKILL - 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +61,14 @@ def running(mark_name: str) -> list[Process]:
 
 
 def is_dying(pid: int) -> bool:
-    """It has no memory any more, as a process that was killed has before its files are closed."""
+    """It was killed and has not died yet, or has no memory any more, as before its files are closed."""
     try:
-        return (PROC / str(pid) / "statm").read_text().split()[0] == "0"
-    except (OSError, IndexError):
+        lines = (PROC / str(pid) / "status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines)
+        pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    except (OSError, KeyError, ValueError):
         return True
+    return "VmSize" not in status or bool(pending & _KILLED)
 
 
 def this_boot() -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stream_server.launcher.study_lock import LOCKS
 from tests.study.runs import Run, failpoints, run_study
 
 
@@ -37,8 +38,9 @@ def generations(output_dir: Path) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    """Every file below a folder, but for those that say who uses it."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in LOCKS]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def model_of(output_dir: Path) -> dict[str, bytes]:

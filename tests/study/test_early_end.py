@@ -15,7 +15,7 @@ ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "stud
     [
         ({"user": {"trouble": None, "stop_at": 5}}, 2, "mpich", "early_stop", "good enough"),
         ({"training.max_batches": 6}, 2, "openmpi", "max_batches", "training.max_batches"),
-        ({"training.max_s": 1.5}, 1, None, "max_s", "training.max_s"),
+        ({"training.max_s": 4}, 1, None, "max_s", "training.max_s"),
     ],
 )
 def test_a_study_that_ends_early_tells_its_simulations_and_counts_what_is_left(
