@@ -18,8 +18,9 @@ _UNUSED = _most_references({"": np.empty(0)})
 
 def no_memory(error: MemoryError) -> str:
     """What to tell a person when a rank is refused the memory of its buffer."""
+    detail = f" ({error})" if str(error) else ""
     return (
-        f"buffer.capacity: the system refuses a rank the memory of its buffer ({error}). Write a smaller capacity, or "
+        f"buffer.capacity: the system refuses a rank the memory of its buffer{detail}. Write a smaller capacity, or "
         "give the ranks more memory (ulimit -v, the limit of the batch job)"
     )
 

@@ -22,12 +22,16 @@ from stream_server.launcher.programs import ServerCommand
 from stream_server.server import study
 from stream_server.server.failure import Failure
 from stream_server.server.start import Start
+from stream_server.server.training.stop import StopRequests
 from tests.chaos.audit import Committed, Trained
 from tests.simulated.machine import Machine
 from tests.simulated.ranks import Job, Meeting, SimulatedRanks
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
+
+# Stands where a watchdog does: a simulated rank that waits for ever is seen by its world.
+NOBODY: Any = SimpleNamespace(is_outdated=None)
 
 STARTS_S = 1.0
 
@@ -86,7 +90,7 @@ def serve(world: "World", job: Job, rank: int, start: Start) -> int:
     world.machine.current.has_come = True
     world.signs.come(start.alive, rank, world.machine.current, world.threads.now)
     try:
-        code = study._run(world.config, ranks, start)
+        code = study._run(world.config, ranks, start, StopRequests(), NOBODY)
     except (ConfigError, NoUsableCheckpoint) as error:
         world.machine.current.error = error
         code = error.exit_code
@@ -148,9 +152,11 @@ class NotedRank(study.StudyRank):
 
     machine: Machine
 
-    def __init__(self, config: StudyConfig, ranks: Any, folder: Any, continuation: Any, start: Start) -> None:
+    def __init__(
+        self, config: StudyConfig, ranks: Any, folder: Any, continuation: Any, start: Start, stops: StopRequests
+    ) -> None:
         self.machine.current.epoch = continuation.identity.epoch
-        super().__init__(config, ranks, folder, continuation, start)
+        super().__init__(config, ranks, folder, continuation, start, stops)
 
 
 def silent(*_: Any, **__: Any) -> Any:

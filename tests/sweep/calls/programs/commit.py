@@ -53,8 +53,8 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
         yield f"nothing new was committed, and of the older generations there are {there}"
     if any(read(folder, number) != content(number) for number in there):
         yield f"one of the generations {there} is not as it was saved"
-    if len(ran.told("failed")) > len(ran.warnings):
-        yield "a save failed, and nobody was told"
+    if not all(text.partition(": ")[2] for text in ran.told("failed")):
+        yield "a save failed, and nobody was told why"
     found = restart(folder)
     if found not in (committed or [2, 3]):
         yield f"committed: {committed}, but generation {found} is continued"
