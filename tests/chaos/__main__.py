@@ -75,7 +75,8 @@ def main() -> int:
         kills = Counter(f"{kill.kind}s" for outcome in outcomes for kill in outcome.kills)
         num_violations = sum(len(outcome.violations) for outcome in outcomes)
         wall_s = sum(outcome.wall_s for outcome in outcomes)
-        record("chaos: kills", cases=kills, violations=num_violations, wall_s=wall_s, seed=seed)
+        of = "" if arguments.learner == "number" else f" of studies that train {arguments.learner}"
+        record(f"chaos: kills{of}", cases=kills, violations=num_violations, wall_s=wall_s, seed=seed)
     if not (violated and arguments.keep):
         shutil.rmtree(folder)
     return 1 if violated else 0
