@@ -10,7 +10,7 @@ import pytest
 
 from tests.zoo.bug import Bug, Form, all_bugs
 from tests.zoo.tree import ROOT, DoesNotApply, NotTheCopy, Tree, apply, touched_files
-from tests.zoo.trial import try_bug
+from tests.zoo.trial import FAILED, try_bug
 
 BUGS = all_bugs()
 NUM_TRIED = 3
@@ -114,3 +114,8 @@ def test_a_bug_must_say_what_it_is(tmp_path: Path) -> None:
     file.write_text("form: short\n\n--- a/x\n+++ b/x\n")
     with pytest.raises(ValueError, match="must say what is wrong and breaks and caught by"):
         Bug.read(file)
+
+
+def test_a_failed_test_is_known_by_its_whole_name() -> None:
+    output = "part 0: FAILED tests/a.py::test_b[one, two]\npart 1: FAILED tests/c.py::test_d\n"
+    assert FAILED.findall(output) == ["tests/a.py::test_b[one, two]", "tests/c.py::test_d"]

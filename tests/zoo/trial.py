@@ -19,7 +19,7 @@ DEADLINE_S = 900.0
 LEAVE_S = 30.0
 LAST_LINES = 12
 
-_FAILED = re.compile(r"^part \d+: (?:FAILED|died in) (\S+)", re.MULTILINE)
+FAILED = re.compile(r"^part \d+: (?:FAILED|died in) (\S+(?: .*\])?)", re.MULTILINE)
 _SKIPPED = re.compile(r"(\d+) skipped in ")
 
 
@@ -106,7 +106,7 @@ def _run_tests(tests: Sequence[str], tree: Tree, seed: int) -> Ran:
         options = ["--parts=1", f"--deadline-s={DEADLINE_S:g}", f"--times={times}", f"--hypothesis-seed={seed}"]
         exit_code, output, wall_s = _run([sys.executable, "-m", "tests.run", *options, *tests], tree)
         seconds: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
-    failed = frozenset(_FAILED.findall(output))
+    failed = frozenset(FAILED.findall(output))
     skipped = _SKIPPED.search(output)
     of_catchers = {
         test: sum(seconds.get(it, 0.0) for it in {*seconds, *failed} if _is_of(it, test)) or wall_s for test in tests
