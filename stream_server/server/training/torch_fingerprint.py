@@ -1,6 +1,8 @@
 """Fingerprints of torch modules, taken where their tensors are."""
 
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +13,16 @@ from stream_server.server.training.fingerprint import CHUNK, FACTOR, Fingerprint
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
-def of_model(model: nn.Module) -> Fingerprints:
+def of_model(model: nn.Module, further: Mapping[str, Tensor] = MappingProxyType({})) -> Fingerprints:
     """The fingerprints of the parameters of a model, and of the buffers in its state, by the names of its `state_dict`.
 
-    Only those few numbers leave the device. Tensors that a checkpoint cannot hold are left out.
+    Those of `further` tensors are among them. Only those few numbers leave the device. Tensors that a checkpoint cannot
+    hold are left out.
     """
     names = {id(it): name for name, it in model.state_dict(keep_vars=True).items()}
     parameters = {names.get(id(it), own): it for own, it in model.named_parameters()}
     buffers = {names[id(it)]: it for it in model.buffers() if id(it) in names}
-    tensors = {**parameters, **buffers}
+    tensors = {**parameters, **buffers, **further}
     to_be_made: Fingerprints = {name: None for name, it in tensors.items() if is_lazy(it)}
     found = {
         name: fingerprint(it)

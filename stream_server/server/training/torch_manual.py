@@ -43,8 +43,7 @@ class ManualOptimization:
         self._in_backward = False
         self._behind: set[int] = set()
         self._newest = 0
-        if ranks.size > 1:
-            self._watch()
+        self._watch()
 
     def joins(self) -> dict[str, Callable[[], None]]:
         """What a rank without a batch does in each call of the others."""

@@ -112,4 +112,7 @@ def load_state(server: TorchServer, state: dict[str, Any]) -> None:
     except (RuntimeError, ValueError, KeyError) as error:
         name = f"{type(server).__name__}.prepare_training_attributes"
         text = f"{name} makes something else than what was saved: {error}"
-        raise UserCodeError(f"{text}. Make the same as before, or start over with --fresh") from error
+        raise UserCodeError(
+            f"{text}. Make the same as before (self.progress knows how far the study is, for groups that were added "
+            "on the way), or start over with --fresh"
+        ) from error

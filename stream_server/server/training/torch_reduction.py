@@ -1,7 +1,7 @@
 """The gradient of the union batch: those of all ranks added up, whichever parameters have one on whichever rank."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import zip_longest
 from typing import Any
 
@@ -33,14 +33,7 @@ class UnionGradients:
     def named(self) -> dict[str, Tensor]:
         """The parameters of the model, tied ones once, then those that only an optimizer has, in a fixed order."""
         found: dict[str, Tensor] = dict(self._model.named_parameters())
-        known = set(map(id, found.values()))
-        for number, optimizer in enumerate(self._optimizers):
-            for group_number, group in enumerate(optimizer.param_groups):
-                for index, parameter in enumerate(group["params"]):
-                    if id(parameter) not in known:
-                        known.add(id(parameter))
-                        found[f"parameter {index} in group {group_number} of optimizer {number}"] = parameter
-        return found
+        return found | further_parameters(self._optimizers, known=set(map(id, found.values())))
 
     def clear(self) -> None:
         """Leave no gradient behind, also not of parameters that no optimizer has."""
@@ -154,6 +147,18 @@ class UnionGradients:
                         f"rank 0 has {ours} where rank {rank} has {theirs}: all ranks must make the same model, and "
                         "give their optimizers the same parameters"
                     )
+
+
+def further_parameters(optimizers: Sequence[Any], known: Set[int]) -> dict[str, Tensor]:
+    """The parameters of optimizers whose ids are not `known`, by their places, in a fixed order."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for number, optimizer in enumerate(optimizers):
+        for group_number, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                if id(parameter) not in known:
+                    name = f"parameter {index} in group {group_number} of optimizer {number}"
+                    found.setdefault(id(parameter), (name, parameter))
+    return dict(found.values())
 
 
 def _numel(tensor: Tensor) -> int:

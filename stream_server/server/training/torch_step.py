@@ -27,7 +27,7 @@ from stream_server.server.training.torch_lightning import Precision
 from stream_server.server.training.torch_manual import ManualOptimization
 from stream_server.server.training.torch_model import load_state, set_up, state_of
 from stream_server.server.training.torch_precision import LossScaling, make_precision, numerics
-from stream_server.server.training.torch_reduction import UnionGradients
+from stream_server.server.training.torch_reduction import UnionGradients, further_parameters
 from stream_server.server.training.torch_weights import Weights
 
 if TYPE_CHECKING:
@@ -148,17 +148,24 @@ class TorchStep:
                     self._union.share_module(evaluated, self._buffers_from)
 
     def fingerprints(self) -> Fingerprints:
-        return {**of_model(self._server.model), **of_replicated_state(self._server)}
+        model = self._server.model
+        further = further_parameters(as_list(self._server.optimizer), known=set(map(id, model.parameters())))
+        return {**of_model(model, further), **of_replicated_state(self._server)}
 
     def state_dict(self) -> dict[str, Any]:
         scaler = {} if self._scaling is None else self._scaling.state_dict()
         name = f"saving the model of {type(self._server).__name__}"
         learned = call_user(name, lambda: {**self._weights.state(), **state_of(self._server)})
-        return {**learned, "scaler": scaler, "skipped": self._skipped.state_dict()}
+        assert self._union is not None
+        trained = {parameter: it.requires_grad for parameter, it in self._union.named().items()}
+        return {**learned, "trained": trained, "scaler": scaler, "skipped": self._skipped.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._weights.load(state)
         load_state(self._server, state)
+        assert self._union is not None
+        for parameter, it in self._union.named().items():
+            it.requires_grad_(state["trained"].get(parameter, it.requires_grad))
         self._skipped.load_state_dict(state["skipped"])
         if self._scaling is not None and state["scaler"]:
             self._scaling.load_state_dict(state["scaler"])

@@ -17,6 +17,7 @@ from stream_server.server.torch_state import plain, restored
 from stream_server.server.training.callbacks import call_user
 from stream_server.server.training.torch_learning_rates import as_list
 from stream_server.server.training.torch_lightning import Precision
+from stream_server.server.training.torch_reduction import further_parameters
 
 MODEL = "model"
 
@@ -25,8 +26,9 @@ class Weights:
     """Saves and restores all modules of a server, and puts what `model_to_evaluate` gives in the place of the model.
 
     Besides the model these are the modules that are attributes of the server, alone or in lists and dicts, such as
-    averages of the weights. Checkpoints leave out the frozen parameters whose names match `exclude`, as long as
-    they are what the user's code has loaded, and keep their checksums. Main thread.
+    averages of the weights, and the parameters that only an optimizer has. Checkpoints leave out the frozen parameters
+    whose names match `exclude`, as long as they are what the user's code has loaded, and keep their checksums. Main
+    thread.
     """
 
     def __init__(self, server: TorchServer, *, exclude: Sequence[str] = ()) -> None:
@@ -94,6 +96,7 @@ class Weights:
         """
         left_out = state.get("left_out", {})
         self._load(MODEL, self._server.model, state[MODEL], left_out)
+        self._load_loose(state.get("parameters", {}))
         self._pending = {name: (it, left_out) for name, it in state.get("modules", {}).items()}
         others = other_modules(self._server)
         for name in [name for name in self._pending if name in others]:
@@ -154,7 +157,28 @@ class Weights:
 
     def _saved(self, left_out: Mapping[str, str] | None = None) -> dict[str, Any]:
         others = {name: _plain(it, name, left_out) for name, it in other_modules(self._server).items()}
-        return {MODEL: _plain(self._server.model, MODEL, left_out), **({"modules": others} if others else {})}
+        loose = {name: plain(it.detach(), name) for name, it in self._loose().items()}
+        return {
+            MODEL: _plain(self._server.model, MODEL, left_out),
+            **({"modules": others} if others else {}),
+            **({"parameters": loose} if loose else {}),
+        }
+
+    def _loose(self) -> dict[str, Tensor]:
+        """The parameters that are in no module of the server, but in an optimizer."""
+        known = {id(parameter) for _, parameter in self._parameters()}
+        return further_parameters(as_list(self._server.optimizer), known)
+
+    def _load_loose(self, state: Mapping[str, Any]) -> None:
+        own = self._loose() if state else {}
+        for name, saved in state.items():
+            value = restored(saved)
+            if name not in own or own[name].shape != value.shape:
+                raise UserCodeError(
+                    f"{type(self._server).__name__}.prepare_training_attributes makes something else than what was "
+                    f"saved: {name} of shape {list(value.shape)}. Make the same as before, or start over with --fresh"
+                )
+            own[name].data.copy_(value)
 
     def _load(self, name: str, module: nn.Module, state: Any, left_out: Mapping[str, str]) -> None:
         problem = ""

@@ -76,6 +76,25 @@ class Frozen(TorchServer):
         return (self.model["head"](self.model["backbone"](batch)) ** 2).mean()
 
 
+class Scaled(TorchServer):
+    """Learns a scale that is in no module, and unfreezes its backbone at the third step."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        model[0].requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.step = 0
+        return model, torch.optim.Adam([*model.parameters(), self.scale], lr=0.1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (self.scale * self.model(batch) ** 2).mean()
+
+    def on_step_end(self) -> None:
+        self.step += 1
+        if self.step == 3:
+            self.model[0].requires_grad_(True)
+
+
 def step_of(server_class: type[TorchServer], *exclude: str) -> TorchStep:
     config = settings()
     config.checkpoint.exclude = exclude
@@ -129,6 +148,28 @@ def test_the_average_is_saved_and_comes_back_to_the_last_bit() -> None:
         assert server_of(other).ema.n_averaged == 3
         train(other, 3, 6)
         assert to_bytes(other.state_dict()) == undisturbed
+
+
+def test_parameters_that_only_an_optimizer_has_come_back_and_what_is_frozen_stays_so() -> None:
+    with step_of(Scaled) as step:
+        train(step, 0, 4)
+        state = saved(step)
+        train(step, 4, 6)
+        undisturbed = to_bytes(step.state_dict())
+    with step_of(Scaled) as other:
+        other.load_state_dict(state)
+        assert server_of(other).scale.item() != 2.0
+        assert server_of(other).model[0].weight.requires_grad
+        train(other, 4, 6)
+        assert to_bytes(other.state_dict()) == undisturbed
+
+
+def test_parameters_that_only_an_optimizer_has_are_compared_over_the_ranks() -> None:
+    with step_of(Scaled) as step:
+        before = step.fingerprints()
+        server_of(step).scale.data.mul_(1.5)
+        after = step.fingerprints()
+    assert {name for name in after if after[name] != before[name]} == {"parameter 4 in group 0 of optimizer 0"}
 
 
 def test_an_average_that_is_made_when_the_training_starts_comes_back_then() -> None:
