@@ -127,7 +127,7 @@ def _is_library(file: Path) -> bool:
 
 
 def _told(error: StreamServerError) -> str:
-    """What a person needs to see: the traceback of an exception that is not ours, and what the error says."""
+    """The text for people: the traceback of an exception that is not ours, and the message of the error."""
     if error.__cause__ is None:
         return f"{error}\n"
     return "".join(traceback.format_exception(error.__cause__)) + f"{error}\n"

@@ -142,7 +142,7 @@ class Roster:
 
     @property
     def awaited(self) -> str:
-        """What the study waits for when nothing runs any more that could end by itself; "" while something does."""
+        """The event that the study waits for once nothing runs that could end by itself; "" while something does."""
         if self.stop_order is not None:
             return self._awaited_at_the_end
         running = [i for i, entry in self.entries.items() if entry.state is State.RUNNING]

@@ -165,7 +165,7 @@ def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
 
 
 def simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
-    """What the simulations of this start take, none in a replay."""
+    """The cores that the simulations of this start take; none in a replay."""
     if start.replay is not None:
         return NO_SIMULATIONS
     # stream-launcher adds the environment of server.job to the server's, and not to that of the simulations.

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Verdict(Enum):
-    """What the time since the last meeting calls for."""
+    """The action that the time since the last meeting calls for."""
 
     NOTHING = auto()
     RESUMED = auto()

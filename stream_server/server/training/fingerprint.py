@@ -83,7 +83,7 @@ def require_equal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Non
 
 
 def difference(by_rank: Sequence[Fingerprints]) -> str:
-    """What is different on which of the ranks, for people; "" if nothing is, but for arrays still to be made."""
+    """A message that names the first difference and its ranks; "" if all are equal, but for arrays still to be made."""
     names = dict.fromkeys(name for of_rank in by_rank for name in of_rank)
     values = {name: [of_rank.get(name, "missing") for of_rank in by_rank] for name in names}
     different = [name for name, found in values.items() if len({*found} - {None}) > 1]

@@ -46,7 +46,7 @@ class ManualOptimization:
         self._watch()
 
     def joins(self) -> dict[str, Callable[[], None]]:
-        """What a rank without a batch does in each call of the others."""
+        """The part of a rank without a batch in each call of the others, by the name of the call."""
         steps = {_step_of(number): _nothing for number in range(len(as_list(self._server.optimizer)))}
         return {_BACKWARD: self._join, **steps}
 

@@ -1,4 +1,4 @@
-"""What a TorchServer trains: made by the user, set up with Fabric, saved and taken back."""
+"""The model and optimizers of a TorchServer: made by the user, set up with Fabric, saved and restored."""
 
 import zlib
 from collections.abc import Callable

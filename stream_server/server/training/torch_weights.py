@@ -66,7 +66,7 @@ class Weights:
             self._left_out |= {name: LeftOut(parameters[name]) for name in matching if not is_lazy(parameters[name])}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has of them, in plain containers and arrays that nobody changes."""
+        """The state for a checkpoint, in plain containers and arrays that nobody changes."""
         stepped = {
             id(parameter)
             for optimizer in as_list(self._server.optimizer)
