@@ -95,6 +95,16 @@ class Scaled(TorchServer):
             self.model[0].requires_grad_(True)
 
 
+class OwnBackward(Averaged):
+    """Backpropagates by itself, which gives the gradient of one rank's batch."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        super().training_step(batch, batch_idx).backward()
+        self.optimizer.step()
+
+
 def step_of(server_class: type[TorchServer], *exclude: str) -> TorchStep:
     config = settings()
     config.checkpoint.exclude = exclude
@@ -318,3 +328,8 @@ def test_a_pattern_that_is_added_later_leaves_out_what_did_not_change() -> None:
     with step_of(Frozen, "backbone.*") as other:
         other.load_state_dict(state)
         assert "backbone.0.weight" not in restored(saved(other)["model"])
+
+
+def test_a_backward_pass_that_several_ranks_would_refuse_is_refused_on_one() -> None:
+    with step_of(OwnBackward) as step, pytest.raises(UserCodeError, match=r"must call self\.manual_backward\(loss\)"):
+        train(step, 0, 1)
