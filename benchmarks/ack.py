@@ -1,4 +1,4 @@
-"""What it costs that nothing is lost: intake and client with all that a restart needs, against both without it.
+"""The cost of losing nothing: intake and client with all that a restart needs, against both without it.
 
 With it a checkpoint is taken in each round, which is about a second long, the client is told what is in one, and keeps
 up to 64 MiB of what is in none. Without it there is no checkpoint, and the client keeps nothing that was received. Both

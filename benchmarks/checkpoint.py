@@ -1,4 +1,4 @@
-"""What a checkpoint costs the training, the disk and the memory.
+"""The cost of a checkpoint in training time, disk and memory.
 
 `stall` is the training time that one checkpoint costs: batches are trained until it is committed and its predecessor
 removed, then as many without one; the difference of the two is what was lost, by standing still and by sharing the
@@ -6,7 +6,7 @@ machine with the thread that writes. `capture` is the standing still alone. The 
 bytes into memory that is there already: what a checkpoint would cost that copied everything at once. The training
 draws from 256 MiB and computes in the cache of one core; `.torch` is the heat study's network, which with its
 optimizer streams 40 MB through the memory in each step and is saved too.
-`write` is the real saver, from the capture to the committed generation, against one file that is written and fsynced.
+`write` is the real saver, from the capture to the committed checkpoint, against one file that is written and fsynced.
 `memory` is by how much a process grows while it saves: see `benchmarks.saving`.
 
     python -m benchmarks.checkpoint
@@ -27,7 +27,7 @@ from benchmarks.measure import Result, alternated, show
 from benchmarks.saving import BATCH_SIZE, BUFFER_BYTES, Learner, Saving, filled
 from benchmarks.step import Server
 from stream_server import StreamServer
-from stream_server.server.checkpoint.checksum_file import CHUNK_BYTES
+from stream_server.storage.checksums import CHUNK_BYTES
 
 NUM_PAIRS = 21
 NUM_PAIRS_TORCH = 11

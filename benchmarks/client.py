@@ -1,4 +1,4 @@
-"""What the C client costs a simulation: the sender of a step, and a whole run of a solver.
+"""The cost of the C client to a simulation: the sender of a step, and a whole run of a solver.
 
 `client.c` is steps per second of CPU time of the simulation's own thread, beside a loop that copies the step and gives
 the copy to ZeroMQ on the same kind of socket. The receivers are processes that acknowledge at once. Steps go in bursts
@@ -22,9 +22,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.measure import Result, alternated, result, show
-from stream_server.client_api import data_connection, wire
-from stream_server.client_api.connection import ALONE, ENVIRONMENT_VARIABLE, ConnectionFile
-from stream_server.client_api.messages import Away, FieldSpec, Opened, Routing, TimeSteps, Welcome
+from stream_server.client_api import data_connection
+from stream_server.messages import wire
+from stream_server.messages.client import Away, FieldSpec, Opened, Routing, TimeSteps, Welcome
+from stream_server.messages.connection import ALONE, ENVIRONMENT_VARIABLE, ConnectionFile
 
 ROOT = Path(__file__).parents[1]
 STUDY = "benchmark"
@@ -78,10 +79,10 @@ class Receiver:
         self.connection = str(folder / f"{name}-{field.name}.json")
         welcome, opened = folder / f"{name}.welcome", folder / f"{name}.opened"
         welcome.write_bytes(wire.encode(self._welcome(field))[0])
-        opened.write_bytes(wire.encode(Opened(epoch=0, credit=credit, known=b""))[0])
-        ConnectionFile(study=STUDY, epoch=0, host=socket.gethostname(), control=(self.address,), simulation=0).write(
-            self.connection
-        )
+        opened.write_bytes(wire.encode(Opened(incarnation=0, credit=credit, known=b""))[0])
+        ConnectionFile(
+            study=STUDY, incarnation=0, host=socket.gethostname(), control=(self.address,), simulation=0
+        ).write(self.connection)
         self._process = _start(stack, [folder / "receiver", self.address, welcome, opened])
         self.wait_for(0)
 
@@ -95,7 +96,7 @@ class Receiver:
             study=STUDY,
             simulation=0,
             attempt=0,
-            epoch=0,
+            incarnation=0,
             endpoints=((self.address,),),
             parameters={},
             time_steps=TimeSteps(num=NUM_STEPS),

@@ -40,7 +40,7 @@ def filled_buffer(sample_bytes: int) -> Buffer:
     slots.allocate({"field": np.float32})
     slots.arrays["field"][:] = 1
     buffer = Buffer(Reservoir(capacity=capacity, watermark=1, seed=1), slots)
-    buffer.commit(buffer.claim(capacity))
+    buffer.enqueue(buffer.claim(capacity))
     buffer.admit()
     return buffer
 

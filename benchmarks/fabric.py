@@ -1,4 +1,4 @@
-"""What our step on Fabric costs, against bare torch DDP: two ranks under mpirun, one batch each at every step.
+"""The cost of our step on Fabric, against bare torch DDP: two ranks under mpirun, one batch each at every step.
 
 Both train the heat study's network at its published small scale on one thread per rank, with the same batches from
 memory. Ours is the whole step of a TorchServer: forward, backward, norm of the gradient and finite check, update,
@@ -27,12 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.measure import Result, result, show
 from benchmarks.step import BATCH_SIZE, NUM_NODES, NUM_PARAMETERS, make_model
 from stream_server import TorchServer
-from stream_server.server.ranks import Ranks, ranks_from_environment
-from stream_server.server.stream import Batch
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.torch_step import TorchStep
-from tests.server.settings import settings
+from stream_server.server.progress.batches import Batch, UnionBatch
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import Ranks, ranks_from_environment
+from stream_server.server.training.torch.step import TorchStep
+from tests.support.settings import settings
 
 NUM_RANKS = 2
 NUM_PAIRS = 21
@@ -47,7 +46,7 @@ def results() -> Iterator[Result]:
 
 
 def under_mpirun(module: str, num_ranks: int) -> str:
-    """What `python -m MODULE rank` prints on rank 0."""
+    """The output of `python -m MODULE rank` on rank 0."""
     python = Path(sys.executable)
     argv = [python.parent / "mpirun", "-n", str(num_ranks), python, "-m", module, "rank"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -58,7 +57,7 @@ def under_mpirun(module: str, num_ranks: int) -> str:
 
 
 class Server(TorchServer):
-    """What a user writes."""
+    """A server class as a user would write it."""
 
     def prepare_training_attributes(self) -> Any:
         return make_model()
@@ -98,9 +97,9 @@ class Ours:
         sizes = (BATCH_SIZE,) * self._ranks.size
         for index in range(STEPS_PER_ROUND):
             batch = self._batches[index % len(self._batches)]
-            turn = Turn(batch=batch, sizes=sizes, num_first=BATCH_SIZE, lonely=False)
-            outcome = step.run(turn, step.place(batch.data), progress.batches)
-            progress.count_turn(turn)
+            union_batch = UnionBatch(own=batch, sizes=sizes, num_first=BATCH_SIZE, lonely=False)
+            outcome = step.run(union_batch, step.to_device(batch.data), progress.batches)
+            progress.count_batch(union_batch)
             progress.count_update(outcome)
             server.log("train/loss", outcome.loss)
 
@@ -132,8 +131,8 @@ def measure() -> None:
         ours, bare = Ours(stack, ranks, batches), Bare(batches)
         both = (ours.train, bare.train)
         pairs = []
-        for turn in range(-1, NUM_PAIRS):
-            order = (0, 1) if turn % 2 else (1, 0)
+        for union_batch in range(-1, NUM_PAIRS):
+            order = (0, 1) if union_batch % 2 else (1, 0)
             rates = {which: _rate(ranks, both[which]) for which in order}
             pairs.append((rates[0], rates[1]))
     if ranks.rank == 0:

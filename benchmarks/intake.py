@@ -1,7 +1,7 @@
 """How fast samples get from a simulation into the buffer, against a bare pyzmq loop that receives into a ring.
 
 Both figures are samples per second of CPU time of the thread that receives; the sender is a process of its own.
-Ours is the whole way: a real client, the receiver, the slot, checked, committed and acknowledged, while the main
+Ours is the whole way: a real client, the receiver, the slot, checked, enqueued and acknowledged, while the main
 thread draws from a FIFO that stays about half full. The reference receives a header and a payload per sample, over TCP
 with keys as ours, and copies the payload into the next row. At 4 kB the client puts 8 steps into a message, else one,
 as the reference has; `intake.*.40kB.packed` leaves it to the client, which then puts 13 into a message.

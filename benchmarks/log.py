@@ -1,4 +1,4 @@
-"""What logging costs, against the training that it watches.
+"""The cost of logging, against the training that it observes.
 
 The reference is ten steps of a bare torch loop with the heat study's network, at its published small scale: the least
 that ten batches can cost. Ours is all that logging does meanwhile on one rank: noting each loss, then at the log point
@@ -19,16 +19,22 @@ from torch.nn import functional
 
 from benchmarks.measure import Result, result, show
 from benchmarks.step import BATCH_SIZE, CAPACITY, NUM_NODES, NUM_PARAMETERS, filled_buffer, make_model
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.gauges import BufferGauge, Rationed, SamplesGauge, SpeedGauge
-from stream_server.server.training.input_statistics import InputGauge
-from stream_server.server.training.log_points import Logging
-from stream_server.server.training.memory import MemoryGauge
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.schedules import Schedule
-from stream_server.server.training.writers import open_own_writer, open_writers
+from stream_server.server.metrics.log_record import LoggedRun
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.monitoring.gauges import (
+    BufferGauge,
+    InputGauge,
+    MemoryGauge,
+    RateLimited,
+    SamplesGauge,
+    SpeedGauge,
+)
+from stream_server.server.training.monitoring.log_points import Logging
 
 LOG_EVERY_BATCHES = 10
 PHASES = (
@@ -92,14 +98,13 @@ class Logged:
 
     def __init__(self, folder: Path) -> None:
         buffer, self._progress, self._phases = filled_buffer(), Progress(), Phases()
-        self._metrics = Metrics(
-            SoloRanks(), open_writers(folder), own=open_own_writer(folder, 0), progress=self._progress
-        )
+        run = LoggedRun(folder=folder)
+        self._metrics = Metrics(SoloRanks(), open_writers(run), own=open_own_writers(run, 0), progress=self._progress)
         names = [f"p{i}" for i in range(NUM_PARAMETERS)]
         inputs = InputGauge(buffer, parameter_names=names, parameters_of=lambda simulation: np.full(5, simulation))
         self._metrics.gauges += [
             *(BufferGauge(buffer), SpeedGauge(self._progress, self._phases), MemoryGauge()),
-            *(Rationed(SamplesGauge(buffer)), Rationed(inputs)),
+            *(RateLimited(SamplesGauge(buffer)), RateLimited(inputs)),
         ]
         self._logging = Logging(
             self._metrics,
@@ -109,7 +114,7 @@ class Logged:
         )
 
     def batches(self, losses: list[torch.Tensor]) -> None:
-        """What logging does while batches with these losses are trained."""
+        """Do the logging of a training with these losses."""
         for phase in PHASES:
             self._phases.add(phase, 0.01)
         for loss in losses:

@@ -36,7 +36,7 @@ def alternated(
 
 
 def result(name: str, unit: str, pairs: Sequence[tuple[float, float]]) -> Result:
-    """What pairs of figures, ours and the reference, come to."""
+    """The result of pairs of figures, ours and the reference."""
     figures = np.array(pairs)
     low, ratio, high = np.quantile(figures[:, 0] / figures[:, 1], [0.25, 0.5, 0.75])
     value, limit = np.median(figures, axis=0)
@@ -80,7 +80,7 @@ def dumps(results: Iterable[Result]) -> str:
 
 
 def loads(text: str) -> list[Result]:
-    """What `dumps` gave."""
+    """Load the results that `dumps` wrote."""
     results: list[Result] = json.loads(text)
     return results
 

@@ -1,4 +1,4 @@
-"""What a server process keeps resident when its buffer is full, against the bytes of the buffer.
+"""The resident memory of a server process when its buffer is full, against the bytes of the buffer.
 
 A process receives from eight simulations into a Reservoir and trains on it, until the buffer is full and all
 simulations wait: then every window is full as well. From what is resident then, we take off what was resident just
@@ -23,8 +23,8 @@ from benchmarks.sender import sender
 from stream_server import StreamServer
 from stream_server.buffers import Reservoir
 from stream_server.client_api.data_connection import MESSAGE_BYTES
-from stream_server.server.stream import StreamDataset
-from stream_server.server.training.phases import Phases
+from stream_server.server.progress.phases import Phases
+from stream_server.server.training.stream import StreamDataset
 
 SAMPLE_BYTES = 40_000
 NUM_SIMULATIONS = 8

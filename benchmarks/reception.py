@@ -10,18 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stream_server.buffers import Buffer, Policy, Slots
-from stream_server.client_api.connection import ConnectionFile, Security
-from stream_server.client_api.messages import Away, FieldSpec, Routing, TimeSteps
-from stream_server.launcher import link
-from stream_server.launcher.sockets import Link
-from stream_server.server.access import Access, KeyPair
-from stream_server.server.commands import Begin
-from stream_server.server.endpoints import ReceiverSettings
-from stream_server.server.lobby import StudyFacts
-from stream_server.server.receiver import Receiver
-from stream_server.server.roster import Roster
-from stream_server.server.tracker import Tracker
-from stream_server.server.validation_store import ValidationStore
+from stream_server.launcher.simulations.server_connection import ServerConnection
+from stream_server.messages import launcher_link
+from stream_server.messages.client import Away, FieldSpec, Routing, TimeSteps
+from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.server.intake.intake import Intake
+from stream_server.server.intake.mailbox import BeginStudy
+from stream_server.server.intake.state import IntakeState
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.reception.receiver import Receiver
+from stream_server.server.reception.sockets import ReceiverSettings
+from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.simulations.handshake import StudyFacts
+from stream_server.server.simulations.roster import Roster
 
 STUDY = "benchmark"
 HELD_SAMPLES = 65
@@ -86,25 +87,25 @@ def reception(
     keys, attaching = KeyPair.make(), KeyPair.make()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-")))
-        launcher = stack.enter_context(Link(f"ipc://{folder}/launcher"))
+        launcher = stack.enter_context(ServerConnection(f"ipc://{folder}/launcher"))
         receiver = Receiver(
-            rank=0,
-            num_ranks=1,
             buffer=buffer,
-            tracker=Tracker(
-                rank=0,
-                num_ranks=1,
-                routing=Routing.STEPS,
-                time_steps=TimeSteps(num=num_steps),
-                fields=fields,
-                study=STUDY,
-                epoch=0,
-                credit=credit,
-                room=room,
-                claim=buffer.claim,
+            intake=Intake(
+                IntakeState(
+                    rank=0,
+                    num_ranks=1,
+                    routing=Routing.STEPS,
+                    time_steps=TimeSteps(num=num_steps),
+                    fields=fields,
+                    study=STUDY,
+                    incarnation=0,
+                    credit=credit,
+                ),
+                buffer=buffer,
+                validation=ValidationStore(0),
+                credit_slots=room,
             ),
-            validation=ValidationStore(0),
-            access=Access(keys, attaching=attaching.public),
+            access=CurveAccess(keys, attaching=attaching.public),
             settings=ReceiverSettings(
                 ipc_folder=folder, host=socket.gethostname(), interface="127.0.0.1", link=f"ipc://{folder}/launcher"
             ),
@@ -112,7 +113,7 @@ def reception(
         endpoints = receiver.bind()
         facts = StudyFacts(
             study=STUDY,
-            epoch=0,
+            incarnation=0,
             endpoints=(endpoints.data,),
             time_steps=TimeSteps(num=num_steps),
             fields=fields,
@@ -126,21 +127,21 @@ def reception(
         others = set(threading.enumerate())
         stack.enter_context(receiver)
         (thread,) = set(threading.enumerate()) - others
-        plan = link.Plan(study=STUDY, epoch=0, output_dir="", connection={}, simulations=())
-        receiver.post(Begin(plan=plan))
-        while not any(isinstance(message, link.Plan) for message in launcher.receive()):
+        plan = launcher_link.Plan(study=STUDY, incarnation=0, output_dir="", connection={}, simulations=())
+        receiver.post(BeginStudy(plan=plan))
+        while not any(isinstance(message, launcher_link.Plan) for message in launcher.receive()):
             launcher.wait(0.1)
         files = []
         for simulation in range(num_simulations):
             key = KeyPair.make()
-            launcher.send(link.Attempt(simulation=simulation, attempt=0, public_key=key.public))
+            launcher.send(launcher_link.Attempt(simulation=simulation, attempt=0, public_key=key.public))
             security = Security(
                 server_public_key=keys.public, client_public_key=key.public, client_secret_key=key.secret
             )
             files.append(
                 ConnectionFile(
                     study=STUDY,
-                    epoch=0,
+                    incarnation=0,
                     host=endpoints.host,
                     control=endpoints.control,
                     simulation=simulation,

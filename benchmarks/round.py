@@ -1,4 +1,4 @@
-"""What the control round costs per batch: under mpirun, on ranks that always have a batch and do nothing with it.
+"""The cost of the control round per batch: under mpirun, on ranks that always have a batch and do nothing with it.
 
 The value is µs per round, the reference a step of 10 ms, so the ratio is the round's share of it. Ranks that
 outnumber the cores also wait for each other's turn on them.
@@ -17,11 +17,11 @@ import numpy as np
 
 from benchmarks.measure import Result, alternated, show
 from stream_server.errors import Closed
-from stream_server.server.ranks import ranks_from_environment
-from stream_server.server.stream import Batch
-from stream_server.server.training.lockstep import in_lockstep
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.stop import StopRequests
+from stream_server.server.progress.batches import Batch
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.control_round import in_lockstep
 
 NUM_RANKS = (2, 4)
 NUM_ROUNDS = 15
@@ -49,7 +49,7 @@ class Ready:
         self._num -= 1
         return self._batch
 
-    def settle(self) -> None:
+    def release(self) -> None:
         pass
 
 

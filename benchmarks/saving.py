@@ -24,23 +24,25 @@ from benchmarks.sender import sender
 from stream_server import StreamServer
 from stream_server.buffers import Reservoir
 from stream_server.client_api.data_connection import MESSAGE_BYTES
-from stream_server.server.checkpoint.epochs import begin_epoch
-from stream_server.server.checkpoint.generations import Generations
-from stream_server.server.checkpoint.saver import Part, Saver
-from stream_server.server.commands import Committed
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.receiver import Receiver
-from stream_server.server.reception_snapshot import ReceptionSnapshot
-from stream_server.server.snapshot import Snapshots
-from stream_server.server.stream import StreamDataset
-from stream_server.server.training.callbacks import Callbacks
-from stream_server.server.training.checkpoints import Checkpoints
-from stream_server.server.training.lockstep import agree, in_lockstep
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.stop import StopRequests
-from tests.server.settings import settings
+from stream_server.server.checkpoint.agreement import CheckpointAgreement
+from stream_server.server.checkpoint.capture import StudyCapture
+from stream_server.server.checkpoint.folder import CheckpointFolder
+from stream_server.server.checkpoint.incarnations import begin_incarnation
+from stream_server.server.checkpoint.saver import Saver
+from stream_server.server.intake.mailbox import CheckpointCommitted
+from stream_server.server.intake.source import ReceptionSnapshot
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.reception.receiver import Receiver
+from stream_server.server.training.control_round import agree, in_lockstep
+from stream_server.server.training.stream import StreamDataset
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.framework import framework_of
+from stream_server.storage.folders import PendingFile
+from tests.support.settings import settings
 
 # On the disk of the project, since that of temporary files may be none.
 DISK = Path(__file__).parents[1] / "runs"
@@ -48,7 +50,7 @@ SAMPLE_BYTES = 40_000
 BATCH_SIZE = 10
 NUM_SIMULATIONS = 8
 NUM_PARAMETERS = 5
-EPOCH = 1
+INCARNATION = 1
 BUFFER_BYTES = 256 * 2**20
 
 
@@ -63,7 +65,7 @@ class Learner(StreamServer):
 
 
 class Received:
-    """What the snapshots need of where the samples come from."""
+    """The part of a source of samples that the snapshots need."""
 
     has_pressure = False
 
@@ -77,18 +79,19 @@ class Received:
     def snapshot(self) -> ReceptionSnapshot:
         return self._receiver.snapshot()
 
-    def committed(self, snapshot: ReceptionSnapshot, generation: int, batches: int) -> None:
-        self._receiver.post(Committed(marks=snapshot.marks, generation=generation, batches=batches))
+    def committed(self, snapshot: ReceptionSnapshot, checkpoint: int, batches: int) -> None:
+        marks = snapshot.received_marks
+        self._receiver.post(CheckpointCommitted(received_marks=marks, checkpoint=checkpoint, batches=batches))
 
 
-class TimedSnapshots(Snapshots):
+class TimedSnapshots(StudyCapture):
     """Notes how long the training stands still for each."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self.capture_s: list[float] = []
 
-    def capture(self) -> list[Part]:
+    def capture(self) -> list[PendingFile]:
         start_s = time.perf_counter()
         parts = super().capture()
         self.capture_s.append(time.perf_counter() - start_s)
@@ -102,7 +105,7 @@ class Saving:
         DISK.mkdir(exist_ok=True)
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=DISK)))
         self.folder = root / "checkpoints"
-        begin_epoch(self.folder, base=0, batches=0, ranks=1, started="now")
+        begin_incarnation(self.folder, base=0, batches=0, ranks=1, started="now")
         ranks = self._ranks = SoloRanks()
         config, phases = _config(), Phases()
         self._progress = Progress()
@@ -117,7 +120,7 @@ class Saving:
             stops=StopRequests(),
             phases=phases,
         )
-        self._step = stack.enter_context(server.make_step(ranks))
+        self._step = stack.enter_context(framework_of(server).make_step(server, ranks))
         stream = StreamDataset(
             study.buffer,
             server,
@@ -128,7 +131,8 @@ class Saving:
         self.snapshots = TimedSnapshots(
             config=config,
             ranks=ranks,
-            continuation=SimpleNamespace(identity=SimpleNamespace(epoch=EPOCH), base_number=0),
+            incarnation=INCARNATION,
+            base=0,
             source=Received(study.receiver),
             buffer=study.buffer,
             stream=stream,
@@ -137,11 +141,12 @@ class Saving:
             progress=self._progress,
             phases=phases,
             callbacks=Callbacks(None),
+            threads=[1],
             wall_s=lambda: 0.0,
         )
-        self._saver = stack.enter_context(Saver(Generations(self.folder), epoch=EPOCH, rank=0))
+        self._saver = stack.enter_context(Saver(CheckpointFolder(self.folder), incarnation=INCARNATION, rank=0))
         self._num_wanted = 0
-        self._checkpoints = Checkpoints(
+        self._checkpoints = CheckpointAgreement(
             ranks=ranks,
             saver=self._saver,
             study=self.snapshots,
@@ -152,7 +157,7 @@ class Saving:
             at_boundary=lambda: True,
             phases=phases,
         )
-        self._turns = in_lockstep(
+        self._union_batches = in_lockstep(
             stream,
             ranks,
             StopRequests(),
@@ -163,7 +168,7 @@ class Saving:
 
     @property
     def newest_bytes(self) -> int:
-        """The size of the newest generation."""
+        """The size of the newest checkpoint."""
         newest = max(self.folder.glob("[0-9]*"))
         return sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
 
@@ -171,7 +176,7 @@ class Saving:
     def is_busy(self) -> bool:
         """Whether a checkpoint that was wanted is not committed yet, or old ones are still being removed."""
         assert not self._checkpoints.counts.failed
-        return self._checkpoints.counts.committed < self._num_wanted or self._saver.is_busy
+        return self._checkpoints.counts.committed < self._num_wanted or not self._saver.wait_idle(0)
 
     def want(self) -> None:
         """Have a checkpoint taken in the next round."""
@@ -179,15 +184,15 @@ class Saving:
 
     def look(self) -> None:
         """A round without a batch: take a checkpoint that is wanted, and see how the one under way fares."""
-        self._checkpoints.hear(agree(self._ranks, self._checkpoints.words()))
+        self._checkpoints.advance(agree(self._ranks, self._checkpoints.state()))
         self._checkpoints.on_round(None)
 
     def train(self, num_batches: int) -> None:
         """Train on so many batches."""
-        for turn in itertools.islice(self._turns, num_batches):
-            assert turn.batch is not None
-            outcome = self._step.run(turn, self._step.place(turn.batch.data), self._progress.batches)
-            self._progress.count_turn(turn)
+        for union_batch in itertools.islice(self._union_batches, num_batches):
+            assert union_batch.own is not None
+            outcome = self._step.run(union_batch, self._step.to_device(union_batch.own.data), self._progress.batches)
+            self._progress.count_batch(union_batch)
             self._progress.count_update(outcome)
 
     def save(self) -> int:

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 import numpy as np
 import zmq
 
-from stream_server.client_api import connect, data_connection, wire
+from stream_server.client_api import connect, data_connection
+from stream_server.messages import wire
 
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
 
@@ -31,7 +32,7 @@ class Sender:
         print(num_samples, file=self._process.stdin, flush=True)
 
     def cpu_s(self) -> float:
-        """What the client took for the samples of the earliest call that was not asked for, once all are sent."""
+        """The CPU time of the client for the earliest call not asked for yet; waits until all its samples are sent."""
         assert self._process.stdout is not None
         return float(self._process.stdout.readline())
 

@@ -1,4 +1,4 @@
-"""What our training loop costs, against a bare torch loop.
+"""The cost of our training loop, against a bare torch loop.
 
 Both train the heat study's network at its published small scale (batches of 10 samples of 40 kB) on one thread, and
 count batches per second of CPU time. Ours is the whole way from a full Reservoir: draw, gather, transform, control
@@ -22,20 +22,20 @@ from torch.nn import functional
 from benchmarks.measure import Result, alternated, show
 from stream_server import TorchServer
 from stream_server.buffers import Buffer, Reservoir, Slots
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.stream import StreamDataset
-from stream_server.server.training.callbacks import Callbacks
-from stream_server.server.training.gauges import BufferGauge, SpeedGauge
-from stream_server.server.training.limits import Limits
-from stream_server.server.training.log_points import Logging
-from stream_server.server.training.loop import Training
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.saves import NoSaves
-from stream_server.server.training.schedules import Schedule
-from stream_server.server.training.stop import StopRequests
-from tests.server.settings import settings
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.control_round import NoSaves
+from stream_server.server.training.loop import Training, TrainingLimits
+from stream_server.server.training.monitoring.gauges import BufferGauge, SpeedGauge
+from stream_server.server.training.monitoring.log_points import Logging
+from stream_server.server.training.stream import StreamDataset
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.framework import framework_of
+from tests.support.settings import settings
 
 NUM_PARAMETERS = 5
 NUM_NODES = 10_000
@@ -76,13 +76,13 @@ def filled_buffer() -> Buffer:
     claimed = buffer.claim(CAPACITY)
     slots.simulation_ids[claimed] = np.arange(CAPACITY) // 100
     slots.time_steps[claimed] = np.arange(CAPACITY) % 100
-    buffer.commit(claimed)
+    buffer.enqueue(claimed)
     buffer.admit()
     return buffer
 
 
 class Server(TorchServer):
-    """What a user writes."""
+    """A server class as a user would write it."""
 
     def prepare_training_attributes(self) -> Any:
         return make_model()
@@ -115,7 +115,7 @@ class Ours:
             stops=StopRequests(),
             phases=self._phases,
         )
-        self._step = stack.enter_context(self._server.make_step(self._ranks))
+        self._step = stack.enter_context(framework_of(self._server).make_step(self._server, self._ranks))
         self._stream = StreamDataset(
             self._buffer,
             self._server,
@@ -127,7 +127,7 @@ class Ours:
     def one_round(self) -> float:
         progress = self._server.progress = Progress()
         stops = StopRequests()
-        limits = Limits(self._config.training, progress, stops)
+        limits = TrainingLimits(self._config.training, progress, stops)
         self._metrics.gauges[:] = [BufferGauge(self._buffer), SpeedGauge(progress, self._phases)]
         callbacks = Callbacks(self._server)
         schedule = Schedule(every=LOG_EVERY_BATCHES)

@@ -1,4 +1,4 @@
-"""What a validation costs, against a bare loop over the same batches with the same model.
+"""The cost of a validation, against a bare loop over the same batches with the same model.
 
 Both evaluate the heat study's network at its published small scale, in eval mode, without gradients and on one thread,
 on held-out samples that lie in memory, in batches of 10, and count batches per second of CPU time. Ours is the whole
@@ -20,13 +20,14 @@ from torch.nn import functional
 
 from benchmarks.measure import Result, alternated, show
 from benchmarks.step import BATCH_SIZE, NUM_NODES, NUM_PARAMETERS, Server, make_model
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.simulation_data import SimulationBatch
-from stream_server.server.training.callbacks import Callbacks
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.validation import Validation
-from tests.server.settings import settings
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.validation.validation import Validation
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.framework import framework_of
+from stream_server.server.user.simulation_data import SimulationBatch
+from tests.support.settings import settings
 
 NUM_SAMPLES = 500
 NUM_PAIRS = 21
@@ -58,7 +59,7 @@ def held_out() -> SimulationBatch:
 
 
 class Validated(Server):
-    """What a user writes."""
+    """A server class as a user would write it."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         return self.training_step(batch, batch_idx)
@@ -74,7 +75,7 @@ class Ours:
             server,
             ranks,
             Callbacks(server),
-            stack.enter_context(server.make_step(ranks)),
+            stack.enter_context(framework_of(server).make_step(server, ranks)),
             held_out=lambda: samples,
             batch_size=BATCH_SIZE,
             progress=Progress(),

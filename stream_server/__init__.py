@@ -4,19 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stream_server.server.simulation_data import SimulationBatch, SimulationData
-    from stream_server.server.stream_server import StreamServer
-    from stream_server.server.torch_server import TorchServer
-    from stream_server.server.training.callbacks import Callback
+    from stream_server.server.user.callbacks import Callback
+    from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
+    from stream_server.server.user.stream_server import StreamServer
+    from stream_server.server.user.torch_server import TorchServer
 
 __all__ = ["Callback", "SimulationBatch", "SimulationData", "StreamServer", "TorchServer"]
 
 _HOMES = {
-    "Callback": "stream_server.server.training.callbacks",
-    "SimulationBatch": "stream_server.server.simulation_data",
-    "SimulationData": "stream_server.server.simulation_data",
-    "StreamServer": "stream_server.server.stream_server",
-    "TorchServer": "stream_server.server.torch_server",
+    "Callback": "stream_server.server.user.callbacks",
+    "SimulationBatch": "stream_server.server.user.simulation_data",
+    "SimulationData": "stream_server.server.user.simulation_data",
+    "StreamServer": "stream_server.server.user.stream_server",
+    "TorchServer": "stream_server.server.user.torch_server",
 }
 
 

@@ -1,8 +1,9 @@
 """Every error of the package, in one tree.
 
 StreamServerError
-├── ConfigError             study.json or the command line: the user can mend it          exit 2
+├── ConfigError             study.json or the command line: the user can fix it           exit 2
 │   └── DamagedRecord       recorded samples are not as they were written                 exit 2
+├── NotRunning              there is no such run, or nothing of it runs                   exit 1
 ├── UserCodeError           a method of the user's server class raised                    exit 3
 ├── TooManyFailures         the simulations cannot be made to run                         exit 4
 ├── NonFiniteData           a sample has NaN or infinity, and the study says to stop      exit 4
@@ -10,15 +11,15 @@ StreamServerError
 ├── DamagedCheckpoint       what was read is not what was saved                           exit 6
 │   └── OtherFormat         a checkpoint of another release
 ├── NoUsableCheckpoint      there are checkpoints, but none that can be continued         exit 6
-├── RankLost                a rank, a thread or a node ended without a word               exit 7
-├── StaleEpoch              a newer start of the server has taken over                    exit 7
+├── RankLost                a rank, a thread or a node was lost                           exit 7
+├── StaleIncarnation        a newer start of the server has taken over                    exit 7
 ├── RanksDiverged           ranks that must hold the same weights do not                  exit 8
-├── InternalError           an exception in our code that nobody foresaw                  exit 70
+├── InternalError           an unexpected exception in code of this package               exit 70
 ├── MalformedMessage        bytes that are no message of the protocol
 │   └── WrongProtocol       a message of another version of the protocol
-├── SimulationError         what a simulation can meet at its own `connect` or `send`
-│   ├── Refused             the server said no, and why
-│   ├── StepsLost           a restarted server misses steps that nobody holds any longer
+├── SimulationError         raised by `connect` or `send` in a simulation
+│   ├── Refused             the server refused a message; the text says why
+│   ├── StepsLost           a restarted server lacks steps that the client no longer holds
 │   └── Unreachable         the server did not answer in time
 ├── Closed                  the buffer is closed and empty: the stream has ended
 └── ProducerFailed          the buffer was closed by an error, which is the cause
@@ -29,20 +30,26 @@ class StreamServerError(Exception):
     """The root of the tree; `exit_code` is what a command that ends with this error returns.
 
     An error without a code of its own is caught where it belongs: one that ends a command is a defect of this package,
-    like any exception that nobody foresaw (70 is EX_SOFTWARE of sysexits.h, as 75 is EX_TEMPFAIL).
+    like any unexpected exception (70 is EX_SOFTWARE of sysexits.h, as 75 is EX_TEMPFAIL).
     """
 
     exit_code = 70
 
 
 class ConfigError(StreamServerError):
-    """Something in study.json, the command line or the user's files that the user can mend."""
+    """Something in study.json, the command line or the user's files that the user can fix."""
 
     exit_code = 2
 
 
 class DamagedRecord(ConfigError):
     """Recorded samples are not as they were written: bytes or files of the record are damaged or lost."""
+
+
+class NotRunning(StreamServerError):
+    """An operator asked for a run that is not there, or for something that only a running study can do."""
+
+    exit_code = 1
 
 
 class UserCodeError(StreamServerError):
@@ -85,7 +92,7 @@ class NoUsableCheckpoint(StreamServerError):
     exit_code = 6
 
 
-class StaleEpoch(StreamServerError):
+class StaleIncarnation(StreamServerError):
     """This server is an older start of the study than the newest one, and must not change anything any more."""
 
     exit_code = 7
@@ -112,7 +119,7 @@ class RanksDiverged(StreamServerError):
 
 
 class InternalError(StreamServerError):
-    """An exception that nobody foresaw left code of this package; it is the cause."""
+    """Code of this package raised an unexpected exception, which is the cause."""
 
     exit_code = 70
 
@@ -136,7 +143,7 @@ class Refused(SimulationError):
 class StepsLost(SimulationError):
     """The study went back to its last checkpoint, and misses steps there that this process no longer holds.
 
-    Only a new attempt of the simulation can produce them. It is nobody's failure.
+    Only a new attempt of the simulation can produce them. It does not count as a failure.
     """
 
 

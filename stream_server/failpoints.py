@@ -8,7 +8,7 @@ raise (a `FailpointError`), raise:ERRNO (an OSError such as ENOSPC), delay:SECON
 
 With `STREAM_FAILPOINTS_DIR`, a failpoint happens once among all processes that share this folder: a restarted server
 would die at it for ever. A file named after it there says which process it was; `trace` has the traced passages.
-docs/failpoints.md lists all names.
+docs/internals/failpoints.md lists all names.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ LONGEST_S = 1e9
 
 
 class FailpointError(RuntimeError):
-    """What an armed failpoint raises: an error that no code expects."""
+    """The error of an armed failpoint, which no code expects."""
 
 
 class Armed:
@@ -47,7 +47,7 @@ class Armed:
             self._act()
 
     def _is_first(self) -> bool:
-        """Claim the passage among all processes, and leave word that it was here."""
+        """Claim the passage among all processes, and leave a file that says which process it was."""
         if self._folder is None:
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"failpoint {_passage(self.name)}")
@@ -74,7 +74,7 @@ def armed_by(text: str, folder: Path | None = None) -> dict[str, Armed]:
 
 
 def failpoint(name: str) -> None:
-    """Mark a place; `STREAM_FAILPOINTS` in the environment says what happens there."""
+    """Mark a failpoint; `STREAM_FAILPOINTS` in the environment selects its action."""
     if _ARMED and name in _ARMED:
         _ARMED[name].passed()
 
@@ -107,12 +107,12 @@ def _act(word: str, value: str, name: str) -> Callable[[], None]:
     if word == "exit":
         code = int(value)
         if not 0 <= code <= 255:
-            raise ValueError(f"{code} is no exit code")
+            raise ValueError(f"{code} is not an exit code")
         return lambda: os._exit(code)
     if word == "delay":
         seconds = float(value)
         if not 0 <= seconds <= LONGEST_S:
-            raise ValueError(f"nobody can wait {value} s")
+            raise ValueError(f"cannot wait {value} s")
         return lambda: time.sleep(seconds)
     if word == "raise":
         return _raise(value, name)
@@ -122,7 +122,7 @@ def _act(word: str, value: str, name: str) -> Callable[[], None]:
 def _raise(value: str, name: str) -> Callable[[], None]:
     number = getattr(errno, value, None) if value else 0
     if not isinstance(number, int):
-        raise ValueError(f"{value!r} is no name of an errno")
+        raise ValueError(f"{value!r} is not the name of an errno")
 
     def act() -> None:
         if number:

@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import hypothesis.internal.conjecture.engine
 import pytest
 
 from tests.census import Census, leaks_since
 
 hypothesis.settings.register_profile("project", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("quick", deadline=None, print_blob=True, max_examples=30)
 hypothesis.settings.load_profile("project")
+# Hypothesis looks for a shorter example for 300 s by itself: by then the deadline of the test would end the process
+# before it has told any example. No setting says so.
+hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 30
 
 TEMPORARY = pytest.StashKey[Path]()
 

@@ -1,4 +1,4 @@
-"""What the long campaigns found, in figures: docs/reliability.json, and the table of them in docs/reliability.md."""
+"""The figures of the long campaigns: docs/reliability.json, and the table of them in docs/reliability.md."""
 
 import datetime
 import json

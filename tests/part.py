@@ -14,6 +14,8 @@ from typing import Any, Self
 
 import psutil
 
+from tests.support.built_once import SHARED_FOLDER
+
 MARK = "STREAM_SERVER_TESTS_PART"
 STACKS_S = 5.0
 GRACE_S = 5.0
@@ -22,7 +24,7 @@ NO_TESTS = 5
 
 
 def described(process: psutil.Process) -> str:
-    """What it is and when it began."""
+    """The process, its command line and its working folder."""
     with suppress(psutil.Error):
         return f"{process} {' '.join(process.cmdline())} in {process.cwd()}"
     return str(process)
@@ -54,7 +56,7 @@ class Part:
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pytest", "-q", "-rs", *options, *self.arguments],
-                env={**os.environ, MARK: self.mark, "PYTHONFAULTHANDLER": "1"},
+                env={**os.environ, MARK: self.mark, SHARED_FOLDER: str(self.claims.parent), "PYTHONFAULTHANDLER": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -73,7 +75,7 @@ class Part:
 
     @property
     def verdict(self) -> str:
-        """What became of the process, if it did not come to its end, or left others behind."""
+        """The failure of the process if it died or left others behind; "" if it did neither."""
         if self.exit_code is None:
             where = f"in {self.running}" if self.running else "between tests"
             return f"died {where} (status {self.process.returncode})"
@@ -92,7 +94,7 @@ class Part:
         return bool(chunk)
 
     def left_behind(self) -> list[psutil.Process]:
-        """What it started and still runs, once it has had a moment to end."""
+        """The processes that it started and that still run after a moment to end."""
         _, alive = psutil.wait_procs(self._marked(), timeout=GRACE_S)
         return alive
 

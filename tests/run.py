@@ -1,8 +1,9 @@
 """Runs the tests in several pytest processes at once, which share the files among themselves (`tests/sharing.py`).
 
-    python -m tests.run [--parts N] [--deadline-s S] [what pytest understands …]
+    python -m tests.run [--quick] [--parts N] [--deadline-s S] [arguments of pytest …]
 
-A process that dies fails the run, and the others go on. Every test that was collected must have one outcome.
+A process that dies fails the run, and the others go on. Every test that was collected must have one outcome. Tests that
+are marked `quiet` run at the end, while no other does.
 """
 
 import argparse
@@ -21,21 +22,27 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.part import Part, described
+from tests.support.timing import Deadline
 
 DEADLINE_S = 1800.0
+LOOK_S = 1.0
 MAX_PARTS = 8
+# Folders that `--quick` leaves out: MPI jobs, whole studies, compilers, faults of whole machines.
+NOT_QUICK = ("chaos", "configs", "fuzz", "mpi", "native", "network", "resources", "study", "zoo")
+QUICK = ["-m", "not (full or slow or quiet)", "--hypothesis-profile=quick"]
+QUICK += [f"--ignore=tests/{folder}" for folder in NOT_QUICK]
 NUM_SLOWEST = 12
 
 
 def run(parts: Sequence[Part], deadline_s: float) -> bool:
     """Wait for all parts; whether they ended in time."""
-    give_up_at = time.monotonic() + deadline_s
+    deadline = Deadline(deadline_s)
     with selectors.DefaultSelector() as selector:
         for part in parts:
             selector.register(part.pipe, selectors.EVENT_READ, part)
         while selector.get_map():
-            ready = selector.select(max(0.0, give_up_at - time.monotonic()))
-            if not ready:
+            ready = selector.select(LOOK_S)
+            if deadline.has_passed:
                 say(f"not at its end after {deadline_s:g} s")
                 return False
             for key, _ in ready:
@@ -94,24 +101,29 @@ def _leave(number: int, _: object) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False)
-    parser.add_argument("--parts", type=int, default=min(MAX_PARTS, (os.cpu_count() or 1) + 4))
+    parser.add_argument("--quick", action="store_true", help="what needs neither MPI jobs nor whole studies")
+    parser.add_argument("--parts", type=int, help="how many processes")
     parser.add_argument("--deadline-s", type=float, default=DEADLINE_S)
     parser.add_argument("--times", type=Path, help="write the seconds of each test to this file, as JSON")
     options, arguments = parser.parse_known_args()
+    if options.quick:
+        arguments = [*QUICK, *arguments]
+    # Quick tests compute, and each process imports and collects all of them first; the others mostly wait for processes
+    # of their own.
+    num_parts = options.parts or min(MAX_PARTS, (os.cpu_count() or 1) + (0 if options.quick else 4))
     if not any(word.startswith("--hypothesis-seed") for word in arguments):
         arguments.append(f"--hypothesis-seed={random.SystemRandom().getrandbits(32)}")
     signal.signal(signal.SIGTERM, _leave)
     # A shell without job control starts what runs in the background with SIGINT ignored, and so would be all studies.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     started, mark = time.monotonic(), uuid.uuid4().hex
-    say(f"{options.parts} processes of: pytest {' '.join(arguments)}")
+    say(f"{num_parts} processes of: pytest {' '.join(arguments)}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tests-")))
         claims = folder / "claims"
         claims.mkdir()
         parts = [
-            stack.enter_context(Part(number, claims, arguments, mark=f"{mark}-{number}"))
-            for number in range(options.parts)
+            stack.enter_context(Part(number, claims, arguments, mark=f"{mark}-{number}")) for number in range(num_parts)
         ]
         in_time = run(parts, options.deadline_s)
         for part in parts:
@@ -120,7 +132,9 @@ def main() -> int:
     if options.times is not None:
         options.times.write_text(json.dumps({test: t for part in parts for test, t in part.seconds.items()}, indent=1))
     total = sum((part.counts for part in parts), Counter[str]())
-    print(f"{'passed' if is_well else 'FAILED'}: {_words(total)} in {time.monotonic() - started:.0f} s")
+    used = os.times()
+    times = f"{time.monotonic() - started:.0f} s ({used.children_user + used.children_system:.0f} s of CPU)"
+    print(f"{'passed' if is_well else 'FAILED'}: {_words(total)} in {times}")
     return 0 if is_well else 1
 
 

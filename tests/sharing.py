@@ -3,6 +3,7 @@
 Reports are lines of JSON on the pipe of `tests/run.py`; the last one is missing when the process dies.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 
 # What waits for processes of its own comes first, so that the last files are short ones.
-LONGEST_FIRST = ("study", "chaos", "mpi", "configs", "native", "launcher")
+LONGEST_FIRST = ("study", "chaos", "mpi", "configs", "native", "install", "launcher")
 # Each is a whole study.
 COSTLY_FIXTURES = ("killed",)
+QUIET = "quiet"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +37,9 @@ class Share:
         self.reports = reports
         self._outcome, self._seconds = "passed", 0.0
         os.set_inheritable(reports, False)
+        # Locked by every process of the run until it ends, in whatever way.
+        self._running = os.open(claims.parent / "running", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(self._running, fcntl.LOCK_SH)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -77,6 +82,9 @@ class Share:
     def _ours(self, items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
         for unit, tests in groupby(items, key=_unit):
             if self._claim(unit):
+                if unit == QUIET:
+                    # The last unit: all others have been taken, and their processes leave when they are done.
+                    fcntl.flock(self._running, fcntl.LOCK_EX)
                 self._report(took=unit)
                 yield from tests
 
@@ -95,13 +103,17 @@ class Share:
 
 
 def _unit(item: pytest.Item) -> str:
-    """What is taken as a whole: a file, or all that needs the same costly fixture."""
+    """The unit of sharing: a file, all that needs the same costly fixture, or all that needs a quiet machine."""
+    if item.get_closest_marker(QUIET):
+        return QUIET
     fixtures = getattr(item, "fixturenames", ())
     return next((name for name in COSTLY_FIXTURES if name in fixtures), item.nodeid.partition("::")[0])
 
 
 def _order(item: pytest.Item) -> int:
-    folder = item.path.parent.name
-    if _unit(item) in COSTLY_FIXTURES:
+    folder, unit = item.path.parent.name, _unit(item)
+    if unit == QUIET:
+        return len(LONGEST_FIRST) + 1
+    if unit in COSTLY_FIXTURES:
         return -1
     return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)

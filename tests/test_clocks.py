@@ -7,12 +7,13 @@ PACKAGE = Path(__file__).parent.parent / "stream_server"
 TIME_OF_DAY = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 # In these it is written down for people.
 MAY_TELL_IT = {
+    "analysis/run_state.py",
     "failpoints.py",
-    "launcher/study_lock.py",
-    "server/continuation.py",
-    "server/snapshot.py",
-    "server/training/best_models.py",
-    "server/training/tensorboard_writer.py",
+    "machine/study_lock.py",
+    "server/checkpoint/continuation.py",
+    "server/checkpoint/capture.py",
+    "server/model/best_models.py",
+    "server/metrics/tensorboard_writer.py",
 }
 
 

@@ -1,4 +1,4 @@
-"""What must survive a crash is written through stream_server/disk.py, which a test can put another disk under."""
+"""Files that must survive a crash are written through storage/disk.py, under which a test can put another disk."""
 
 import ast
 import sys
@@ -11,21 +11,21 @@ PACKAGE = Path(__file__).parent.parent / "stream_server"
 FILES = sorted(
     path
     for pattern in (
-        *("server/checkpoint/*.py", "server/record/*.py", "launcher/journal.py", "launcher/attempts.py"),
-        *("server/tensor_file.py", "server/model_export.py", "server/report.py", "server/output.py"),
-        *("client_api/connection.py", "server/training/writers.py"),
+        *("server/checkpoint/*.py", "server/replay/*.py", "server/model/*.py", "launcher/journal/*.py"),
+        *("launcher/simulations/attempts.py", "storage/[!d]*.py", "server/run/report.py", "server/run/output.py"),
+        *("messages/connection.py", "server/metrics/writers.py", "machine/study_lock.py"),
     )
     for path in PACKAGE.glob(pattern)
 )
 
 # Nothing is promised of these after a crash.
 PAST_IT = {
-    "launcher/attempts.py": {"folder.parent.mkdir", "folder.mkdir", "target.parent.mkdir", "target.write_text"}
-    | {"shutil.copymode"},
-    "server/checkpoint/generations.py": {"(path / REASON_FILE).write_text"},
-    "server/output.py": {"self.path.rename"},
-    "server/record/recorder.py": {"self.marker.write_text"},
-    "server/training/writers.py": {"folder.mkdir", "path.open", "self._path.open"},
+    "launcher/simulations/attempts.py": {"folder.parent.mkdir", "folder.mkdir", "target.parent.mkdir"}
+    | {"target.write_text", "shutil.copymode"},
+    "server/checkpoint/folder.py": {"(path / REASON_FILE).write_text"},
+    "server/run/output.py": {"self.path.rename"},
+    "server/replay/recorder.py": {"self.marker.write_text"},
+    "server/metrics/writers.py": {"run.folder.mkdir", "path.open", "self._path.open"},
 }
 
 OF_OS = {"mkdir", "makedirs", "rename", "renames", "replace", "link", "symlink", "unlink", "remove", "rmdir"} | {
@@ -123,7 +123,7 @@ def test_reading_is_no_change() -> None:
 
 
 def test_the_layer_needs_the_standard_library_alone() -> None:
-    tree = ast.parse((PACKAGE / "disk.py").read_text())
+    tree = ast.parse((PACKAGE / "storage/disk.py").read_text())
     froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert froms | names <= sys.stdlib_module_names

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import timeit
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,7 @@ from tests.chaos.sweep import documented
 
 PACKAGE = Path(__file__).parent.parent / "stream_server"
 PASS_IT = "from stream_server.failpoints import failpoint\nfor passage in range(3): print(passage); failpoint('a.b')"
-UNARMED_S = 100e-9
+NUM_PASSAGES = 20_000
 
 
 def passing(armed: str, folder: Path | None = None, code: str = PASS_IT) -> "subprocess.CompletedProcess[str]":
@@ -33,9 +34,14 @@ def num_passages(done: "subprocess.CompletedProcess[str]") -> int:
     return len(done.stdout.splitlines())
 
 
-def test_passing_an_unarmed_failpoint_takes_less_than_100_ns() -> None:
-    num = 20_000
-    assert min(timeit.repeat(lambda: failpoint("a.b"), number=num, repeat=20)) / num < UNARMED_S
+def test_an_unarmed_failpoint_costs_hardly_more_than_a_call_of_an_empty_function() -> None:
+    def empty(name: str) -> None:
+        """Nothing."""
+
+    def least_s(passed: Callable[[str], None]) -> float:
+        return min(timeit.repeat(lambda: passed("a.b"), number=NUM_PASSAGES, repeat=20, timer=time.thread_time))
+
+    assert least_s(failpoint) < 2 * least_s(empty)
 
 
 def test_an_armed_failpoint_kills_the_process_at_its_first_passage() -> None:

@@ -1,57 +1,53 @@
-"""The import rules of DESIGN.md: which part knows which, and one door per dependency."""
+"""The import rules of DESIGN.md: which room knows which, by what name, and one door per dependency."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "stream_server"
-FILES = sorted(PACKAGE.rglob("*.py"))
-
-KNOWS = {
-    "errors": {"errors"},
-    "failpoints": {"failpoints"},
-    "disk": {"disk"},
-    "config": {"config", "errors", "failpoints"},
-    "client_api": {"client_api", "disk", "errors", "failpoints"},
-    "buffers": {"buffers", "errors", "failpoints"},
-    "launcher": {"launcher", "config", "disk", "errors", "failpoints"},
-    "analysis": {"analysis", "config", "errors"},
-    "server": {"server", "launcher", "buffers", "client_api", "config", "disk", "errors", "failpoints"},
-}
+# Folders in `templates` hold code of users.
+FILES = sorted(set(PACKAGE.rglob("*.py")) - set(PACKAGE.glob("templates/*/**/*.py")))
 
 DOORS = {
-    "mpi4py": ["server/ranks.py"],
+    "mpi4py": ["server/ranks/communicator.py"],
     "zmq": [
-        *("client_api/transport.py", "server/sockets.py", "server/sign_of_life.py", "server/access.py"),
-        *("launcher/sockets.py", "launcher/liveness.py"),
+        *(
+            "client_api/transport.py",
+            "server/reception/sockets.py",
+            "server/reception/heartbeat.py",
+            "server/run/curve.py",
+        ),
+        *("launcher/simulations/server_connection.py", "launcher/supervision/liveness.py", "analysis/live.py"),
     ],
-    "tensorboard": ["server/training/tensorboard_writer.py"],
-    "psij": ["launcher/jobs.py"],
-    "pandas": ["analysis/export.py"],
+    "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "pyarrow": ["analysis/export.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py"],
-    "safetensors": ["server/tensor_file.py"],
-    "torch": ["server/torch_*.py", "server/training/torch_*.py"],
-    "lightning_fabric": ["server/training/torch_lightning.py"],
+    "safetensors": ["storage/tensor_file.py"],
+    "torch": ["server/training/torch/*.py", "server/user/torch_server.py"],
+    "lightning_fabric": ["server/training/torch/lightning.py"],
 }
 
-CLIENT_NEVER_LOADS = {"torch", "mpi4py", "pydantic", "scipy", "lightning", "lightning_fabric", "psij", "rich"}
+CLIENT_NEVER_LOADS = {"torch", "mpi4py", "pydantic", "scipy", "lightning", "lightning_fabric", "rich"}
 CLIENT_IMPORT_S = 0.3
+MAX_FILES = 20
 
 
 def relative(file: Path) -> str:
     return file.relative_to(PACKAGE).as_posix()
 
 
-def part(module_parts: list[str]) -> str:
-    """The part of the package a dotted path below `stream_server` belongs to."""
-    return module_parts[0].removesuffix(".py") if module_parts else ""
+def room_of(module: str) -> str:
+    """The room of a module below `stream_server`, both dotted; a room is in itself."""
+    return module if (PACKAGE / module.replace(".", "/")).is_dir() else module.rpartition(".")[0]
 
 
 @cache
@@ -71,12 +67,78 @@ def _imports(file: Path) -> Iterator[list[str]]:
             yield from ([*module, alias.name] for alias in node.names)
 
 
-@pytest.mark.parametrize("file", FILES, ids=relative)
-def test_a_part_imports_only_the_parts_it_may_know(file: Path) -> None:
-    own_part = part(list(file.relative_to(PACKAGE).parts))
-    allowed = KNOWS.get(own_part, set(KNOWS))
-    parts = {part(module[1:]) for module in imported(file) if module[0] == "stream_server"}
-    assert parts & set(KNOWS) <= allowed
+def own(file: Path) -> str:
+    """The dotted name of a file's module, below `stream_server`."""
+    return ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+
+
+MODULES = {own(file): file for file in FILES}
+ROOMS = sorted(name for name, file in MODULES.items() if name and file.name == "__init__.py")
+
+
+@cache
+def imports(name: str) -> set[str]:
+    """The modules below `stream_server` that a module imports."""
+    dotted = [".".join(it[1:]) for it in imported(MODULES[name]) if it[0] == "stream_server"]
+    return {it if it in MODULES else it.rpartition(".")[0] for it in dotted} - {name}
+
+
+def promised(room: str, what: str) -> set[str]:
+    """The list in a room's docstring under `what`: the modules that it offers, or the rooms that it may import."""
+    text = ast.get_docstring(ast.parse(MODULES[room].read_text())) or ""
+    found = re.search(rf"^{what}: ([^:]*?)\.$", text, re.MULTILINE | re.DOTALL)
+    return {it.strip() for it in found[1].split(",")} if found else set()
+
+
+def from_outside(room: str) -> Iterator[tuple[str, str]]:
+    """Each import between this room and another one: the importing module, and the imported."""
+    return (
+        (name, found)
+        for name in MODULES
+        if room_of(name) == room and name != room
+        for found in imports(name)
+        if room_of(found) not in {room, ""}
+    )
+
+
+def circles(edges: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_exactly_which_rooms_it_imports(room: str) -> None:
+    assert {room_of(found) for _, found in from_outside(room)} == promised(room, "May import")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_exactly_which_of_its_modules_the_others_import(room: str) -> None:
+    used = {found for other in ROOMS for _, found in from_outside(other) if room_of(found) == room}
+    assert {found.rpartition(".")[2] for found in used - {room}} == promised(room, "Offers")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_at_most_twenty_files(room: str) -> None:
+    assert len(list((PACKAGE / room.replace(".", "/")).glob("*.py"))) <= MAX_FILES
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles({name: imports(name) for name in MODULES}) == []
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    assert circles({room: promised(room, "May import") for room in ROOMS}) == []
+
+
+def test_what_users_subclass_never_imports_the_training() -> None:
+    reached, new = set(), {"server.user"}
+    while new:
+        reached |= new
+        new = {it for room in new for it in promised(room, "May import")} - reached
+    assert not [room for room in reached if room.startswith(("server.training", "server.study"))]
 
 
 @pytest.mark.parametrize("dependency", DOORS)
@@ -103,5 +165,14 @@ def test_importing_the_client_takes_less_than_0_3_s() -> None:
 
 
 def test_starting_a_rank_does_not_import_torchmetrics_which_fabric_only_looks_at() -> None:
-    code = "import sys, stream_server.server.torch_server; print('torchmetrics' in sys.modules); import torchmetrics"
+    code = (
+        "import sys, stream_server.server.user.torch_server; print('torchmetrics' in sys.modules); import torchmetrics"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False"]
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    names = Counter(
+        node.name for file in FILES for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, num in names.items() if num > 1] == []

@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PASSING = "def test_it_passes(): pass\n"
 FAILING = "def test_it_fails(): assert 1 == 2\n"
@@ -89,6 +91,16 @@ def test_what_a_process_leaves_behind_is_told_and_ended(tmp_path: Path) -> None:
     left = int((tmp_path / "left").read_text())
     # A container without an init keeps the dead.
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_needs_quiet_runs_when_all_others_have_ended(tmp_path: Path) -> None:
+    quiet = "import pytest\n@pytest.mark.quiet\n" + NOTING
+    noisy = "import time\n" + NOTING.replace("    with", "    time.sleep(1)\n    with")
+    ran = run(tmp_path, "-o", "markers=quiet", parts=3, a=quiet, b=noisy, c=noisy, d=quiet)
+    assert ran.returncode == 0, ran.stdout
+    *others, last, very_last = (tmp_path / "ran").read_text().split()
+    assert sorted(others) == ["test_b", "test_c"]
+    assert [last, very_last] == ["test_a", "test_d"]
 
 
 @pytest.mark.parametrize("text", ["import nowhere\n", "def test_it_is_no_test(:\n"])

@@ -1,25 +1,32 @@
-"""docs/training.md names a setting's test, which is there, and leaves no setting of the training out."""
+"""docs/guide/training.md names a setting's test, which is there, and leaves no setting of the training out."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from stream_server.config.sections import Checkpoint, EarlyStop, Load, Normalization, Training, Validation
+from stream_server.config.sections import (
+    Checkpoint,
+    EarlyStop,
+    Load,
+    NormalizationSettings,
+    TrainingSettings,
+    ValidationSettings,
+)
 from stream_server.config.values import Section
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "training.md").read_text()
+PAGE = (ROOT / "docs" / "guide" / "training.md").read_text()
 TABLE = PAGE[PAGE.index("## Every setting") :]
 NAMED = sorted(set(re.findall(r"`(tests/[^`]+\.py)(?:::(\w+))?`", TABLE)))
 SECTIONS: list[tuple[str, type[Section], set[str]]] = [
-    ("training", Training, set()),
+    ("training", TrainingSettings, set()),
     ("training.early_stop", EarlyStop, set()),
-    ("validation", Validation, {"simulations"}),
+    ("validation", ValidationSettings, {"simulations"}),
     # The others are about restarts.
     ("checkpoint", Checkpoint, {"every_s", "keep", "dir", "record", "allow_pickle"}),
     ("load", Load, set()),
-    ("normalization", Normalization, set()),
+    ("normalization", NormalizationSettings, set()),
 ]
 
 

@@ -3,8 +3,9 @@
  *     receiver ADDRESS WELCOME OPENED
  *
  * WELCOME and OPENED are files with its answers to Hello and Open. Each line of its input is a number; it writes a line as
- * soon as so many steps have come in all. A message without a header of ours is a step. It leaves at the end of its input.
+ * soon as so many steps have come in all. A message that is none of ours is a step. It leaves at the end of its input.
  */
+#define _GNU_SOURCE
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,8 +13,8 @@
 #include <string.h>
 #include <zmq.h>
 
-enum { HELLO = 1, OPEN = 3, DATA = 5, END = 6, PING = 7, ACK = 8 };
-enum { MESSAGES_PER_ACK = 32, DATA_BYTES = 68, ACK_BYTES = 26, MAX_ANSWER_BYTES = 4096, MAX_PEER_BYTES = 256 };
+enum { VERSION = 2, DATA = 1, ACK = 2 };
+enum { MESSAGES_PER_ACK = 32, DATA_BYTES = 68, ACK_BYTES = 25, MAX_ANSWER_BYTES = 4096, MAX_PEER_BYTES = 256 };
 
 typedef struct {
     unsigned char bytes[MAX_ANSWER_BYTES];
@@ -56,32 +57,34 @@ static void say(const receiver *it, const void *bytes, size_t num) {
 }
 
 static void acknowledge(receiver *it) {
-    unsigned char ack[ACK_BYTES] = {'S', 'T', 'R', 'M', 1, 0, ACK, 0};
+    unsigned char ack[ACK_BYTES] = {'S', 'T', 'R', 'M', VERSION, 0, ACK, 0};
     memcpy(ack + 8, &it->mark, sizeof it->mark);
     ack[24] = it->has_ended;
     say(it, ack, sizeof ack);
     it->owes_ack = false;
 }
 
+/* Whether a control message, which is JSON, is of this kind, given in quotes. */
+static bool is_control(const unsigned char *frame, size_t num, const char *kind) {
+    return num > 0 && frame[0] == '{' && memmem(frame, num, kind, strlen(kind)) != NULL;
+}
+
 static void take_header(receiver *it, const unsigned char *header, size_t num) {
-    if (num < 8 || memcmp(header, "STRM", 4) != 0) {
-        it->num_steps += 1;
-        return;
-    }
-    const uint64_t kind = number(header + 6, 2);
-    if (kind == HELLO) {
-        say(it, it->welcome.bytes, it->welcome.num);
-    } else if (kind == OPEN) {
-        it->mark = 0;
-        it->has_ended = false;
-        say(it, it->opened.bytes, it->opened.num);
-    } else if (kind == DATA && num == DATA_BYTES) {
+    if (num == DATA_BYTES && memcmp(header, "STRM", 4) == 0 && number(header + 6, 2) == DATA) {
         it->mark = number(header + 24, 8) + 1;
         it->num_steps += number(header + 56, 4);
         it->owes_ack = true;
-    } else if (kind == END || kind == PING) {
-        it->has_ended |= kind == END;
+    } else if (is_control(header, num, "\"Hello\"")) {
+        say(it, it->welcome.bytes, it->welcome.num);
+    } else if (is_control(header, num, "\"Open\"")) {
+        it->mark = 0;
+        it->has_ended = false;
+        say(it, it->opened.bytes, it->opened.num);
+    } else if (is_control(header, num, "\"End\"") || is_control(header, num, "\"Ping\"")) {
+        it->has_ended |= is_control(header, num, "\"End\"");
         it->owes_ack = true;
+    } else {
+        it->num_steps += 1;
     }
 }
 

@@ -1,1 +1,4 @@
-"""Reads what a run has written: its files alone, whether it is still going on or long over."""
+"""The command `stream-study`. A run is read from its files; one that goes on is also asked, and stopped.
+
+May import: config, doctor, launcher.journal, machine, messages, storage, templates.
+"""

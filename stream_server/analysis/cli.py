@@ -1,33 +1,57 @@
 """The command `stream-study`."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from stream_server.analysis.run import find_run
+from stream_server.analysis import operating
+from stream_server.analysis.reading import find_run
 from stream_server.errors import ConfigError, StreamServerError
+from stream_server.machine.screen import until_the_reader_leaves
+from stream_server.templates.new_study import LANGUAGES, copy_example, examples, make_blank, next_command
 
 DESCRIPTION = """\
-Look at a run, whether it is still going on or long over.
+Begin a study, see whether this machine is ready for it, look at its runs, and stop one.
 
-RUN is the output folder of a run (runs/NAME), or the folder or the study.json of a study.
+RUN is the output folder of a run (runs/NAME), or the folder or the study.json of a study. It may still be going on.
 """
 
 EXAMPLES = """\
 examples:
+  stream-study doctor                                         is this machine ready?
+  stream-study new heat my-study                              a copy of an example; `new --list` shows them
+  stream-study new --blank my-study --language c              a small study to fill in
   stream-study export runs/heat --to metrics.parquet          all that was logged, one row per value
   stream-study export runs/heat --to metrics.csv --wide       one row per batch, one column per name
   stream-study export runs/a runs/b --to both.csv             two runs in one table, told apart by the column run
   stream-study plot runs/heat                                 pictures in runs/heat/plots
   stream-study plot study.json --to figures --format pdf      the same for a paper
+  stream-study list                                           the runs below this folder, and how each is doing
+  stream-study status runs/heat                               server, simulations, rates, buffer, time left
+  stream-study stop runs/heat --finish                        start no simulation any more, train what comes, end
 
-exit status: 0 done   2 the command line is wrong, or there is no such run
+exit status: 0 done   1 doctor: something must be repaired; list, status, stop, logs, simulations: no such run, or it
+does not run   2 the command line is wrong; export, plot: there is no such run
 """
 
-EXTRA = ("pandas", "pyarrow", "matplotlib")
+NEW = """\
+Make the folder of a new study: a copy of an example, or a small study that runs and is to be filled in.
+
+FOLDER must be empty, or not be there yet. By default it has the name of the example, or is my-study.
+"""
+
+NEW_USAGE = """\
+stream-study new EXAMPLE [FOLDER]
+       stream-study new --blank [--language {python,c,fortran}] [FOLDER]
+       stream-study new --list
+"""
+
+EXTRA = ("matplotlib", "pyarrow")
+BLANK_FOLDER = "my-study"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,6 +62,18 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"stream-study {version('stream-server')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    new = commands.add_parser(
+        "new", help="make the folder of a new study", description=NEW, usage=NEW_USAGE, formatter_class=layout
+    )
+    new.add_argument("words", metavar="EXAMPLE, FOLDER", nargs="*", help="an example, and where its copy goes")
+    new.add_argument("--list", action="store_true", help="list the examples")
+    new.add_argument("--blank", action="store_true", help="a study to fill in instead of an example")
+    new.add_argument("--language", choices=LANGUAGES, help="that of the simulation with --blank; python by default")
+    new.set_defaults(command=_new)
+
+    doctor = commands.add_parser("doctor", help="see whether this machine is ready", description=_doctor.__doc__)
+    doctor.set_defaults(command=_doctor)
 
     export = commands.add_parser("export", help="write what was logged as one table", description=_export.__doc__)
     export.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="a run; several share the table")
@@ -58,26 +94,68 @@ def parser() -> argparse.ArgumentParser:
         help="png by default; may be given several times",
     )
     plot.set_defaults(command=_plot)
+    operating.register(commands)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     arguments = parser().parse_args(argv)
+    status = 0
     try:
-        arguments.command(arguments)
+        with until_the_reader_leaves():
+            status = arguments.command(arguments) or 0
     except StreamServerError as error:
         print(f"stream-study: {error}", file=sys.stderr)
         return error.exit_code
-    return 0
+    return status
+
+
+def _new(arguments: argparse.Namespace) -> None:
+    """Make the folder of a new study; asks nothing, and prints the command that runs it."""
+    words: list[str] = arguments.words
+    if arguments.list:
+        if words or arguments.blank or arguments.language:
+            raise ConfigError("new --list takes nothing else")
+        _list_examples()
+        return
+    if arguments.blank:
+        if len(words) > 1:
+            raise ConfigError(f"new --blank takes one FOLDER, but was given {shlex.join(words)}")
+        folder = Path(*words or [BLANK_FOLDER])
+        make_blank(folder, arguments.language or LANGUAGES[0])
+    else:
+        if arguments.language:
+            raise ConfigError("--language is for new --blank: an example has its language")
+        if not 1 <= len(words) <= 2:
+            raise ConfigError("new takes an EXAMPLE and a FOLDER; `stream-study new --list` shows the examples")
+        folder = Path(words[-1])
+        copy_example(words[0], folder)
+    print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    print(f"next: {next_command(folder)}")
+
+
+def _list_examples() -> None:
+    known = examples()
+    width = max(map(len, known))
+    for name, title in known.items():
+        print(f"{name:<{width}}  {title}")
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    """Look at Python, torch, MPI, memory, open files, ports and schedulers: what is there, and what to do about it."""
+    from stream_server.doctor.examination import report
+
+    return report()
 
 
 def _export(arguments: argparse.Namespace) -> None:
     """Write all numbers that a run has logged, validations among them, as a table for pandas and the like."""
-    with _extra():
-        from stream_server.analysis.export import export
+    from stream_server.analysis.export import export
+
     runs = [find_run(path) for path in arguments.runs]
-    num_rows = export(runs, arguments.to, wide=arguments.wide, per_rank=arguments.per_rank)
+    with _extra():
+        num_rows = export(runs, arguments.to, wide=arguments.wide, per_rank=arguments.per_rank)
     print(f"{arguments.to}: {num_rows:,} rows")
 
 
@@ -92,7 +170,7 @@ def _plot(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _extra() -> Iterator[None]:
-    """Import what only the analysis of runs needs.
+    """Import what only pictures and Parquet files need.
 
     Raises:
         ConfigError: it is not installed.
@@ -102,7 +180,7 @@ def _extra() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        raise ConfigError(f"{error.name} is not installed: pip install 'stream-server[analysis]'") from error
+        raise ConfigError(f"{error.name} is not installed: pip install {' '.join(EXTRA)}") from error
 
 
 if __name__ == "__main__":

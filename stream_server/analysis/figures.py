@@ -60,7 +60,7 @@ def buffer(records: list[Line]) -> Figure | None:
 
 
 def phases(records: list[Line]) -> Figure | None:
-    """What part of the time each phase takes, over the time of the training; the longest phase is at the bottom."""
+    """The share of the time of each phase, over the time of the training; the longest phase is at the bottom."""
     names = [name for name in names_in(records) if name.startswith("time/")]
     points = [record for record in records if any(name in record for name in names)]
     if not points:

@@ -6,8 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from stream_server.analysis import figures
-from stream_server.analysis.reading import Line, read_histograms, read_records
-from stream_server.analysis.run import Run
+from stream_server.analysis.reading import Line, RunFolder, read_histograms, read_records
 from stream_server.errors import ConfigError
 
 FORMATS = ("png", "pdf", "svg")
@@ -21,7 +20,7 @@ OF_RECORDS: dict[str, Callable[[list[Line]], Figure | None]] = {
 }
 
 
-def plot(run: Run, to: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Write each picture for which there is something to show, in each of the formats; gives the files.
 
     Raises:
@@ -40,7 +39,7 @@ def plot(run: Run, to: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
     return files
 
 
-def _pictures(run: Run) -> Iterator[tuple[str, Figure]]:
+def _pictures(run: RunFolder) -> Iterator[tuple[str, Figure]]:
     records = read_records(run)
     for name, draw in OF_RECORDS.items():
         figure = draw(records)

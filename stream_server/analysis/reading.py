@@ -1,12 +1,13 @@
-"""The files in the `metrics` folder of a run, as they are now."""
+"""A run, and the files in its `metrics` folder as they are now."""
 
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_server.analysis.run import Run
+from stream_server.config import load
 from stream_server.errors import ConfigError
 
 AXES = ("batch", "update", "sample", "wall_s")
@@ -14,7 +15,44 @@ AXES = ("batch", "update", "sample", "wall_s")
 Line = dict[str, Any]
 
 
-def read_records(run: Run) -> list[Line]:
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The output folder of a study."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+
+def find_run(path: Path) -> RunFolder:
+    """The run in an output folder, or that of a study of which `path` is the folder or the study.json.
+
+    Raises:
+        ConfigError: there is none, or the study.json cannot be read.
+    """
+    if not path.exists():
+        raise ConfigError(f"there is no {path}: give the output folder of a run, or a study's folder or study.json")
+    folder, study = (path, path / "study.json") if path.is_dir() else (path.parent, path)
+    if (folder / "metrics").is_dir():
+        return RunFolder(folder)
+    if not study.exists():
+        raise ConfigError(
+            f"there is no run in {path}, neither metrics/ nor a study.json: give the output folder of a run, or a "
+            "study's folder or study.json"
+        )
+    output = load(study).study.output_dir
+    if not output.exists():
+        raise ConfigError(f"{study} was not run yet: there is no {output}")
+    return RunFolder(output)
+
+
+def read_records(run: RunFolder) -> list[Line]:
     """All log points and validations, in the order in which they were written; NaN for what was not finite.
 
     Raises:
@@ -26,7 +64,7 @@ def read_records(run: Run) -> list[Line]:
     return [_with_nan(line) for line in lines]
 
 
-def read_histograms(run: Run, name: str) -> list[Line]:
+def read_histograms(run: RunFolder, name: str) -> list[Line]:
     """The histograms of one name; `intervals` are lower end, upper end and count.
 
     Raises:
@@ -36,8 +74,8 @@ def read_histograms(run: Run, name: str) -> list[Line]:
     return [line for line in lines if line["name"] == name]
 
 
-def read_ranks(run: Run) -> dict[int, list[Line]]:
-    """What each rank logged for itself.
+def read_ranks(run: RunFolder) -> dict[int, list[Line]]:
+    """Read the metrics that each rank logged for itself.
 
     Raises:
         ConfigError: nothing was logged yet, or a line is damaged.

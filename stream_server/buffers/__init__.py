@@ -1,15 +1,17 @@
-"""Where samples wait: policies choose, slots hold, and `Buffer` stands between two threads."""
+"""The sample buffer: policies choose slots, slots hold samples, and `Buffer` connects two threads.
+
+Offers: batch_memory, buffer, pins, policy, redeal.
+"""
 
 from stream_server.buffers.buffer import Buffer
-from stream_server.buffers.contents import Contents
 from stream_server.buffers.fifo import Fifo
 from stream_server.buffers.firo import Firo
 from stream_server.buffers.frozen import Frozen, num_slots_to_load
 from stream_server.buffers.pins import Draw
-from stream_server.buffers.policy import Drawn, Policy
+from stream_server.buffers.policy import Drawn, Policy, deal_evenly, policy_class
 from stream_server.buffers.redeal import Dealt, redeal
 from stream_server.buffers.reservoir import Reservoir
-from stream_server.buffers.slots import Slots
+from stream_server.buffers.slots import Contents, Slots
 
 __all__ = [
     "Buffer",
@@ -23,6 +25,8 @@ __all__ = [
     "Policy",
     "Reservoir",
     "Slots",
+    "deal_evenly",
     "num_slots_to_load",
+    "policy_class",
     "redeal",
 ]

@@ -3,28 +3,25 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Condition, Lock
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.buffers.contents import Contents
-from stream_server.buffers.frozen import Frozen
+from stream_server.buffers.frozen import Frozen, SlotRetention
 from stream_server.buffers.pins import Draw, Pins
 from stream_server.buffers.policy import NO_SLOTS, Policy, SlotArray, State
-from stream_server.buffers.retention import Retention
-from stream_server.buffers.slots import FieldArrays, Slots
-from stream_server.errors import Closed, ProducerFailed
+from stream_server.buffers.slots import Contents, FieldArrays, Slots
+from stream_server.errors import Closed, ProducerFailed, UserCodeError
 from stream_server.failpoints import failpoint
 
 
 class Buffer:
     """A policy, the slots it decides over, and the lock and gate between two threads.
 
-    A slot is free, claimed (the receiver fills it), committed (it waits in the backlog), in the policy's population,
+    A slot is free, claimed (the receiver fills it), waiting (in the backlog), in the policy's population,
     retired (it left the population while a draw held it), or retained (nobody needs it, but it was frozen and is not
     on disk yet). Rows are written and read without the lock: only the receiver touches a claimed row, and nobody
-    writes a row from its commit until it is free again. So a row that is evicted while the training thread gathers
+    writes a row that waits until it is free again. So a row that is evicted while the training thread gathers
     it stays whole until that draw is released, and a frozen row until it is thawed.
 
     Of the slots, `spare` are there for what is retained. When they are used up the backlog waits, so that what is
@@ -47,7 +44,7 @@ class Buffer:
         self.on_room = on_room
         self.spare = spare
         self._pins = Pins()
-        self._retention: Retention | None = None
+        self._retention: SlotRetention | None = None
         self._restored: deque[Draw] = deque()
         self._backlog: list[int] = []
         self._put_at = np.zeros(slots.num_slots, np.int64)
@@ -74,7 +71,7 @@ class Buffer:
 
     @property
     def num_waiting(self) -> int:
-        """Samples that are committed and for which there is no room yet."""
+        """Samples in the backlog, for which there is no room yet."""
         return len(self._backlog)
 
     def claim(self, num: int) -> list[int]:
@@ -83,15 +80,15 @@ class Buffer:
             return self.slots.claim(num)
 
     def discard(self, slots: Sequence[int]) -> None:
-        """Give claimed slots back that will not be committed. Receiver thread."""
+        """Give claimed slots back that will not be filled. Receiver thread."""
         with self._lock:
             self.slots.free(slots)
 
-    def commit(self, slots: Sequence[int]) -> None:
+    def enqueue(self, slots: Sequence[int]) -> None:
         """Append filled slots, with their keys set, to the backlog. Receiver thread."""
-        failpoint("buffer.before_commit")
+        failpoint("buffer.before_enqueue")
         with self._lock:
-            assert not self._closed or self._error, "commit after close"
+            assert not self._closed or self._error, "enqueue after close"
             self._backlog.extend(slots)
 
     def admit(self) -> list[int]:
@@ -139,7 +136,7 @@ class Buffer:
         failpoint("buffer.closed")
 
     def reopen(self) -> None:
-        """More will be committed after all, after a `close`. Before any other thread uses what was loaded."""
+        """More will come after all, after a `close`. Before any other thread uses what was loaded."""
         with self._lock:
             self.policy.reopen()
             self._closed = False
@@ -209,7 +206,7 @@ class Buffer:
                 frozen[slots] = True
             seen = self.slots.seen.copy()
             limit = self.policy.capacity + self.spare
-            retention = self._retention = Retention(frozen, num_waiting=len(backlog), limit=limit)
+            retention = self._retention = SlotRetention(frozen, num_waiting=len(backlog), limit=limit)
             slots = np.flatnonzero(frozen)
             room_for_backlog = self._num_admissible()
         failpoint("buffer.frozen")
@@ -225,11 +222,11 @@ class Buffer:
         """Say that its rows are needed no more, because they are on disk or the writing failed. Any thread."""
         self._thaw(frozen, frozen.slots)
 
-    def load(self, state: State, read_rows: Callable[[str, npt.NDArray[Any]], None]) -> None:
+    def load(self, state: State) -> None:
         """Continue exactly where the `Frozen` was taken whose `state` this is. Before any other thread uses the buffer.
 
-        The buffer is new, with slots enough (see `num_slots_to_load`), allocated unless there is no sample.
-        `read_rows(name, out)` is called once for each field and fills `out`, the rows themselves, in their order.
+        The buffer is new, with slots enough (see `num_slots_to_load`), allocated unless there is no sample. The caller
+        fills the rows, the first ones of `slots.arrays`, in the order of the samples.
 
         Raises:
             ValueError: there are fewer slots than samples, or the samples have other fields.
@@ -238,8 +235,6 @@ class Buffer:
         assert self.slots.arrays or not num, "loaded before the types of the fields are known"
         keys = ("simulation_ids", "time_steps", "seen", "present")
         self.slots.occupy(**{name: state[name] for name in keys})
-        for name, array in self.slots.arrays.items():
-            read_rows(name, array[:num])
         self.policy.load_state_dict(state["policy"])
         self._closed = state["policy"]["closed"]
         self._backlog = np.asarray(state["backlog"]).tolist()
@@ -300,6 +295,8 @@ class Buffer:
         if self._retention is not None:
             self._retention.admit(num)
         if len(evicted):
+            if not self.slots.seen[evicted].all():
+                raise UserCodeError(f"{type(self.policy).__name__}.put evicted a sample that was never drawn")
             self._free(self._pins.retire(evicted))
         return slots
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stream_server.buffers.policy import NO_SLOTS, Drawn, SlotArray, State, check_capacity, even_share
+from stream_server.buffers.policy import NO_SLOTS, Drawn, Policy, SlotArray, State, check_capacity, even_share
 
 
-class Fifo:
+class Fifo(Policy):
     """A queue of slots in a ring; when it is full there is no room."""
 
     def __init__(self, *, capacity: int) -> None:
@@ -17,6 +17,10 @@ class Fifo:
         self._head = 0
         self._population = 0
         self._closed = False
+
+    @property
+    def draws_per_sample(self) -> float:
+        return 1.0
 
     @property
     def population(self) -> int:

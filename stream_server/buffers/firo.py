@@ -8,10 +8,12 @@ import numpy.typing as npt
 from stream_server.buffers.policy import (
     NO_SLOTS,
     Drawn,
+    Policy,
     Seed,
     SlotArray,
     State,
     check_capacity,
+    deal_evenly,
     distinct,
     even_share,
     exchange,
@@ -19,7 +21,7 @@ from stream_server.buffers.policy import (
 )
 
 
-class Firo:
+class Firo(Policy):
     """Draws uniformly once `watermark` samples wait; when it is full there is no room.
 
     The samples of a batch are distinct, except in the last batches of a closed buffer that holds fewer samples
@@ -39,6 +41,10 @@ class Firo:
         self._population = 0
         self._num_left = 0
         self._closed = False
+
+    @property
+    def draws_per_sample(self) -> float:
+        return float(self._pseudo_epochs)
 
     @property
     def population(self) -> int:
@@ -121,6 +127,11 @@ class Firo:
         self._num_left = int(self._draws_left[: self._population].sum())
         self._closed = state["closed"]
         self._random.bit_generator.state = state["random"]
+
+    @classmethod
+    def deal(cls, states: Sequence[State], seeds: Sequence[Seed]) -> list[State]:
+        """Deal the samples so that every rank has as many, and as many draws left."""
+        return deal_evenly(states, seeds, order=lambda deck: deck["draws_left"])
 
     def _draw_repeated(self, num: int) -> Drawn:
         before = self._draws_left[: self._population].copy()

@@ -1,16 +1,28 @@
-"""What every policy offers, and the few array operations they share."""
+"""The protocol of a buffer's policy, and the array operations that policies share."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from stream_server.errors import ConfigError
+from stream_server.user_code import load_class
 
 SlotArray = npt.NDArray[np.intp]
 State = dict[str, Any]
 Seed = int | Sequence[int]
 
 NO_SLOTS: SlotArray = np.empty(0, np.intp)
+
+POLICIES = {
+    "fifo": "stream_server.buffers.fifo:Fifo",
+    "firo": "stream_server.buffers.firo:Firo",
+    "reservoir": "stream_server.buffers.reservoir:Reservoir",
+}
+"""The built-in policies, by the names that `buffer.policy` gives them."""
 
 
 class Drawn(NamedTuple):
@@ -21,68 +33,161 @@ class Drawn(NamedTuple):
     removed: SlotArray
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Decides over slot numbers which sample is drawn next and which may be evicted. For one thread at a time.
 
-    A slot is in the population from `put` until it is evicted, drawn for the last time or removed. Who calls
-    respects the limits: at most `room` slots to `put`, at most `ready(num)` to `draw`.
+    A slot is in the population from `put` until it is evicted, drawn for the last time or removed. No sample is evicted
+    before its first draw. Who calls respects the limits: at most `room` slots to `put`, at most `ready(num)` to `draw`.
+
+    The constructor names the settings of study.json that it takes: `capacity`, `watermark`, `pseudo_epochs`,
+    `draws_per_sample` and `seed`, a value for `generator` that differs from rank to rank; every other argument is a key
+    of `buffer.args`. It raises `ValueError` for a value that it cannot take.
+
+    Attributes:
+        capacity: most samples that can wait.
     """
 
-    @property
-    def capacity(self) -> int:
-        """Most samples that can wait."""
+    capacity: int
 
     @property
+    def draws_per_sample(self) -> float | None:
+        """How often a sample is drawn in all, on average; None, the default, where nobody can know in advance."""
+        return None
+
+    @property
+    @abstractmethod
     def population(self) -> int:
         """Samples that can be drawn, including those that were drawn before and kept."""
 
     @property
+    @abstractmethod
     def num_unseen(self) -> int:
         """Samples of the population that were never drawn."""
 
     @property
+    @abstractmethod
     def room(self) -> int:
-        """How many slots can be put now, by free places and by eviction."""
+        """How many slots can be put now, by free places and by eviction; never negative."""
 
     @property
+    @abstractmethod
     def num_left(self) -> int:
         """How many draws are still to come if nothing is put any more; exact after `close`."""
 
+    @abstractmethod
     def ready(self, num: int) -> int:
         """How many samples the next batch of `num` may have now; 0 while the gate is shut.
 
-        While open this is `num` or 0. After `close` what is left is split into ceil(left / num) even batches.
+        While open this is `num` or 0. After `close` what is left is split into ceil(left / num) even batches, see
+        `even_share`.
         """
 
+    @abstractmethod
     def put(self, slots: Sequence[int]) -> SlotArray:
         """Take the slots in, and give those that were evicted for them."""
 
+    @abstractmethod
     def draw(self, num: int) -> Drawn:
-        """Choose `num` samples, as many as `ready` allowed."""
+        """Choose `num` samples, as many as `ready` allowed; distinct ones, except after `close`."""
 
+    @abstractmethod
     def slots(self) -> SlotArray:
         """The slots of the population, as a copy."""
 
+    @abstractmethod
     def remove(self, slots: SlotArray) -> int:
         """Forget these slots of the population; gives how many of them were never drawn."""
 
+    @abstractmethod
     def close(self) -> SlotArray:
-        """Nothing will be put any more; gives the slots of samples that will not be drawn again."""
+        """Nothing will be put any more; gives the slots of samples that will not be drawn again.
 
+        From now on every draw must bring the end nearer: `num_left` falls by the size of each batch. Closing again
+        changes nothing.
+        """
+
+    @abstractmethod
     def reopen(self) -> None:
         """More will be put after all, after a `close`."""
 
+    @abstractmethod
     def state_dict(self) -> State:
         """All that decides what comes next: copies in arrays, plain numbers, and the generator's own state.
 
-        Two entries are common to all: `slots`, those of the population, and `closed`.
+        Two entries are common to all: `slots`, those of the population, and `closed`. Slot numbers stand in `slots`
+        alone; every other entry tells a sample by its place there.
         """
 
+    @abstractmethod
     def load_state_dict(self, state: State) -> None:
         """Continue exactly where `state_dict` was called; the arrays given are not kept.
 
         There may be more slots than the capacity. Then there is no room until what must be drawn is below it.
         """
+
+    @classmethod
+    def deal(cls, states: Sequence[State], seeds: Sequence[Seed]) -> list[State]:
+        """Deal the states of all ranks of a run to those of a run that continues it, one for each of `seeds`.
+
+        No slot appears in two of the states given, and every one must be in exactly one of the states returned. The
+        default is `deal_evenly`.
+        """
+        return deal_evenly(states, seeds)
+
+
+def policy_class(name: str, folder: Path) -> type[Policy]:
+    """The class that `buffer.policy` names: one of `POLICIES`, or `FILE.py:Class` with a FILE relative to `folder`.
+
+    Raises:
+        ConfigError: there is no such class, or it is no `Policy`.
+        UserCodeError: its file raised while it was imported.
+    """
+    found = load_class(POLICIES.get(name, name), folder, kind="buffer.policy")
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ConfigError(
+            f"buffer.policy must name a subclass of stream_server.buffers.Policy, but {name} is {found!r}"
+        )
+    return found
+
+
+def deal_evenly(
+    states: Sequence[State], seeds: Sequence[Seed], *, order: Callable[[State], npt.NDArray[Any]] | None = None
+) -> list[State]:
+    """Deal the slots of all states to new ones, so that each gets as many.
+
+    Args:
+        states: as `Policy.state_dict` gives them. Every array must have one element for each of `slots`, and goes with
+            it; integers are sums, which are split; `closed` is true if it is true in all; `random`, if there is one,
+            is the state of a generator, and begins anew from the seed.
+        seeds: one for each of the states returned.
+        order: given all slots in one state, in the order of arrival as far as it can be told across ranks, the key by
+            which they are sorted before they are dealt like cards. Default: no sorting.
+    """
+    num = len(seeds)
+    arrays = [name for name, value in states[0].items() if isinstance(value, np.ndarray)]
+    sums = [name for name, value in states[0].items() if isinstance(value, int) and not isinstance(value, bool)]
+    deck: State = {name: in_turn([state[name] for state in states]) for name in arrays}
+    if order is not None:
+        sorted_by = np.argsort(order(deck), kind="stable")
+        deck = {name: values[sorted_by] for name, values in deck.items()}
+    totals = {name: sum(state[name] for state in states) for name in sums}
+    common: State = {"closed": all(state["closed"] for state in states)}
+    return [
+        {
+            **{name: values[rank::num] for name, values in deck.items()},
+            **{name: total // num + (rank < total % num) for name, total in totals.items()},
+            **common,
+            **({"random": dict(generator(seed).bit_generator.state)} if "random" in states[0] else {}),
+        }
+        for rank, seed in enumerate(seeds)
+    ]
+
+
+def in_turn(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The first element of each part, then the second of each, and so on."""
+    places = np.concatenate([np.arange(len(part)) for part in parts])
+    joined: npt.NDArray[Any] = np.concatenate(parts)[np.argsort(places, kind="stable")]
+    return joined
 
 
 def even_share(num_left: int, num: int) -> int:

@@ -9,10 +9,12 @@ import numpy.typing as npt
 from stream_server.buffers.policy import (
     NO_SLOTS,
     Drawn,
+    Policy,
     Seed,
     SlotArray,
     State,
     check_capacity,
+    deal_evenly,
     distinct,
     even_share,
     exchange,
@@ -20,7 +22,7 @@ from stream_server.buffers.policy import (
 )
 
 
-class Reservoir:
+class Reservoir(Policy):
     """Draws uniformly over seen and unseen samples; evicts uniformly over the seen; never evicts an unseen one.
 
     The algorithm is that of Meyer et al., "High Throughput Training of Deep Surrogates from Large Ensemble Runs",
@@ -51,6 +53,10 @@ class Reservoir:
         self._num_inserts = 0
         self._num_draws = 0
         self._closed = False
+
+    @property
+    def draws_per_sample(self) -> float | None:
+        return self._draws_per_sample
 
     @property
     def population(self) -> int:
@@ -168,6 +174,14 @@ class Reservoir:
         self._num_draws = state["num_draws"]
         self._closed = state["closed"]
         self._random.bit_generator.state = state["random"]
+
+    @classmethod
+    def deal(cls, states: Sequence[State], seeds: Sequence[Seed]) -> list[State]:
+        """Deal the samples so that every rank has as many, and as many that were drawn before, which stand in front."""
+        derived = ("fresh", "num_settled")
+        counted = [{name: value for name, value in state.items() if name not in derived} for state in states]
+        dealt = deal_evenly(counted, seeds, order=lambda deck: ~deck["seen"])
+        return [{**state, "fresh": NO_SLOTS, "num_settled": int(np.count_nonzero(state["seen"]))} for state in dealt]
 
     def _reuse_is_exhausted(self, draws_per_sample: float) -> bool:
         # Without room only a draw can let the stream go on, whatever the counters of an earlier run say.

@@ -1,6 +1,7 @@
 """The samples themselves: one array per field, one row per slot, and the free rows among them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -118,3 +119,14 @@ class Slots:
             out = {name: np.empty((num, *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}
         # mode="clip" lets NumPy write into `out` directly; "raise" would copy once more.
         return {name: array.take(slots, 0, out[name][:num], "clip") for name, array in self.arrays.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Contents:
+    """Copies of all samples that can be drawn, row by row; rows of a field that is not `present` are zero."""
+
+    simulation_ids: npt.NDArray[np.int64]
+    time_steps: npt.NDArray[np.int64]
+    seen: npt.NDArray[np.uint32]
+    fields: FieldArrays
+    present: dict[str, npt.NDArray[np.bool_]]

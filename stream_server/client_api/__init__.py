@@ -1,4 +1,7 @@
-"""What a simulation imports. NumPy and ZeroMQ are all it needs."""
+"""The client API, which a simulation imports. It needs NumPy and ZeroMQ alone.
+
+May import: messages.
+"""
 
 from stream_server.client_api.client import connect, simulations
 from stream_server.client_api.simulation import Simulation

@@ -1,16 +1,21 @@
 """How a simulation gets into a study."""
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from stream_server.client_api.connection import ConnectionFile
-from stream_server.client_api.control import ask
-from stream_server.client_api.delivery import Delivery
-from stream_server.client_api.messages import ATTACHING, Hello, Message, Reason, Refusal, Stop, Welcome
-from stream_server.client_api.simulation import Nowhere, Simulation
+from stream_server.client_api.handshake import ask
+from stream_server.client_api.session import Session
+from stream_server.client_api.simulation import Simulation
 from stream_server.client_api.watch import ConnectionWatch, watch
-from stream_server.errors import Refused
+from stream_server.errors import ConfigError, Refused
+from stream_server.messages.client import ATTACHING, Away, Hello, Message, Reason, Refusal, Stop, Welcome
+from stream_server.messages.connection import ConnectionFile
 
+PARAMETERS_VARIABLE = "STREAM_PARAMETERS"
 TIMEOUT_S = 60.0
 Connection = str | os.PathLike[str] | ConnectionFile | None
 
@@ -28,7 +33,8 @@ def connect(
 
     Args:
         connection: the connection file; by default the environment variable STREAM_CONNECTION names it,
-            as for every simulation that a study starts. "none" runs alone: every call does nothing.
+            as for every simulation that a study starts. "none" runs alone: every call does nothing, and the
+            parameters are those of the JSON object STREAM_PARAMETERS, or else of options such as `--initial 300`.
         rank: this process's rank within the simulation, of `num_ranks`.
         simulation_id: which simulation this is, when it attaches by itself; by default the server chooses.
         parameters: what is simulated, when it attaches by itself; by default the server's.
@@ -52,12 +58,14 @@ def connect(
     if isinstance(answer, Stop) and hello.simulation is not None:
         known = parameters or file.parameters or {}
         return Simulation(
-            Nowhere(attempt=file.attempt, wanted=False, stop_reason=answer.text),
+            None,
             id=hello.simulation,
+            attempt=file.attempt,
             parameters=dict(known),
-            time_steps=None,
+            wanted=False,
+            stop_reason=answer.text,
         )
-    raise Refused(f"{_who(hello)} cannot take part in study {file.study}: {getattr(answer, 'text', answer)}")
+    raise _refused(hello, answer)
 
 
 def simulations(connection: Connection = None, *, rank: int = 0, num_ranks: int = 1) -> Iterator[Simulation]:
@@ -77,10 +85,11 @@ def simulations(connection: Connection = None, *, rank: int = 0, num_ranks: int 
     hello = _hello(watched.file, rank=rank, num_ranks=num_ranks, simulation_id=None, parameters=None)
     while True:
         answer = ask(hello, watched, who=_who(hello), timeout_s=TIMEOUT_S)
-        if isinstance(answer, Stop) or _is_none_left(answer):
+        is_none_left = isinstance(answer, Refusal) and answer.reason is Reason.NO_SIMULATION_LEFT
+        if is_none_left or isinstance(answer, Stop):
             return
         if not isinstance(answer, Welcome):
-            raise Refused(f"{_who(hello)} cannot take part in study {hello.study}: {getattr(answer, 'text', answer)}")
+            raise _refused(hello, answer)
         with _simulation(watched, hello, answer, TIMEOUT_S) as simulation:
             yield simulation
         if hello.simulation is not None:
@@ -96,9 +105,37 @@ def _alone(simulation_id: int | None, parameters: Mapping[str, float] | None) ->
     if simulation_id is None:
         simulation_id = int(os.environ.get("STREAM_SIMULATION_ID", "0"))
     attempt = int(os.environ.get("STREAM_ATTEMPT", "0"))
-    return Simulation(
-        Nowhere(attempt=attempt, wanted=True), id=simulation_id, parameters=dict(parameters or {}), time_steps=None
-    )
+    known = dict(_parameters_alone() if parameters is None else parameters)
+    return Simulation(None, id=simulation_id, attempt=attempt, parameters=known)
+
+
+def _parameters_alone() -> dict[str, float]:
+    """The parameters of a program that runs alone: those of its environment, or else of its command line.
+
+    Raises:
+        ConfigError: STREAM_PARAMETERS is no JSON object of numbers.
+    """
+    text = os.environ.get(PARAMETERS_VARIABLE)
+    if not text:
+        return _parameters_of(sys.argv[1:])
+    try:
+        return {name: float(value) for name, value in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        example = '{"initial": 300, "left": 100}'
+        raise ConfigError(f"{PARAMETERS_VARIABLE} must be a JSON object such as {example}, but is {text!r}") from error
+
+
+def _parameters_of(arguments: Sequence[str]) -> dict[str, float]:
+    """Each `--name value` and `--name=value` whose value is a number."""
+    found = {}
+    for position, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if not equals and position + 1 < len(arguments):
+            value = arguments[position + 1]
+        if name.startswith("--"):
+            with suppress(ValueError):
+                found[name[2:].replace("-", "_")] = float(value)
+    return found
 
 
 def _hello(
@@ -125,9 +162,17 @@ def _hello(
 
 
 def _simulation(watched: ConnectionWatch, hello: Hello, welcome: Welcome, timeout_s: float) -> Simulation:
+    waits = welcome.if_server_away is Away.WAIT
+    session = Session(
+        watched,
+        replace(hello, simulation=welcome.simulation),
+        welcome,
+        silence_s=max(timeout_s, welcome.wait_s) if waits else timeout_s,
+    )
     return Simulation(
-        Delivery(watched, hello, welcome, timeout_s=timeout_s),
+        session,
         id=welcome.simulation,
+        attempt=welcome.attempt,
         parameters=dict(welcome.parameters),
         time_steps=welcome.time_steps,
     )
@@ -137,5 +182,5 @@ def _who(hello: Hello) -> str:
     return f"{'a simulation' if hello.simulation is None else f'simulation {hello.simulation}'} rank {hello.rank}"
 
 
-def _is_none_left(answer: Message) -> bool:
-    return isinstance(answer, Refusal) and answer.reason is Reason.NO_SIMULATION_LEFT
+def _refused(hello: Hello, answer: Message) -> Refused:
+    return Refused(f"{_who(hello)} cannot take part in study {hello.study}: {getattr(answer, 'text', answer)}")

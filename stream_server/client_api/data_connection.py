@@ -1,16 +1,21 @@
 """One client rank's connection to one server rank."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
-from stream_server.client_api import wire
-from stream_server.client_api.bits import Bits
-from stream_server.client_api.messages import (
+from stream_server.client_api.retention import Bits, Retention, Steps
+from stream_server.client_api.transport import Dealer
+from stream_server.errors import Refused
+from stream_server.failpoints import failpoint
+from stream_server.messages import wire
+from stream_server.messages.client import (
     ALL_FIELDS,
     MAX_PART_BYTES,
     Ack,
+    Block,
     Data,
     End,
     Message,
@@ -21,16 +26,71 @@ from stream_server.client_api.messages import (
     Refusal,
     Stop,
 )
-from stream_server.client_api.pending import PendingSteps
-from stream_server.client_api.retention import Retention, Steps
-from stream_server.client_api.transport import Dealer
-from stream_server.client_api.window import Window
-from stream_server.errors import Refused
-from stream_server.failpoints import failpoint
 
 MESSAGE_BYTES = 512 * 1024
 PENDING_BYTES = 16 * 1024 * 1024
 PENDING_S = 0.005
+
+
+class CreditWindow:
+    """Steps that the server has not acknowledged, at most `credit` of them: `room` for so many more is left."""
+
+    def __init__(self, credit: int) -> None:
+        self.sequence = 0
+        self.room = credit
+        self._on_the_way: deque[tuple[int, int]] = deque()
+
+    def sent(self, *, num_steps: int, num_messages: int) -> None:
+        """Steps have been sent that are complete with the last of these messages."""
+        self.sequence += num_messages
+        self.room -= num_steps
+        self._on_the_way.append((self.sequence, num_steps))
+
+    def received(self, mark: int) -> None:
+        """The server has received all messages with a smaller sequence than `mark`."""
+        while self._on_the_way and self._on_the_way[0][0] <= mark:
+            self.room += self._on_the_way.popleft()[1]
+
+
+class PendingSteps:
+    """Neighbouring steps with the same fields, copied side by side: one array per block, one row per step.
+
+    The memory is allocated once and stays warm. `num` steps are in it, the first with index `index`, the
+    others `stride` apart.
+    """
+
+    def __init__(self, blocks: Sequence[Block], *, capacity: int, stride: int) -> None:
+        self.num = 0
+        self.index = 0
+        self.present = 0
+        self._capacity = capacity
+        self._stride = stride
+        self._rows = [np.empty((capacity, *block.count), block.dtype) for block in blocks]
+        self._used: list[np.ndarray] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.num == self._capacity
+
+    def fits(self, index: int, present: int) -> bool:
+        """Whether this step continues the others."""
+        return self.num == 0 or (present == self.present and index == self.index + self.num * self._stride)
+
+    def add(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
+        """Copy a step that `fits`; `arrays` are those of the blocks in `present`, in order."""
+        if self.num == 0:
+            self.index, self.present = index, present
+            self._used = [rows for i, rows in enumerate(self._rows) if present >> i & 1]
+        for rows, array in zip(self._used, arrays, strict=True):
+            rows[self.num] = array
+        self.num += 1
+
+    def take(self) -> tuple[range, int, list[np.ndarray]]:
+        """Indices, present blocks and payload of all steps, to be copied before the next `add`; none is left."""
+        indices = range(self.index, self.index + self.num * self._stride, self._stride)
+        payload = [rows[: self.num] for rows in self._used]
+        self.num = 0
+        return indices, self.present, payload
 
 
 class DataConnection:
@@ -72,8 +132,8 @@ class DataConnection:
         self._server_rank = server_rank
         self._stride = stride
         self._message_bytes = min(MESSAGE_BYTES, PENDING_BYTES // num_server_ranks)
-        self._epoch = opening.epoch
-        self._window = Window(0)
+        self._incarnation = opening.incarnation
+        self._window = CreditWindow(0)
         self._backlog = retention.backlog()
         self._pending: PendingSteps | None = None
         self._pending_since = self._last_send = -PENDING_S
@@ -83,7 +143,7 @@ class DataConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is another one to the server than what was opened: what was under way may not have come."""
+        """Whether the transport has reconnected since `Open`: messages that were under way may be lost."""
         return self._is_unknown or self.dealer.is_lost
 
     @property
@@ -124,8 +184,7 @@ class DataConnection:
         """Send what waits for company, and read what the server has said."""
         pending = self._pending
         if pending is not None and pending.num:
-            indices, present = pending.indices, pending.present
-            self._send(indices, present, pending.take())
+            self._send(*pending.take())
         self.take_answers()
 
     def keep(self, index: int, steps: Steps) -> None:
@@ -138,8 +197,8 @@ class DataConnection:
         """Send nothing more; all that was sent, or waited for company, is in the retention."""
         pending = self._pending
         if pending is not None and pending.num:
-            indices, present = pending.indices, pending.present
-            steps = Steps(indices, present, [[_bytes_of(array)] for array in pending.take()])
+            indices, present, payload = pending.take()
+            steps = Steps(indices, present, [[_bytes_of(array)] for array in payload])
             self._backlog.add(self._window.sequence + 1, steps)
 
     def end(self, total: int) -> None:
@@ -149,7 +208,7 @@ class DataConnection:
             End(
                 simulation=opening.simulation,
                 attempt=opening.attempt,
-                epoch=self._epoch,
+                incarnation=self._incarnation,
                 share=self.num_steps,
                 total=total,
             )
@@ -180,7 +239,7 @@ class DataConnection:
                 self._opened(answer)
             case Stop():
                 self.has_stopped, self.stop_reason = True, answer.text
-            case Refusal() if answer.reason is Reason.STALE_EPOCH:
+            case Refusal() if answer.reason is Reason.STALE_INCARNATION:
                 self.stale = answer.text
                 return False
             case Refusal() if answer.reason is Reason.NOT_OPEN:
@@ -192,9 +251,9 @@ class DataConnection:
 
     def _opened(self, opened: Opened) -> None:
         self.is_open = True
-        self._epoch = opened.epoch
+        self._incarnation = opened.incarnation
         self.credit = opened.credit
-        self._window = Window(opened.credit)
+        self._window = CreditWindow(opened.credit)
         self.known = Bits(opened.known)
         blocks = self._opening.blocks
         steps_per_message = min(self._message_bytes // max(1, sum(map(wire.block_bytes, blocks))), opened.credit // 2)
@@ -239,7 +298,7 @@ class DataConnection:
         data = Data(
             simulation=self._opening.simulation,
             attempt=self._opening.attempt,
-            epoch=self._epoch,
+            incarnation=self._incarnation,
             sequence=self._window.sequence + sequence,
             index=index,
             num_steps=num_steps,
@@ -249,7 +308,7 @@ class DataConnection:
             last=last,
             checksum=wire.checksum(payload) if self.dealer.needs_checksum else None,
         )
-        return self.dealer.send_data(data, payload)
+        return self.dealer.send(data, payload)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.client_api.layouts import wire_dtype
-from stream_server.client_api.messages import Block, FieldSpec
+from stream_server.messages.client import Block, FieldSpec, wire_dtype
 
 UNDECLARED_DTYPE = "<f8"
 

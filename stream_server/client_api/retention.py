@@ -1,16 +1,57 @@
-"""What one client rank sent that is not durable yet, kept so that it can be sent again. Pure: no sockets, no clock."""
+"""Retention of the steps that one client rank sent until they are durable. Pure: no sockets, no clock."""
 
 import itertools
+from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from stream_server.client_api.messages import Block
+from stream_server.messages.client import Block
 
 # Measured: the objects around the bytes of a message.
 ENTRY_BYTES = 1500
+
+
+class Bits:
+    """A growing set of small integers: one bit per number, little-endian bit order."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        self._content = bytearray(content)
+
+    def __contains__(self, number: int) -> bool:
+        byte = number >> 3
+        return byte < len(self._content) and bool(self._content[byte] >> (number & 7) & 1)
+
+    def add(self, number: int) -> bool:
+        """Set a bit; False if it was set before."""
+        byte, bit = number >> 3, 1 << (number & 7)
+        content = self._content
+        if byte >= len(content):
+            content.extend(bytes(byte + 1 - len(content)))
+        elif content[byte] & bit:
+            return False
+        content[byte] |= bit
+        return True
+
+
+class OrderedSteps:
+    """A set of step indices that remembers in which order they came first."""
+
+    def __init__(self) -> None:
+        self._bits = Bits()
+        self._order = array("q")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def add(self, index: int) -> bool:
+        """Whether it is new."""
+        is_new = self._bits.add(index)
+        if is_new:
+            self._order.append(index)
+        return is_new
 
 
 class Steps(NamedTuple):
@@ -25,7 +66,7 @@ class Steps(NamedTuple):
 
     @property
     def bytes_per_step(self) -> int:
-        """What one of them takes up."""
+        """The memory that one step takes up."""
         return (ENTRY_BYTES + sum(len(it) for pieces in self.payload for it in pieces)) // len(self.indices)
 
     def arrays(self, index: int, blocks: Sequence[Block]) -> list[np.ndarray]:
@@ -45,7 +86,7 @@ class Sent(NamedTuple):
 
 
 class Backlog:
-    """What was sent over one connection and is not durable yet, oldest first.
+    """The steps that were sent over one connection and are not durable yet, oldest first.
 
     `received` is the mark up to which the server has it.
     """
@@ -78,8 +119,8 @@ class Backlog:
 class Retention:
     """Keeps steps until they are durable, if they fit into `window_bytes`; else the oldest ones go first.
 
-    What the server has not received is kept at any price, for credit bounds it; unless `unsent_may_go`, since nobody
-    may ever come for it. `unsent` are the steps that no connection has, in the order in which they are to be sent.
+    Steps that the server has not received are never dropped (credit bounds them), unless `unsent_may_go`: then no
+    server may ever come back. `unsent` are the steps that no connection has, in the order in which they are to be sent.
     """
 
     def __init__(self, *, window_bytes: int) -> None:

@@ -1,76 +1,222 @@
-"""One client rank's connections to all server ranks, as long as none is lost and the server is not started again."""
+"""One client rank's session with the study, over all starts of the server and all losses of a connection."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 
-from stream_server.client_api import routing
-from stream_server.client_api.connection import ConnectionFile
+import numpy as np
+
 from stream_server.client_api.data_connection import DataConnection
-from stream_server.client_api.messages import Block, Hello, Open, Welcome
-from stream_server.client_api.patience import Patience
-from stream_server.client_api.retention import Retention
+from stream_server.client_api.handshake import Patience, ask
+from stream_server.client_api.retention import OrderedSteps, Retention, Steps
 from stream_server.client_api.transport import Transport
 from stream_server.client_api.watch import ConnectionWatch
-from stream_server.errors import Refused, Unreachable
+from stream_server.errors import Refused, SimulationError, StepsLost, Unreachable
 from stream_server.failpoints import failpoint
+from stream_server.messages import routing
+from stream_server.messages.client import Block, Hello, Invalidate, Invalidated, Open, Stop, Welcome
+from stream_server.messages.connection import ConnectionFile
 
 PING_S = 0.5
 REOPEN_S = 1.0
+RELEASE_S = 1.0
 
 
-class SessionOver(Exception):
+class _ConnectionLost(Exception):
     """The server was started again, and the connection file says where; or a connection to it was lost."""
 
 
-class StudyEnded(Exception):
+class _StudyEnded(Exception):
     """Nothing more is wanted; the text says why, as far as the server told."""
 
 
 class Session:
-    """Connections to the server of one epoch. Whatever waits here gives up when they are no good or the study ended.
+    """Sends steps to the server, and again to one that was started again, or has lost them, and does not know them.
 
-    Raises, wherever it waits:
-        SessionOver, StudyEnded: as they say.
+    It connects to all server ranks with the first step, or with the end if there is none, and then announces `blocks`.
+    `has_stopped` says that the study has ended, `stop_reason` why, as far as the server told. `hello` is said to each
+    new server; `welcome` is what the last one answered.
+
+    Room on the server may depend on the other ranks of a parallel simulation. One of them may have sent into a
+    connection that was lost at that moment: it does not know yet, and perhaps waits for this rank to go on. So a step
+    that has waited for RELEASE_S is kept to be sent later, as long as no more of them are kept than the credit.
+
+    Raises, from `send` and `finish`:
+        Refused: a server rank refused a message, or a new server this simulation.
         Unreachable: the server rank that is waited for said nothing for `silence_s`.
-        Refused: a server rank refused a message.
+        StepsLost: a new server misses a step that is retained no longer.
     """
 
-    def __init__(
-        self,
-        watch: ConnectionWatch,
-        hello: Hello,
-        welcome: Welcome,
-        blocks: Sequence[Block],
-        retention: Retention,
-        *,
-        silence_s: float,
-    ) -> None:
-        self.epoch = epoch_of(watch.file, welcome)
+    def __init__(self, watch: ConnectionWatch, hello: Hello, welcome: Welcome, *, silence_s: float) -> None:
+        self.hello = hello
+        self.welcome = welcome
+        self.who = f"simulation {welcome.simulation} rank {hello.rank}"
+        self.blocks: tuple[Block, ...] = ()
+        self.has_stopped = False
+        self.stop_reason = ""
         self._watch = watch
-        self._hello = hello
-        self._welcome = welcome
-        self._blocks = tuple(blocks)
-        self._retention = retention
-        self._who = f"simulation {welcome.simulation} rank {hello.rank}"
+        self._incarnation = _incarnation_of(watch.file, welcome)
         self._silence_s = silence_s
-        self._transport = Transport(
-            host=watch.file.host, security=watch.file.security, num_connections=len(welcome.endpoints)
-        )
+        self._entered = OrderedSteps()
+        self._retention = Retention(window_bytes=welcome.window_bytes)
+        self._transport: Transport | None = None
         self._connections: list[DataConnection] = []
+        # The connection file is looked at between messages, not between the steps of one.
+        self._has_sent = False
+        self._num_released = 0
 
-    def open(self) -> None:
+    def send(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
+        """Send a step, now or together with the next ones; blocks while there is no credit, or for RELEASE_S."""
+        while not self.has_stopped:
+            try:
+                if self._transport is None or self._has_sent:
+                    self._connect()
+                connection = self._connection(index)
+                is_wanted = bool(arrays) and index not in connection.known
+                may_go = self._send_unsent(math.inf if is_wanted else 0.0)
+                if may_go and is_wanted:
+                    may_go = self._wait_for_room(connection, self._longest_wait_s(connection))
+                if connection.is_lost:
+                    raise _ConnectionLost
+                # From here on the step belongs to what a new server has to have.
+                is_new = self._entered.add(index)
+                connection.num_steps += is_new
+                if not is_wanted:
+                    connection.take_answers()
+                elif may_go:
+                    self._has_sent = connection.send(index, present, arrays)
+                elif is_new:
+                    self._retain(index, present, arrays)
+                    self._num_released += 1
+                    self._has_sent = True
+                if connection.has_stopped:
+                    self._stop(connection.stop_reason)
+                return
+            except _ConnectionLost:
+                self.close()
+            except _StudyEnded as ended:
+                self._stop(str(ended))
+
+    def finish(self) -> None:
+        """Wait until every step is settled on the server."""
+        while not self.has_stopped:
+            try:
+                self._connect()
+                while not self._send_unsent():
+                    pass
+                self._end()
+                return
+            except _ConnectionLost:
+                self.close()
+            except _StudyEnded as ended:
+                self._stop(str(ended))
+
+    def invalidate(self, reason: str) -> None:
+        """Withdraw all that was sent, and leave.
+
+        Raises:
+            Refused, Unreachable: as for `send`.
+        """
+        self.close()
+        welcome = self.welcome
+        question = Invalidate(
+            study=welcome.study, simulation=welcome.simulation, attempt=welcome.attempt, reason=reason
+        )
+        answer = ask(question, self._watch, who=self.who, timeout_s=self._silence_s)
+        if not isinstance(answer, Invalidated | Stop):
+            raise Refused(f"{self.who} could not be invalidated: {getattr(answer, 'text', answer)}")
+
+    def interrupt(self) -> None:
+        """Go on without the server: `keep` what would be sent, until `may_resume` and then `send` or `finish`."""
+        self._set_aside()
+        self._retention.unsent_may_go = True
+
+    def keep(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
+        """Keep a step while interrupted; the oldest ones go when the window is full."""
+        if self._entered.add(index) and arrays:
+            self._retain(index, present, arrays)
+
+    def may_resume(self, *, look_now: bool = False) -> bool:
+        """Whether the server was started again since it was spoken to."""
+        return self._watch.newer_than(self._incarnation, look_now=look_now)
+
+    def close(self, *, linger: bool = False) -> None:
+        """Leave without a word; with `linger` what was sent may still go out for a moment. May be called again."""
+        if self._transport is None:
+            return
+        for connection in self._connections:
+            connection.leave()
+        self._transport.close(linger=linger)
+        self._transport = None
+        self._connections = []
+
+    def abandon(self) -> None:
+        """Leave, but let what was sent go out for a moment."""
+        with contextlib.suppress(SimulationError):
+            self._flush()
+        self.close(linger=True)
+
+    def _retain(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
+        payload = [[memoryview(array.tobytes())] for array in arrays]
+        self._retention.keep(index, Steps(range(index, index + 1), present, payload))
+
+    def _longest_wait_s(self, connection: DataConnection) -> float:
+        may_keep = self.hello.num_ranks > 1 and self._num_released < connection.credit
+        return RELEASE_S if may_keep else math.inf
+
+    def _stop(self, reason: str) -> None:
+        self.has_stopped, self.stop_reason = True, reason
+
+    def _connect(self) -> None:
+        """Speak to the newest server, and let it have all that it does not have."""
+        if self._transport is not None and not self._watch.newer_than(self._incarnation):
+            return
+        while True:
+            self._set_aside()
+            is_new = self._watch.newer_than(self._incarnation)
+            if is_new:
+                self._say_hello()
+            try:
+                self._open()
+                failpoint("client.after_opened")
+                self._account(is_new=is_new)
+                return
+            except _ConnectionLost:
+                continue
+
+    def _set_aside(self) -> None:
+        """Leave the server, if there is one, with all that it may not have."""
+        self.close()
+        self._retention.unsent_may_go = False
+        self._retention.set_aside(self._entered)
+
+    def _say_hello(self) -> None:
+        failpoint("client.before_reconnect")
+        # A server that does not even answer is not tried again, only the next one.
+        self._incarnation = self._watch.file.incarnation
+        answer = ask(self.hello, self._watch, who=self.who, timeout_s=self._silence_s)
+        if isinstance(answer, Stop):
+            raise _StudyEnded(answer.text)
+        if not isinstance(answer, Welcome):
+            text = getattr(answer, "text", answer)
+            raise Refused(f"{self.who} cannot go on in study {self.welcome.study}, which was started again: {text}")
+        self.welcome = answer
+        self._incarnation = _incarnation_of(self._watch.file, answer)
+
+    def _open(self) -> None:
         """Announce this client rank to all server ranks, and learn what they know."""
-        welcome = self._welcome
+        welcome, file = self.welcome, self._watch.file
         opening = Open(
             study=welcome.study,
             simulation=welcome.simulation,
             attempt=welcome.attempt,
-            epoch=welcome.epoch,
-            rank=self._hello.rank,
-            num_ranks=self._hello.num_ranks,
-            blocks=self._blocks,
+            incarnation=welcome.incarnation,
+            rank=self.hello.rank,
+            num_ranks=self.hello.num_ranks,
+            blocks=self.blocks,
         )
         num_ranks = len(welcome.endpoints)
+        self._transport = Transport(host=file.host, security=file.security, num_connections=num_ranks)
         self._connections = [
             DataConnection(
                 self._transport.connect(addresses),
@@ -87,29 +233,72 @@ class Session:
         for connection in self._connections:
             self._wait(connection, lambda it: it.is_open, DataConnection.ask_to_open, repeat_s=REOPEN_S)
 
-    def connection(self, index: int) -> DataConnection:
+    def _account(self, *, is_new: bool) -> None:
+        """Count each step for its new server rank, and have only those unsent that are not known there."""
+        retention = self._retention
+        # The other ranks have to find the new server, too.
+        self._num_released = 0
+        num_lost = 0
+        for index in self._entered:
+            connection = self._connection(index)
+            connection.num_steps += 1
+            if index in connection.known:
+                # All that a new server knows is in a checkpoint.
+                if not is_new and index in retention.unsent:
+                    connection.keep(index, retention.unsent[index])
+                retention.forget(index)
+            elif index not in retention.unsent:
+                num_lost += 1
+        if num_lost and self.blocks:
+            retention.forget_all()
+            raise StepsLost(self._loss(num_lost))
+        if retention.unsent:
+            failpoint("client.before_resend")
+
+    def _loss(self, num: int) -> str:
+        window_mib = self.welcome.window_bytes / 2**20
+        return (
+            f"the study went back to its last checkpoint, where {num} time steps of {self.who} are missing which this "
+            f"process no longer holds (client.window is {window_mib:g} MiB): a new attempt will produce them"
+        )
+
+    def _connection(self, index: int) -> DataConnection:
         """The one over which a step has to go."""
-        welcome = self._welcome
+        welcome = self.welcome
         return self._connections[
             routing.server_rank(welcome.routing, welcome.simulation, index, len(self._connections))
         ]
 
-    def wait_for_room(self, connection: DataConnection, most_s: float = math.inf) -> bool:
+    def _send_unsent(self, most_s: float = math.inf) -> bool:
+        """Send what no connection has, each step once there is room; False: one has waited for long enough."""
+        unsent = self._retention.unsent
+        while unsent:
+            index, steps = next(iter(unsent.items()))
+            connection = self._connection(index)
+            if not self._wait_for_room(connection, min(most_s, self._longest_wait_s(connection))):
+                return False
+            connection.send(index, steps.present, steps.arrays(index, self.blocks))
+            self._retention.forget(index)
+            # The steps that were released are the last of them.
+            self._num_released = min(self._num_released, len(unsent))
+        return True
+
+    def _wait_for_room(self, connection: DataConnection, most_s: float) -> bool:
         """Wait for credit, not much longer than `most_s`; whether there is some."""
         if not connection.has_room:
             # What this rank holds back for one server rank may be what the others wait for.
-            self.flush()
+            self._flush()
             self._wait(connection, lambda it: it.has_room, DataConnection.ping, repeat_s=PING_S, most_s=most_s)
         return connection.has_room
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Send all that waits for company."""
         for connection in self._connections:
             connection.flush()
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Say that all has been sent, and wait until it is settled."""
-        self.flush()
+        self._flush()
         total = sum(connection.num_steps for connection in self._connections)
         failpoint("client.before_end")
         for connection in self._connections:
@@ -117,12 +306,6 @@ class Session:
         for connection in self._connections:
             self._wait(connection, lambda it: it.has_ended, DataConnection.ping, repeat_s=PING_S)
         failpoint("client.after_ended")
-
-    def close(self, *, linger: bool) -> None:
-        """Leave without a word; with `linger` what was sent may still go out for a moment."""
-        for connection in self._connections:
-            connection.leave()
-        self._transport.close(linger=linger)
 
     def _wait(
         self,
@@ -134,37 +317,38 @@ class Session:
         most_s: float = math.inf,
     ) -> None:
         """Wait for an answer on one connection, listening to all."""
+        assert self._transport is not None
         patience = Patience(timeout_s=self._silence_s, repeat_s=repeat_s, silent_s=connection.silent_s)
         while not done(connection) and not patience.has_lasted(most_s):
-            if self._watch.newer_than(self.epoch):
-                raise SessionOver
+            if self._watch.newer_than(self._incarnation):
+                raise _ConnectionLost
             if patience.is_over:
                 stale = f"; a new server is there ({connection.stale})" if connection.stale else ""
-                raise Unreachable(f"{self._who} waits for {connection}: no word for {self._silence_s:g} s{stale}")
+                raise Unreachable(f"{self.who} waits for {connection}: no word for {self._silence_s:g} s{stale}")
             slice_s = min(patience.slice_s, self._watch.slice_s)
             ready = self._transport.wait(slice_s)
             patience.listened(slice_s)
             for other in self._connections:
                 if other.dealer in ready and other.take_answers() and other is connection:
                     patience.heard()
-            self._look_around()
+            self._check_connections()
             if patience.may_repeat():
                 repeat(connection)
         connection.silent_s = patience.silent_s
 
-    def _look_around(self) -> None:
+    def _check_connections(self) -> None:
         for connection in self._connections:
             if connection.has_stopped:
-                raise StudyEnded(connection.stop_reason)
+                raise _StudyEnded(connection.stop_reason)
             if connection.stale and not self._watch.may_change:
                 raise Refused(
-                    f"{connection} was started again: {connection.stale}. {self._who} cannot find it any more, "
+                    f"{connection} was started again: {connection.stale}. {self.who} cannot find it any more, "
                     "since it was not given the path of a connection file"
                 )
         if any(connection.is_lost for connection in self._connections):
-            raise SessionOver
+            raise _ConnectionLost
 
 
-def epoch_of(file: ConnectionFile, welcome: Welcome) -> int:
-    """The epoch of the server that welcomed us. It may be ahead of the file, but it is no news then."""
-    return max(file.epoch, welcome.epoch)
+def _incarnation_of(file: ConnectionFile, welcome: Welcome) -> int:
+    """The incarnation of the server that welcomed us. It may be ahead of the file, but it is no news then."""
+    return max(file.incarnation, welcome.incarnation)

@@ -1,63 +1,30 @@
-"""What a simulation holds in its hands: one run of the solver, as the study sees it."""
+"""One run of the solver, as the study sees it, whether its server is there or not."""
 
 import operator
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from types import TracebackType
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
-from stream_server.client_api.messages import MAX_UNKNOWN_STEPS, TimeSteps
-from stream_server.errors import SimulationError
+from stream_server.client_api.fields import Fields
+from stream_server.client_api.session import Session
+from stream_server.errors import SimulationError, StepsLost, Unreachable
+from stream_server.failpoints import failpoint
+from stream_server.messages.client import MAX_UNKNOWN_STEPS, Away, TimeSteps
 
 
-class Destination(Protocol):
-    """Where the steps go, as those of `attempt`. `stop_reason`: why nothing more is wanted."""
+class ServerPresence(Enum):
+    """The presence of the server, as a simulation knows it that may go on without one.
 
-    @property
-    def attempt(self) -> int: ...
+    AWAY: it said nothing for too long, and may be started again. LOST: it misses what is not retained any more.
+    """
 
-    @property
-    def stop_reason(self) -> str: ...
-
-    def declare_field(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None: ...
-
-    def send(self, index: int, sample: dict[str, Any]) -> bool: ...
-
-    def finish(self) -> None: ...
-
-    def invalidate(self, reason: str) -> None: ...
-
-    def abandon(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Nowhere:
-    """Takes everything and does nothing with it: a solver that runs alone, or a study that has ended."""
-
-    def __init__(self, *, attempt: int, wanted: bool, stop_reason: str = "") -> None:
-        self.attempt = attempt
-        self.stop_reason = stop_reason
-        self._wanted = wanted
-
-    def declare_field(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None:
-        pass
-
-    def send(self, index: int, sample: dict[str, Any]) -> bool:
-        return self._wanted
-
-    def finish(self) -> None:
-        pass
-
-    def invalidate(self, reason: str) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    THERE = auto()
+    AWAY = auto()
+    LOST = auto()
 
 
 class Simulation:
@@ -74,12 +41,16 @@ class Simulation:
 
     def __init__(
         self,
-        destination: Destination,
+        session: Session | None,
         *,
         id: int,
+        attempt: int,
         parameters: dict[str, float],
-        time_steps: TimeSteps | None,
+        time_steps: TimeSteps | None = None,
+        wanted: bool = True,
+        stop_reason: str = "",
     ) -> None:
+        """Of a study, or alone: without a `session` every call does nothing, and `send` returns `wanted`."""
         self.id = id
         self.parameters = parameters
         self.time_steps: range | None = None
@@ -87,19 +58,26 @@ class Simulation:
             stop = time_steps.first + time_steps.num * time_steps.every
             self.time_steps = range(time_steps.first, stop, time_steps.every)
         self._labels = time_steps
-        self._destination = destination
+        self._session = session
+        self._fields: Fields | None = None
+        if session is not None:
+            self._fields = Fields(session.welcome.fields, rank=session.hello.rank, num_ranks=session.hello.num_ranks)
+        self._attempt = attempt
+        self._wanted = wanted
+        self._stop_reason = stop_reason
+        self._server = ServerPresence.THERE
         self._failure: SimulationError | None = None
         self._finished = False
 
     @property
     def attempt(self) -> int:
         """How often it was started before. A new server may give another number to one that attached by itself."""
-        return self._destination.attempt
+        return self._attempt if self._session is None else self._session.welcome.attempt
 
     @property
     def stop_reason(self) -> str:
         """Why the study has ended, such as "training converged: …"; empty before, and when nobody told."""
-        return self._destination.stop_reason
+        return self._stop_reason if self._session is None else self._session.stop_reason
 
     def declare_field(self, name: str, *, shape: Sequence[int], offset: Sequence[int] | None = None) -> None:
         """Say that this rank sends a block of the field, whose global shape is `shape`.
@@ -111,7 +89,8 @@ class Simulation:
         Raises:
             ValueError: the study has no such field, or one of another shape.
         """
-        self._destination.declare_field(name, tuple(map(operator.index, shape)), offset)
+        if self._fields is not None:
+            self._fields.declare(name, tuple(map(operator.index, shape)), offset)
 
     def send(self, time_step: SupportsIndex, /, **fields: Any) -> bool:
         """Send one sample: all fields of one time step, or this rank's blocks of them.
@@ -130,19 +109,21 @@ class Simulation:
             StepsLost: the server went back to a checkpoint, and misses steps that are not retained any more.
             Unreachable: the server stayed away for longer than the study lets a simulation wait.
         """
-        if self._failure is not None:
-            raise self._failure
+        self._check_failure()
         if self._finished:
             raise ValueError(f"simulation {self.id} is finished: nothing can be sent any more")
         index = self._index(time_step)
+        if self._session is None or self._fields is None:
+            return self._wanted
         try:
-            wanted = self._destination.send(index, fields)
+            self._send(self._session, self._fields, index, fields)
         except SimulationError as error:
             self._fail(error)
             raise
-        if not wanted:
+        if self._session.has_stopped:
             self._leave()
-        return wanted
+            return False
+        return True
 
     def invalidate(self, reason: str) -> None:
         """Withdraw what was sent, because the run is not worth learning from; it is not tried again.
@@ -150,11 +131,16 @@ class Simulation:
         Afterwards `send` returns False and `finish` does nothing.
         """
         self._check_failure()
+        if self._session is None:
+            self._wanted = False
+            return
         try:
-            self._destination.invalidate(reason)
+            self._session.invalidate(reason)
         except SimulationError as error:
-            self._fail(error)
-            raise
+            if not (isinstance(error, Unreachable) and self._may_go_on_without(self._session)):
+                self._fail(error)
+                raise
+            self._say_that_it_ends_without(self._session)
         self._leave()
 
     def finish(self) -> None:
@@ -166,13 +152,14 @@ class Simulation:
         self._check_failure()
         if self._finished:
             return
-        try:
-            self._destination.finish()
-        except SimulationError as error:
-            self._fail(error)
-            raise
-        finally:
-            self._destination.close()
+        if self._session is not None:
+            try:
+                self._finish(self._session)
+            except SimulationError as error:
+                self._fail(error)
+                raise
+            finally:
+                self._session.close()
         self._finished = True
 
     def __enter__(self) -> "Simulation":
@@ -183,8 +170,51 @@ class Simulation:
     ) -> None:
         if kind is None:
             self.finish()
-        else:
-            self._destination.abandon()
+        elif self._session is not None:
+            self._session.abandon()
+
+    def _send(self, session: Session, fields: Fields, index: int, sample: Mapping[str, Any]) -> None:
+        failpoint("client.before_send")
+        if fields.blocks is None:
+            session.blocks = fields.settle(sample)
+        present, arrays = fields.arrays(sample)
+        if self._server is ServerPresence.THERE or self._may_resume(session):
+            try:
+                session.send(index, present, arrays)
+                self._server = ServerPresence.THERE
+            except (Unreachable, StepsLost) as error:
+                self._go_on_without(session, error)
+        if self._server is ServerPresence.AWAY:
+            session.keep(index, present, arrays)
+
+    def _finish(self, session: Session) -> None:
+        if self._server is ServerPresence.THERE or self._may_resume(session, look_now=True):
+            try:
+                session.finish()
+                return
+            except (Unreachable, StepsLost) as error:
+                self._go_on_without(session, error)
+        self._say_that_it_ends_without(session)
+
+    def _may_resume(self, session: Session, *, look_now: bool = False) -> bool:
+        return self._server is ServerPresence.AWAY and session.may_resume(look_now=look_now)
+
+    def _may_go_on_without(self, session: Session) -> bool:
+        return session.welcome.if_server_away is Away.CONTINUE
+
+    def _go_on_without(self, session: Session, error: Unreachable | StepsLost) -> None:
+        """The server is away: end the simulation, or let it run on, as the study says."""
+        if not self._may_go_on_without(session):
+            raise error
+        self._server = ServerPresence.LOST if isinstance(error, StepsLost) else ServerPresence.AWAY
+        session.interrupt()
+
+    def _say_that_it_ends_without(self, session: Session) -> None:
+        print(
+            f"{session.who}: the server of study {session.welcome.study} is away. The simulation ends without it; "
+            "a new attempt will produce what is missing.",
+            file=sys.stderr,
+        )
 
     def _index(self, time_step: SupportsIndex) -> int:
         label = _integer(time_step)
@@ -205,12 +235,14 @@ class Simulation:
 
     def _fail(self, error: SimulationError) -> None:
         self._failure = error
-        self._destination.close()
+        if self._session is not None:
+            self._session.close()
 
     def _leave(self) -> None:
-        self._destination.close()
-        self._destination = Nowhere(attempt=self.attempt, wanted=False, stop_reason=self.stop_reason)
-        self._labels = None
+        if self._session is not None:
+            self._session.close()
+        self._attempt, self._stop_reason = self.attempt, self.stop_reason
+        self._session, self._labels, self._wanted = None, None, False
 
 
 def _integer(time_step: SupportsIndex) -> int:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import zmq
 
-from stream_server.client_api import wire
-from stream_server.client_api.connection import Security
-from stream_server.client_api.messages import Data, Message
 from stream_server.errors import MalformedMessage, Refused, Unreachable
+from stream_server.messages import wire
+from stream_server.messages.client import Message
+from stream_server.messages.connection import Security
 
 LINGER_MS = 2000
 # ZeroMQ's own.
@@ -34,19 +34,22 @@ class Dealer:
         self.is_lost = False
         self.needs_checksum = address.startswith("tcp:") and not encrypted
 
-    def send(self, message: Message) -> None:
-        """Give a message without a payload to ZeroMQ; never blocks."""
-        (header,) = wire.encode(message)
-        self._send(header)
-
-    def send_data(self, data: Data, payload: Sequence[np.ndarray]) -> list[memoryview]:
-        """Give a message to ZeroMQ, which copies it at once; never blocks. Returns these copies, to be kept or not.
+    def send(self, message: Message, payload: Sequence[np.ndarray] = ()) -> list[memoryview]:
+        """Give a message to ZeroMQ, which copies it at once; never blocks. Returns its copies of the payload.
 
         Credit bounds what can pile up here, not a high-water mark: it counts steps, a mark would count parts.
         """
-        header, *frames = wire.encode(data, payload)
+        header, *frames = wire.encode(message, payload)
         copies = [zmq.Frame(frame, copy=True) for frame in frames]
-        self._send(header, *copies)
+        num_left = len(copies)
+        try:
+            self._socket.send(header, zmq.NOBLOCK | (zmq.SNDMORE if num_left else 0))
+            for copy in copies:
+                num_left -= 1
+                self._socket.send(copy, zmq.NOBLOCK | (zmq.SNDMORE if num_left else 0), copy=False)
+        except zmq.Again:
+            # No mark can be reached here: there is nobody at the other end, and there will not be.
+            self.is_lost = True
         return [copy.buffer for copy in copies]
 
     def receive(self) -> Message | None:
@@ -64,17 +67,6 @@ class Dealer:
             raise Refused(
                 f"the server at {self.address} does not speak the protocol of this client: {error}"
             ) from error
-
-    def _send(self, header: wire.Frame, *payload: zmq.Frame) -> None:
-        num_left = len(payload)
-        try:
-            self._socket.send(header, zmq.NOBLOCK | (zmq.SNDMORE if num_left else 0))
-            for frame in payload:
-                num_left -= 1
-                self._socket.send(frame, zmq.NOBLOCK | (zmq.SNDMORE if num_left else 0), copy=False)
-        except zmq.Again:
-            # No mark can be reached here: there is nobody at the other end, and there will not be.
-            self.is_lost = True
 
 
 class Transport:

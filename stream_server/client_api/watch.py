@@ -5,8 +5,8 @@ import os
 import time
 from pathlib import Path
 
-from stream_server.client_api.connection import ConnectionFile, find
 from stream_server.errors import ConfigError
+from stream_server.messages.connection import ConnectionFile, find
 
 LOOK_S = 0.5
 
@@ -34,12 +34,12 @@ class ConnectionWatch:
         """How long until the file is to be looked at again."""
         return math.inf if self._path is None else max(0.0, self._next_look - time.monotonic())
 
-    def newer_than(self, epoch: int, *, look_now: bool = False) -> bool:
-        """Whether the file is of a later epoch; it is looked at every LOOK_S at most, unless it has to be now."""
+    def newer_than(self, incarnation: int, *, look_now: bool = False) -> bool:
+        """Whether the file is of a later incarnation; it is looked at every LOOK_S at most, unless it has to be now."""
         if self._path is not None and (look_now or time.monotonic() >= self._next_look):
             self._next_look = time.monotonic() + LOOK_S
             self._look()
-        return self.file.epoch > epoch
+        return self.file.incarnation > incarnation
 
     def _look(self) -> None:
         assert self._path is not None
@@ -53,7 +53,7 @@ class ConnectionWatch:
             # Gone, or no connection file, at this moment: the next look tells.
             return
         self._read_state = state
-        if file.epoch > self.file.epoch:
+        if file.incarnation > self.file.incarnation:
             self.file = file
 
 

@@ -1,9 +1,11 @@
-"""study.json: what a study is made of, read, resolved and checked before anything starts.
+"""study.json: read, resolved and checked before anything starts.
 
     config = load("study.json", ["training.batch_size=32"])
     config.buffer.capacity, config.study.fields["temperature"].shape, config.user["lr"]
 
 Importing this package and loading a study imports neither torch nor scipy nor mpi4py.
+
+Offers: parameters, placeholders, problems, sections.
 """
 
 from stream_server.config.changes import check_continuation

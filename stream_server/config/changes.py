@@ -1,4 +1,4 @@
-"""What may differ between two runs of the same study, one of which continues the other."""
+"""The changes that a run may have in its study.json when it continues an earlier run."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "training.early_stop*",
     "training.log_every_batches",
     "validation.save_before",
+    "metrics.*",
     "checkpoint.*",
     "network.*",
 )
@@ -54,4 +55,4 @@ def _changes(before: Any, now: Any, path: str) -> Iterator[Problem]:
             yield from _changes(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
         return
     was, found = (ABSENT if value is None else shown(value) for value in (before, now))
-    yield Problem(path=path, found=f"{found}, but the run began with {was}", instead=f"Write {was}, or start afresh")
+    yield Problem(path, f"{found}, but the run began with {was}", f"Write {was}, or start afresh")

@@ -1,24 +1,48 @@
-"""What must hold between the keys of a study: no contradiction, room in the buffer, enough for every rank."""
+"""Rules between the keys of a study: no contradiction, room in the buffer, enough samples for every rank."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from stream_server.config.files import FILE_CHECKS
-from stream_server.config.placeholders import COMMAND_CHECKS
-from stream_server.config.problems import Problem, config_error, counted, shown
-from stream_server.config.study import StudyConfig
-from stream_server.config.training_checks import TRAINING_CHECKS
-from stream_server.config.usage import USAGE_CHECKS
+from stream_server.config.placeholders import COMMAND_CHECKS, EXPECTED_LR_STEPS, PLACEHOLDER
+from stream_server.config.problems import Problem, config_error, counted, nearest, one_of, shown
+from stream_server.config.study import StudyConfig, default_of, value_of
 
 Check = Callable[[StudyConfig], Iterator[Problem]]
 
+FRACTIONS = (
+    "training.log_every_batches",
+    "validation.every_batches",
+    "validation.at",
+    "checkpoint.every_batches",
+    "checkpoint.keep_every",
+    "checkpoint.keep_at",
+)
+IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
+    ("parameters.sampler", lambda it: it.parameters.file is not None, "the parameters come from a file"),
+    ("training.draws_per_sample", lambda it: it.buffer.policy in ("fifo", "firo"), "buffer.policy has its own"),
+    ("client.wait_s", lambda it: it.client.if_server_away != "wait", 'client.if_server_away is not "wait"'),
+    ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),
+    ("simulation.job.options", lambda it: it.launcher.backend == "local", 'launcher.backend is "local"'),
+    *(
+        (key, lambda it: it.simulation.command is None, "without simulation.command no simulation is started")
+        for key in (
+            *("simulation.ranks", "simulation.templates", "simulation.retries", "simulation.per_job"),
+            *("simulation.keep_folders", "simulation.job.cores_per_rank", "simulation.job.environment"),
+            *("simulation.job.mpirun", "launcher.max_running", "launcher.backend", "simulation.job.options"),
+        )
+    ),
+)
+"""Keys that some studies ignore, when they do, and why."""
 
-def find_problems(config: StudyConfig, *, is_draft: bool = False) -> Iterator[Problem]:
-    """Run every check; one that needs a part which a draft does not have is left out."""
+
+def find_problems(config: StudyConfig, *, is_partial: bool = False) -> Iterator[Problem]:
+    """Run every check; of a partial study, whose invalid keys are missing, those that need no missing key."""
     for check in CHECKS:
         try:
             yield from check(config)
         except AttributeError:
-            if not is_draft:
+            if not is_partial:
                 raise
 
 
@@ -33,24 +57,32 @@ def check_ranks(config: StudyConfig, num_ranks: int) -> None:
         raise config_error(f"the study on {counted(num_ranks, 'rank')}", problems)
 
 
+def _nothing_is_ignored(
+    key: str, is_ignored: Callable[[StudyConfig], bool], reason: str, config: StudyConfig
+) -> Iterator[Problem]:
+    value = value_of(config, key)
+    if value != default_of(key) and is_ignored(config):
+        yield Problem(key, f"{shown(value)} would be ignored, since {reason}", "Leave it out")
+
+
 def _parameters_have_one_source(config: StudyConfig) -> Iterator[Problem]:
     bounds, file = config.parameters.bounds, config.parameters.file
     if bounds is None and file is None:
         yield Problem(
-            path="parameters",
-            found="neither bounds nor file is given",
-            instead='Write "bounds": {"initial": [100, 500]} or "file": "design.csv"',
+            "parameters",
+            "neither bounds nor file is given",
+            'Write "bounds": {"initial": [100, 500]} or "file": "design.csv"',
         )
     if bounds is not None and file is not None:
-        yield Problem(path="parameters", found="both bounds and file are given", instead="Remove one of the two")
+        yield Problem("parameters", "both bounds and file are given", "Remove one of the two")
 
 
 def _somebody_can_send(config: StudyConfig) -> Iterator[Problem]:
     if config.simulation.command is None and config.client.max_attached == 0:
         yield Problem(
-            path="client.max_attached",
-            found="0, and there is no simulation.command: nobody could send anything",
-            instead="Write simulation.command, or 1 or more here",
+            "client.max_attached",
+            "0, and there is no simulation.command: nobody could send anything",
+            "Write simulation.command, or 1 or more here",
         )
 
 
@@ -58,9 +90,9 @@ def _a_job_has_room(config: StudyConfig) -> Iterator[Problem]:
     max_running, per_job = config.launcher.max_running, config.simulation.per_job
     if max_running < per_job:
         yield Problem(
-            path="launcher.max_running",
-            found=f"{max_running}, fewer than the {per_job} of simulation.per_job, which run at the same time",
-            instead=f"Write {per_job} or more; a multiple of {per_job} leaves no room unused",
+            "launcher.max_running",
+            f"{max_running}, fewer than the {per_job} of simulation.per_job, which run at the same time",
+            f"Write {per_job} or more; a multiple of {per_job} leaves no room unused",
         )
 
 
@@ -68,36 +100,34 @@ def _a_place_is_free_when_a_simulation_ends(config: StudyConfig) -> Iterator[Pro
     per_job = config.simulation.per_job
     if config.buffer.routing == "simulations" and per_job > 1:
         yield Problem(
-            path="simulation.per_job",
-            found=f'{per_job} with the routing "simulations" could wait for ever: a simulation that is done keeps its '
+            "simulation.per_job",
+            f'{per_job} with the routing "simulations" could wait for ever: a simulation that is done keeps its '
             "place as long as the others of its job run, and these wait for a rank that has none",
-            instead='Leave it out, or write "steps" in buffer.routing',
+            'Leave it out, or write "steps" in buffer.routing',
         )
 
 
 def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
     if config.study_dir.is_relative_to(config.study.output_dir):
         yield Problem(
-            path="study.output_dir",
-            found=f"{config.study.output_dir} holds the study's own folder, which --fresh would rename",
-            instead=f"Write a folder for results only, such as {shown('runs/' + config.study.name)}",
+            "study.output_dir",
+            f"{config.study.output_dir} holds the study's own folder, which --fresh would rename",
+            f"Write a folder for results only, such as {shown('runs/' + config.study.name)}",
         )
 
 
 def _ports_are_a_range(config: StudyConfig) -> Iterator[Problem]:
     low, high = config.network.ports or (1, 1)
     if low > high:
-        yield Problem(
-            path="network.ports", found=f"low ({low}) is above high ({high})", instead=f"Write [{high}, {low}]"
-        )
+        yield Problem("network.ports", f"low ({low}) is above high ({high})", f"Write [{high}, {low}]")
 
 
 def _routing_fits_the_policy(config: StudyConfig) -> Iterator[Problem]:
-    if config.buffer.routing == "simulations" and config.buffer.policy != "reservoir":
+    if config.buffer.routing == "simulations" and config.buffer.policy in ("fifo", "firo"):
         yield Problem(
-            path="buffer.routing",
-            found=f'"simulations" is for the reservoir; ranks of a {config.buffer.policy} could run out of samples',
-            instead='Write "steps", or write "policy": "reservoir"',
+            "buffer.routing",
+            f'"simulations" is for the reservoir; ranks of a {config.buffer.policy} could run out of samples',
+            'Write "steps", or write "policy": "reservoir"',
         )
 
 
@@ -122,9 +152,9 @@ def _too_small(config: StudyConfig, key: str, num_waiting: int, consequence: str
     needed = num_waiting + config.max_simulations_at_once
     if capacity < needed:
         yield Problem(
-            path="buffer.capacity",
-            found=f"must be at least {' + '.join(keys)} ({' + '.join(at_once)}), but is {capacity}: {consequence}",
-            instead=f"Write {needed} or more, or make one of the others smaller",
+            "buffer.capacity",
+            f"must be at least {' + '.join(keys)} ({' + '.join(at_once)}), but is {capacity}: {consequence}",
+            f"Write {needed} or more, or make one of the others smaller",
         )
 
 
@@ -146,10 +176,10 @@ def _watermark_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem
         ranks = f" on {num_ranks} ranks" if num_ranks > 1 else ""
         instead = f"Write {per_rank} or less" if per_rank else "Run more simulations or fewer ranks"
         yield Problem(
-            path="buffer.watermark",
-            found=f"{config.buffer.watermark} samples can never wait: the study sends {per_rank} to a rank in all"
+            "buffer.watermark",
+            f"{config.buffer.watermark} samples can never wait: the study sends {per_rank} to a rank in all"
             f" ({counted(config.study.simulations, 'simulation')} of {counted(steps.num, 'time step')}{ranks})",
-            instead=f"{instead}; training starts at the watermark",
+            f"{instead}; training starts at the watermark",
         )
 
 
@@ -157,10 +187,91 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
     at_once = config.max_simulations_at_once
     if config.buffer.routing == "simulations" and at_once < num_ranks:
         yield Problem(
-            path="buffer.routing",
-            found=f'"simulations" needs {num_ranks} simulations at once, one for each rank, but at most {at_once} run',
-            instead=f'Write "steps", or raise launcher.max_running to {num_ranks}',
+            "buffer.routing",
+            f'"simulations" needs {num_ranks} simulations at once, one for each rank, but at most {at_once} run',
+            f'Write "steps", or raise launcher.max_running to {num_ranks}',
         )
+
+
+def _a_model_has_an_optimizer(config: StudyConfig) -> Iterator[Problem]:
+    training = config.training
+    named = {"model": training.model, "optimizer": training.optimizer}
+    for key, needed in (("model", "optimizer"), ("optimizer", "model"), ("lr_scheduler", "optimizer")):
+        if training.components.get(key) is not None and named[needed] is None:
+            yield Problem(
+                f"training.{key}",
+                f"there is no training.{needed}",
+                f"Write training.{needed}, or make all of them in the server class",
+            )
+
+
+def _placeholders_of_the_scheduler_are_known(config: StudyConfig) -> Iterator[Problem]:
+    scheduler = config.training.lr_scheduler
+    for name, value in ({} if scheduler is None else scheduler.args).items():
+        path = f"training.lr_scheduler.args.{name}"
+        if not isinstance(value, str) or not PLACEHOLDER.fullmatch(value):
+            continue
+        if value != EXPECTED_LR_STEPS:
+            yield Problem(path, f"{shown(value)} is not known", f"Write {shown(EXPECTED_LR_STEPS)}")
+        elif config.study.time_steps is None or (
+            config.training.lr_clock == "updates"
+            and config.buffer.policy not in ("fifo", "firo")
+            and config.training.draws_per_sample is None
+        ):
+            found = f"{value} is not known in advance"
+            yield Problem(path, found, "Write a number, study.time_steps or training.draws_per_sample")
+
+
+def _one_kind_of_clipping(config: StudyConfig) -> Iterator[Problem]:
+    if config.training.clip_norm is not None and config.training.clip_value is not None:
+        yield Problem(
+            "training.clip_value", "both training.clip_norm and training.clip_value are given", "Remove one of the two"
+        )
+
+
+def _sharding_needs_every_rank(config: StudyConfig) -> Iterator[Problem]:
+    if config.training.strategy != "ddp" and config.training.uneven != "stop":
+        yield Problem(
+            "training.uneven",
+            f"{shown(config.training.uneven)} does not go with the strategy {shown(config.training.strategy)}, "
+            "for which every rank must have a batch",
+            'Write "uneven": "stop", or "strategy": "ddp"',
+        )
+
+
+def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
+    stop = config.training.early_stop
+    never = config.validation.every_batches is None and config.validation.every_s is None and not config.validation.at
+    if stop is not None and stop.monitor.startswith("val/") and never:
+        yield Problem(
+            "training.early_stop",
+            f"{shown(stop.monitor)} would be seen only at the end, for no validation takes place before",
+            "Write validation.every_batches, validation.every_s or validation.at",
+        )
+
+
+def _fractions_are_of_a_known_length(path: str, config: StudyConfig) -> Iterator[Problem]:
+    value = value_of(config, path)
+    moments = value if isinstance(value, tuple) else (value,)
+    fraction = next((moment for moment in moments if isinstance(moment, float)), None)
+    if fraction is None:
+        return
+    found = f"{fraction:g} is a fraction of the run, but the number of its batches is not known in advance"
+    if config.study.time_steps is None:
+        yield Problem(path, found, "Write a number of batches, or study.time_steps")
+    elif config.buffer.policy not in ("fifo", "firo") and config.training.draws_per_sample is None:
+        yield Problem(path, found, "Write a number of batches, or training.draws_per_sample")
+
+
+def _normalized_fields_exist(config: StudyConfig) -> Iterator[Problem]:
+    for name in config.normalization.fields:
+        if name not in config.study.fields:
+            meant = nearest(name, config.study.fields)
+            yield Problem(
+                "normalization.fields",
+                f"{shown(name)} is not a field of the study",
+                f"Write {shown(meant)}" if meant else f"Write {one_of(config.study.fields)}",
+            )
 
 
 CHECKS: tuple[Check, ...] = (
@@ -170,8 +281,14 @@ CHECKS: tuple[Check, ...] = (
     _a_place_is_free_when_a_simulation_ends,
     _output_is_below_the_study,
     _ports_are_a_range,
-    *USAGE_CHECKS,
-    *TRAINING_CHECKS,
+    *(partial(_nothing_is_ignored, *row) for row in IGNORED),
+    _a_model_has_an_optimizer,
+    _placeholders_of_the_scheduler_are_known,
+    _one_kind_of_clipping,
+    _sharding_needs_every_rank,
+    _something_is_validated,
+    *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
+    _normalized_fields_exist,
     *COMMAND_CHECKS,
     *FILE_CHECKS,
     _routing_fits_the_policy,

@@ -1,8 +1,9 @@
 """Whether the files and classes that a study names are there, found out without running the user's code."""
 
-import ast
 import importlib.util
 import os
+import re
+import symtable
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -10,18 +11,29 @@ from pathlib import Path
 from stream_server.config.parameters import SAMPLERS, DesignFile
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.config.problems import Problem, counted, nearest, shown
+from stream_server.config.sections import BACKENDS
 from stream_server.config.study import StudyConfig
 
-ANYTHING = "*"
+IMPORTS_ALL = re.compile(rb"^\s*from\s+\S+\s+import\s+\*", re.MULTILINE)
 
 
 def _server_class_is_there(config: StudyConfig) -> Iterator[Problem]:
     yield from _class_problem("server.class", config.server.class_, config.study_dir)
 
 
+def _components_are_there(config: StudyConfig) -> Iterator[Problem]:
+    for key, component in config.training.components.items():
+        yield from _class_problem(f"training.{key}.class", component.class_, config.study_dir)
+
+
 def _sampler_class_is_there(config: StudyConfig) -> Iterator[Problem]:
     if config.parameters.sampler not in SAMPLERS:
         yield from _class_problem("parameters.sampler", config.parameters.sampler, config.study_dir)
+
+
+def _backend_class_is_there(config: StudyConfig) -> Iterator[Problem]:
+    if config.launcher.backend not in BACKENDS:
+        yield from _class_problem("launcher.backend", config.launcher.backend, config.study_dir)
 
 
 def _design_file_is_sound(config: StudyConfig) -> Iterator[Problem]:
@@ -31,43 +43,41 @@ def _design_file_is_sound(config: StudyConfig) -> Iterator[Problem]:
     try:
         design = DesignFile.read(config.parameters.file)
     except ValueError as error:
-        yield Problem(
-            path=path, found=str(error), instead="Name a CSV file: a header of names, one row of numbers per simulation"
-        )
+        yield Problem(path, str(error), "Name a CSV file: a header of names, one row of numbers per simulation")
         return
     for name in sorted(set(design.names) & set(BUILT_IN)):
-        yield Problem(path=path, found=f"{{{name}}} already stands for something else", instead="Rename the column")
+        yield Problem(path, f"{{{name}}} already stands for something else", "Rename the column")
     training, validation = config.study.simulations, config.validation.simulations
     needed = training + validation
     if len(design.rows) < needed:
         yield Problem(
-            path=path,
-            found=f"it has {counted(len(design.rows), 'row')} for {training} + {validation} simulations",
-            instead="Add rows, or write fewer simulations (study.simulations, validation.simulations)",
+            path,
+            f"it has {counted(len(design.rows), 'row')} for {training} + {validation} simulations",
+            "Add rows, or write fewer simulations (study.simulations, validation.simulations)",
         )
     elif len(design.rows) == needed and config.simulation.on_failure == "redraw":
         yield Problem(
-            path="simulation.on_failure",
-            found=f'"redraw" would have no row to take: {config.parameters.file.name} has {needed}, all in use',
-            instead='Add rows to the file, or write "give_up"',
+            "simulation.on_failure",
+            f'"redraw" would have no row to take: {config.parameters.file.name} has {needed}, all in use',
+            'Add rows to the file, or write "give_up"',
         )
 
 
 def _class_problem(path: str, reference: str, study_dir: Path) -> Iterator[Problem]:
-    """What is wrong with `FILE.py:Class` or `package.module:Class`: nothing is imported, files are only parsed."""
+    """Look for `FILE.py:Class` or `package.module:Class`; nothing is imported, files are only parsed."""
     where, _, name = reference.rpartition(":")
     if where.endswith(".py"):
         file = study_dir / where
         if not os.path.isfile(file):
-            yield Problem(path=path, found=f"there is no file {file}", instead=_near_class(file, name, study_dir))
+            yield Problem(path, f"there is no file {file}", _near_class(file, name, study_dir))
             return
     else:
         spec = _find_module(where, study_dir)
         if spec is None:
             yield Problem(
-                path=path,
-                found=f"there is no module {shown(where)}",
-                instead='Write "FILE.py:Class" for a file of the study, or install the package',
+                path,
+                f"there is no module {shown(where)}",
+                'Write "FILE.py:Class" for a file of the study, or install the package',
             )
             return
         if not (spec.origin and spec.origin.endswith(".py")):
@@ -92,7 +102,7 @@ def _near_class(file: Path, name: str, study_dir: Path) -> str:
 
 def _classes_in(file: Path) -> list[str]:
     try:
-        return _classes(ast.parse(file.read_bytes()))
+        return _classes(_parsed(file))
     except (OSError, SyntaxError, ValueError):
         return []
 
@@ -115,43 +125,34 @@ def _find_module(name: str, study_dir: Path) -> ModuleSpec | None:
 
 def _problem_in(path: str, file: Path, name: str) -> Iterator[Problem]:
     try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
+        module = _parsed(file)
     except SyntaxError as error:
-        yield Problem(path=path, found=f"{file.name}, line {error.lineno}: {error.msg}", instead="Mend the file")
+        yield Problem(path, f"{file.name}, line {error.lineno}: {error.msg}", "Correct the file")
         return
     except (OSError, ValueError) as error:
-        yield Problem(path=path, found=f"{file} cannot be read: {error}", instead="Mend the file")
+        yield Problem(path, f"{file} cannot be read ({error})", "Name a Python file")
         return
-    known = set(_bound_names(tree.body))
-    if name in known or ANYTHING in known or "__getattr__" in known:
+    known = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    if name in known or "__getattr__" in known or IMPORTS_ALL.search(file.read_bytes()):
         return
-    classes = _classes(tree)
+    classes = _classes(module)
     meant = nearest(name, classes) or (classes[0] if len(classes) == 1 else None)
-    listed = f"Write one of {', '.join(classes)}" if classes else f"Define the class there: class {name}(TorchServer)"
-    yield Problem(path=path, found=f"{file.name} has no class {name}", instead=f"Write {meant}" if meant else listed)
+    listed = f"Write one of {', '.join(classes)}" if classes else f"Define it there: class {name}"
+    yield Problem(path, f"{file.name} has no class {name}", f"Write {meant}" if meant else listed)
 
 
-def _classes(tree: ast.Module) -> list[str]:
-    return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+def _parsed(file: Path) -> symtable.SymbolTable:
+    return symtable.symtable(importlib.util.decode_source(file.read_bytes()), str(file), "exec")
 
 
-def _bound_names(statements: list[ast.stmt]) -> Iterator[str]:
-    """What the top level of a module binds, in branches too."""
-    for statement in statements:
-        match statement:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-                yield name
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                yield from (alias.asname or alias.name for alias in aliases)
-            case ast.Assign(targets=targets):
-                yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                yield name
-            case ast.If() | ast.Try() | ast.With():
-                for body in ("body", "orelse", "finalbody"):
-                    yield from _bound_names(getattr(statement, body, []))
-                for handler in getattr(statement, "handlers", []):
-                    yield from _bound_names(handler.body)
+def _classes(module: symtable.SymbolTable) -> list[str]:
+    return [table.get_name() for table in module.get_children() if isinstance(table, symtable.Class)]
 
 
-FILE_CHECKS = (_server_class_is_there, _sampler_class_is_there, _design_file_is_sound)
+FILE_CHECKS = (
+    _server_class_is_there,
+    _components_are_there,
+    _sampler_class_is_there,
+    _backend_class_is_there,
+    _design_file_is_sound,
+)

@@ -1,4 +1,4 @@
-"""What differs from one simulation to the next: bounds and how they are sampled, or a CSV file of the values."""
+"""Parameters of simulations: bounds and how they are sampled, or a CSV file of the values."""
 
 import csv
 import math
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, GetJsonSchemaHandler, WithJsonSchema, model_serializer, model_validator
+from pydantic import GetJsonSchemaHandler, model_serializer, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from stream_server.config.problems import counted, nearest, shown, wrong
-from stream_server.config.values import CLASS_REFERENCE, NAME, Section
+from stream_server.config.problems import counted, shown, wrong
+from stream_server.config.values import NAME, NameOrClass, Section
 
 SAMPLERS = ("uniform", "lhs", "halton", "sobol")
 ID_COLUMN = "simulation"
@@ -31,13 +31,13 @@ class Bounds(Section):
         if isinstance(value, Bounds):
             return value
         if not isinstance(value, list | tuple) or len(value) not in (2, 3):
-            raise wrong(f"{shown(value)} is no range", form)
+            raise wrong(f"{shown(value)} is not a range", form)
         low, high, *rest = value
         for limit in (low, high):
             if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
-                raise wrong(f"{shown(limit)} in {shown(value)} is no finite number", form)
+                raise wrong(f"{shown(limit)} in {shown(value)} is not a finite number", form)
         if rest and rest != ["log"]:
-            raise wrong(f"{shown(rest[0])} in {shown(value)} is no scale", form)
+            raise wrong(f"{shown(rest[0])} in {shown(value)} is not a scale", form)
         if low >= high:
             instead = f"Write [{high}, {low}]" if low > high else "Write two different limits"
             raise wrong(f"low ({low}) must be less than high ({high})", instead)
@@ -57,21 +57,7 @@ class Bounds(Section):
         return [self.low, self.high, "log"] if self.log else [self.low, self.high]
 
 
-def _check_sampler(value: str) -> str:
-    if value not in SAMPLERS and not CLASS_REFERENCE.fullmatch(value):
-        meant = nearest(value, SAMPLERS)
-        known = f"Write one of {', '.join(SAMPLERS)}, or FILE.py:Class"
-        raise wrong(f"{shown(value)} is no sampler", f"Write {shown(meant)}" if meant else known)
-    return value
-
-
-Sampler = Annotated[
-    str,
-    AfterValidator(_check_sampler),
-    WithJsonSchema(
-        {"anyOf": [{"enum": list(SAMPLERS)}, {"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}]}
-    ),
-]
+Sampler = Annotated[str, NameOrClass("sampler", SAMPLERS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +95,7 @@ class DesignFile:
 def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if not NAME.fullmatch(name):
-            raise ValueError(f'line 1: "{name}" is no name made of letters, digits and underscores')
+            raise ValueError(f'line 1: "{name}" is not a name made of letters, digits and underscores')
         if names.count(name) > 1:
             raise ValueError(f'line 1: the column "{name}" is there twice')
     return names

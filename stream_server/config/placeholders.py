@@ -1,6 +1,5 @@
-"""`{initial}` and `{initial:.3f}`: what stands for a value in the command and the templates of a simulation."""
+"""Placeholders such as `{initial:.3f}` in the command and the templates of a simulation."""
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 
@@ -13,6 +12,7 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 IN_BRACES = re.compile(r"(?<!\$)\{\s*([A-Za-z_]\w*)[^{}]*\}")
 MANY_DIGITS = re.compile(r"[0-9]{4}")
 RANKS = "{ranks}"
+EXPECTED_LR_STEPS = "{expected_lr_steps}"
 # Open MPI 5 changes these among the arguments of the program, too, or counts them and their values.
 OPTIONS_OF_MPIRUN = frozenset({"--bind-to", "--map-by", "--rank-by", "--mca", "--gmca"})
 BUILT_IN: Mapping[str, int | str] = {"simulation": 0, "attempt": 0, "seed": 0, "study_dir": ""}
@@ -25,19 +25,16 @@ def _parameters_do_not_hide_placeholders(config: StudyConfig) -> Iterator[Proble
     for name in config.parameters.bounds or {}:
         if name in BUILT_IN:
             yield Problem(
-                path=f"parameters.bounds.{name}",
-                found=f"{{{name}}} already stands for something else in the command",
-                instead=f"Choose another name, such as {shown(name + '_0')}",
+                f"parameters.bounds.{name}",
+                f"{{{name}}} already stands for something else in the command",
+                f"Choose another name, such as {shown(name + '_0')}",
             )
 
 
 def _command_has_values(config: StudyConfig) -> Iterator[Problem]:
-    if config.simulation.command is None:
-        return
-    examples = _examples(config)
-    for position, element in enumerate(config.simulation.command):
-        for found, instead in _problems_in(element, examples, is_template=False):
-            yield Problem(path=f"simulation.command[{position}]", found=found, instead=instead)
+    for position, element in enumerate(config.simulation.command or ()):
+        for found, instead in _problems_in(element, config, is_template=False):
+            yield Problem(f"simulation.command[{position}]", found, instead)
 
 
 def _mpirun_has_values(config: StudyConfig) -> Iterator[Problem]:
@@ -45,72 +42,43 @@ def _mpirun_has_values(config: StudyConfig) -> Iterator[Problem]:
         for found in IN_BRACES.finditer(word):
             if found.group() != RANKS:
                 yield Problem(
-                    path=f"simulation.job.mpirun[{position}]",
-                    found=f"{found.group()} would not be filled in",
-                    instead=f"Write {RANKS}, which stands for simulation.ranks; all else is a matter of the command",
+                    f"simulation.job.mpirun[{position}]",
+                    f"{found.group()} would not be filled in",
+                    f"Write {RANKS}, which stands for simulation.ranks; all else is a matter of the command",
                 )
-
-
-def _command_has_no_lonely_colon(config: StudyConfig) -> Iterator[Problem]:
-    simulation = config.simulation
-    for position, element in enumerate(simulation.command or ()):
-        if simulation.uses_mpirun and element == ":":
-            yield Problem(
-                path=f"simulation.command[{position}]",
-                found='":" separates programs on the command line of mpirun',
-                instead="Start a script that adds it",
-            )
 
 
 def _mpirun_leaves_the_command_alone(config: StudyConfig) -> Iterator[Problem]:
     simulation = config.simulation
     for position, element in enumerate(simulation.command or ()):
-        if simulation.uses_mpirun and element in OPTIONS_OF_MPIRUN:
-            yield Problem(
-                path=f"simulation.command[{position}]",
-                found=f"Open MPI's mpirun takes {shown(element)} for an option of its own wherever it stands",
-                instead="Start a script that adds it",
-            )
-
-
-def _templates_are_there(config: StudyConfig) -> Iterator[Problem]:
-    for position, template in enumerate(config.simulation.templates):
-        if not os.path.isfile(template):
-            yield Problem(
-                path=f"simulation.templates[{position}]",
-                found=f"there is no file {template}",
-                instead="Write a path relative to the folder of study.json",
-            )
+        if not simulation.uses_mpirun or element not in (":", *OPTIONS_OF_MPIRUN):
+            continue
+        found = '":" separates programs on the command line of mpirun'
+        if element in OPTIONS_OF_MPIRUN:
+            found = f"Open MPI's mpirun takes {shown(element)} for an option of its own wherever it stands"
+        yield Problem(f"simulation.command[{position}]", found, "Start a script that adds it")
 
 
 def _templates_have_values(config: StudyConfig) -> Iterator[Problem]:
     for position, template in enumerate(config.simulation.templates):
         path = f"simulation.templates[{position}]"
-        if not os.path.isfile(template):
-            continue
         try:
             text = template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            yield Problem(path=path, found=f"{template} cannot be read ({error})", instead="Name a text file in UTF-8")
+        except FileNotFoundError:
+            found, instead = f"there is no file {template}", "Write a path relative to the folder of study.json"
+            yield Problem(path, found, instead)
             continue
-        for found, instead in _problems_in(text, _examples(config), is_template=True):
-            yield Problem(path=path, found=f"in {template.name}, {found}", instead=instead)
+        except (OSError, UnicodeDecodeError) as error:
+            yield Problem(path, f"{template} cannot be read ({error})", "Name a text file in UTF-8")
+            continue
+        for found, instead in _problems_in(text, config, is_template=True):
+            yield Problem(path, f"in {template.name}, {found}", instead)
 
 
-def _examples(config: StudyConfig) -> Examples:
-    """A value for each placeholder there is; without names of parameters any name could be one."""
+def _examples(config: StudyConfig) -> Examples | None:
+    """A value for each placeholder; None if the names of the parameters are unknown, which is another problem."""
     names = _parameter_names(config.parameters)
-    return _AnyName() if names is None else {**dict.fromkeys(names, EXAMPLE_OF_A_PARAMETER), **BUILT_IN}
-
-
-class _AnyName(dict[str, float | int | str]):
-    """Has every name: used when parameters.file cannot be read, which is a problem of its own."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __missing__(self, name: str) -> float | int | str:
-        return BUILT_IN.get(name, EXAMPLE_OF_A_PARAMETER)
+    return None if names is None else {**dict.fromkeys(names, EXAMPLE_OF_A_PARAMETER), **BUILT_IN}
 
 
 def _parameter_names(parameters: Parameters) -> tuple[str, ...] | None:
@@ -125,59 +93,44 @@ def _parameter_names(parameters: Parameters) -> tuple[str, ...] | None:
         return None
 
 
-def _problems_in(text: str, examples: Examples, *, is_template: bool) -> Iterator[tuple[str, str]]:
-    """What was found and what to write instead, for each placeholder of `text` that cannot be filled in.
+def _problems_in(text: str, config: StudyConfig, *, is_template: bool) -> Iterator[tuple[str, str]]:
+    """Say what was found, and what to write instead, for each placeholder of `text` that cannot be filled in.
 
-    Braces that hold no name (JSON, a block of C) are text, and so is a shell's `${NAME}`. A template may
-    also hold anything else in braces that does not look like a placeholder.
-
-    Args:
-        text: an element of the command, or a template.
-        examples: a value for each placeholder there is.
-        is_template: whether `text` is a file of its own language rather than an argument.
+    Braces that hold no name (JSON, a block of C) are text, and so is a shell's `${NAME}`. A template, which is a file
+    of its own language, may also hold anything else in braces that does not look like a placeholder.
     """
-    written = dict.fromkeys(match.group() for match in IN_BRACES.finditer(text))
-    for each in written:
-        match = PLACEHOLDER.fullmatch(each)
-        if match is not None:
-            problem = _problem_of(match[1], match[2], examples)
-        else:
-            named = IN_BRACES.fullmatch(each)
-            assert named is not None
-            problem = None if is_template else _problem_of_form(each, named[1], examples)
-        if problem is not None:
-            yield problem
+    examples = _examples(config)
+    if examples is None:
+        return
+    for written, name in dict.fromkeys((match[0], match[1]) for match in IN_BRACES.finditer(text)):
+        placeholder = PLACEHOLDER.fullmatch(written)
+        if placeholder is not None:
+            yield from _problem_of(name, placeholder[2], examples)
+        elif name in examples and not is_template:
+            yield f"{shown(written)} would not be filled in", f"Write {{{name}}} or {{{name}:FORMAT}}"
 
 
-def _problem_of(name: str, form: str | None, examples: Examples) -> tuple[str, str] | None:
+def _problem_of(name: str, form: str | None, examples: Examples) -> Iterator[tuple[str, str]]:
     written = f"{{{name}}}" if form is None else f"{{{name}:{form}}}"
     if name not in examples:
         meant = nearest(name, examples)
         known = ", ".join(f"{{{example}}}" for example in examples)
         instead = f"Write {{{meant}}}, or add {name} to parameters.bounds" if meant else f"Write one of {known}"
-        return f"{written} is neither a parameter nor built in", instead
+        yield f"{written} is neither a parameter nor built in", instead
+        return
     try:
         if MANY_DIGITS.search(form or ""):
             raise ValueError("it asks for thousands of characters")
         format(examples[name], form or "")
     except ValueError as error:
         example = {float: ".6g", int: "06d", str: "s"}[type(examples[name])]
-        return f"{written} has a format that does not fit ({error})", f"Write {{{name}}}, or {{{name}:{example}}}"
-    return None
-
-
-def _problem_of_form(written: str, name: str, examples: Examples) -> tuple[str, str] | None:
-    if name not in examples:
-        return None
-    return f"{shown(written)} would not be filled in", f"Write {{{name}}} or {{{name}:FORMAT}}"
+        yield f"{written} has a format that does not fit ({error})", f"Write {{{name}}}, or {{{name}:{example}}}"
 
 
 COMMAND_CHECKS = (
     _parameters_do_not_hide_placeholders,
     _command_has_values,
-    _command_has_no_lonely_colon,
     _mpirun_leaves_the_command_alone,
     _mpirun_has_values,
-    _templates_are_there,
     _templates_have_values,
 )

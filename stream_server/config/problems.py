@@ -1,10 +1,10 @@
-"""One mistake in study.json, and the error that tells of all of them."""
+"""A mistake in study.json, and the error that lists all of them."""
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic_core import PydanticCustomError
 
@@ -14,9 +14,8 @@ MAX_SHOWN_CHARACTERS = 60
 WRONG = "wrong_value"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """Where a mistake is (`buffer.capacity`), what was found there, and what to write instead."""
+class Problem(NamedTuple):
+    """The path of a mistake (`buffer.capacity`), what was found there, and what to write instead."""
 
     path: str
     found: str
@@ -33,7 +32,7 @@ def config_error(file: Path | str, problems: Sequence[Problem]) -> ConfigError:
 
 
 def wrong(found: str, instead: str, *, needs: str | None = None) -> PydanticCustomError:
-    """What a validator of the models raises; it is not told when the key that it `needs` is wrong as well."""
+    """The error that a validator raises; it is left out if the section that it `needs` is wrong as well."""
     return PydanticCustomError(WRONG, "{found}. {instead}.", {"found": found, "instead": instead, "needs": needs})
 
 

@@ -1,4 +1,4 @@
-"""The text of study.json, and what `--set` changes in it."""
+"""The text of study.json, and the changes that `--set` makes."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = Counter(key for key, _ in pairs)
         repeated.extend(
-            Problem(path=key, found="the key is written twice in one object", instead="Remove one of the two")
+            Problem(key, "the key is written twice in one object", "Remove one of the two")
             for key, num in keys.items()
             if num > 1
         )
@@ -49,7 +49,7 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise config_error(file, [_syntax_problem(text, error)]) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is no study: {error}") from error
+        raise ConfigError(f"{file} is not a study: {error}") from error
     if repeated:
         raise config_error(file, repeated)
     if not isinstance(raw, dict):
@@ -59,7 +59,7 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON: write a finite number")
+    raise ValueError(f"{name} is not JSON: write a finite number")
 
 
 def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
@@ -77,7 +77,7 @@ def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
     else:
         instead = "Write JSON; // starts a comment"
     shown_line = f" in `{line}`" if line else ""
-    return Problem(path=f"line {error.lineno}, column {error.colno}", found=f"{error.msg}{shown_line}", instead=instead)
+    return Problem(f"line {error.lineno}, column {error.colno}", f"{error.msg}{shown_line}", instead)
 
 
 def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Problem]:
@@ -85,7 +85,7 @@ def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Probl
     match node:
         case dict() | list() if depth > MAX_DEPTH:
             found = f"brackets within brackets more than {MAX_DEPTH} levels deep"
-            yield Problem(path=printable(path), found=found, instead="Write something flatter")
+            yield Problem(printable(path), found, "Write something flatter")
         case dict():
             for key, value in node.items():
                 yield from unusable_values(key, path)
@@ -94,9 +94,9 @@ def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Probl
             for position, value in enumerate(node):
                 yield from unusable_values(value, f"{path}[{position}]", depth + 1)
         case str() if node != printable(node) or "\0" in node:
-            yield Problem(path=printable(path), found=f"{node!a} is no text", instead="Remove what no font can show")
+            yield Problem(printable(path), f"{node!a} is not valid text", "Remove what no font can show")
         case int() if abs(node) > MAX_INTEGER:
-            yield Problem(path=printable(path), found="the number does not fit 64 bits", instead="Write a smaller one")
+            yield Problem(printable(path), "the number does not fit 64 bits", "Write a smaller one")
 
 
 def override(raw: dict[str, Any], assignments: Sequence[str]) -> list[Problem]:
@@ -109,19 +109,15 @@ def _set(raw: dict[str, Any], assignment: str) -> Problem | None:
     key, equals, text = assignment.partition("=")
     *parents, last = key.strip().split(".")
     if not equals or not all([*parents, last]):
-        return Problem(
-            path=f"--set {assignment}",
-            found="not of the form KEY=VALUE",
-            instead="Write it like training.batch_size=32",
-        )
+        return Problem(f"--set {assignment}", "not of the form KEY=VALUE", "Write it like training.batch_size=32")
     node = raw
     for depth, parent in enumerate(parents, start=1):
         below = node.setdefault(parent, {})
         if not isinstance(below, dict):
             return Problem(
-                path=f"--set {assignment}",
-                found=f"{'.'.join(parents[:depth])} is {shown(below)}, which has no keys",
-                instead=f"Set {'.'.join(parents[:depth])} as a whole",
+                f"--set {assignment}",
+                f"{'.'.join(parents[:depth])} is {shown(below)}, which has no keys",
+                f"Set {'.'.join(parents[:depth])} as a whole",
             )
         node = below
     node[last] = _value(text)

@@ -1,21 +1,20 @@
-"""What one sample holds, and which time steps a simulation sends."""
+"""The fields of a sample, and the time steps of a simulation."""
 
 import math
 import re
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, GetJsonSchemaHandler, model_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from stream_server.config.problems import shown, wrong
-from stream_server.config.values import Count, Section, or_short_form
+from stream_server.config.values import Count, Section
 
 MAX_FIELDS = 64
 MAX_DIMENSIONS = 8
 MAX_TIME_STEPS = 2**31 - 1
 BYTES_OF_AN_UNKNOWN_DTYPE = 8
+Shape = Annotated[tuple[Count, ...], Field(strict=False, max_length=MAX_DIMENSIONS)]
 DTYPE = re.compile(r"[<>=|]?([A-Za-z]\w*|\?)")
 
 
@@ -25,36 +24,20 @@ def _check_dtype(value: str) -> str:
         # Of other texts NumPy makes structures, which it reads like a program.
         dtype = np.dtype(value if DTYPE.fullmatch(value) else "void")
     except (TypeError, ValueError, DeprecationWarning) as error:
-        raise wrong(f"{shown(value)} is no NumPy type", example) from error
+        raise wrong(f"{shown(value)} is not a NumPy type", example) from error
     if dtype.kind not in "biufc" or dtype.char in "gG":
-        raise wrong(f"{shown(value)} is no numeric type that is the same on every machine", example)
+        raise wrong(f"{shown(value)} is not a numeric type that is the same on every machine", example)
     return dtype.name
 
 
 class SampleField(Section):
     """One array of a sample. `dtype` is what is kept, a native NumPy name; None keeps what is sent."""
 
-    shape: Annotated[tuple[Count, ...], Field(strict=False, max_length=MAX_DIMENSIONS)] = Field(
-        description="Global shape in C order; [] is a scalar.", examples=[[100, 100]]
-    )
+    shape: Shape = Field(description="Global shape in C order; [] is a scalar.", examples=[[100, 100]])
     dtype: Annotated[str, AfterValidator(_check_dtype)] | None = Field(
         default=None, description="NumPy type that is kept; null keeps what is sent."
     )
     optional: bool = Field(default=False, description="Whether a simulation may leave the field out of a step.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_shape(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return {"shape": value}
-        if not isinstance(value, dict | SampleField):
-            raise wrong(f"{shown(value)} is no shape", 'Write a list such as [100, 100], or {"shape": [100, 100]}')
-        return value
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        shape = {"type": "array", "items": {"type": "integer", "minimum": 1}, "maxItems": MAX_DIMENSIONS}
-        return or_short_form(shape, core, handler)
 
     @property
     def num_bytes(self) -> int:
@@ -63,25 +46,12 @@ class SampleField(Section):
         return math.prod(self.shape) * value_bytes
 
 
-class TimeSteps(Section):
+class TimeStepRange(Section):
     """The labels of the time steps a simulation sends: first, first + every, … last."""
 
     first: int = Field(default=0, description="Label of the first time step.")
     last: int = Field(description="Label of the last time step.", examples=[99])
     every: Count = Field(default=1, description="Difference of two neighbouring labels.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_count(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
-            if not 1 <= value <= MAX_TIME_STEPS:
-                raise wrong(f"{value} is no number of time steps", "Write 1 or more, or null when it is not known")
-            return {"last": value - 1}
-        if not isinstance(value, dict | TimeSteps):
-            raise wrong(
-                f"{shown(value)} is no number of time steps", 'Write a count, null, or {"first", "last", "every"}'
-            )
-        return value
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -97,10 +67,6 @@ class TimeSteps(Section):
             raise wrong(f"these are {self.num} time steps", f"Write at most {MAX_TIME_STEPS}")
         return self
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return or_short_form({"type": "integer", "minimum": 1, "maximum": MAX_TIME_STEPS}, core, handler)
-
     @property
     def num(self) -> int:
         """How many time steps there are."""
@@ -110,3 +76,29 @@ class TimeSteps(Section):
     def labels(self) -> range:
         """The labels in the order of their indices."""
         return range(self.first, self.last + 1, self.every)
+
+
+def _from_shape(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return {"shape": value}
+    if not isinstance(value, dict | SampleField):
+        raise wrong(f"{shown(value)} is not a shape", 'Write a list such as [100, 100], or {"shape": [100, 100]}')
+    return value
+
+
+def _from_count(value: Any) -> Any:
+    if isinstance(value, dict | TimeStepRange | None):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TIME_STEPS:
+        found = f"{shown(value)} is not a number of time steps"
+        raise wrong(found, 'Write 1 or more, {"first", "last", "every"}, or null when it is not known')
+    return {"last": value - 1}
+
+
+ShapeOrField = Annotated[SampleField, BeforeValidator(_from_shape, json_schema_input_type=Shape | SampleField)]
+CountOrTimeSteps = Annotated[
+    TimeStepRange | None,
+    BeforeValidator(
+        _from_count, json_schema_input_type=Annotated[int, Field(ge=1, le=MAX_TIME_STEPS)] | TimeStepRange | None
+    ),
+]

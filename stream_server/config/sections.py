@@ -1,51 +1,70 @@
 """The sections of study.json and their keys, each with its type, its default and what it means."""
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from stream_server.config.parameters import Bounds, Sampler
-from stream_server.config.samples import MAX_FIELDS, SampleField, TimeSteps
+from stream_server.config.samples import MAX_FIELDS, CountOrTimeSteps, ShapeOrField
 from stream_server.config.values import (
+    CLASS_REFERENCE,
     Bytes,
     Capacity,
     ClassReference,
-    Command,
     Count,
     FilePath,
     Moment,
-    MpirunWords,
     Name,
+    NameOrClass,
+    Natural,
     Paths,
     Positive,
     Section,
     StudyName,
     Texts,
-    Walltime,
-    filled_in,
+    Words,
+    study_dir,
 )
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Moments = Annotated[tuple[Moment, ...], Field(strict=False)]
 
+BACKENDS = ("local",)
+METRIC_WRITERS = ("csv", "tensorboard")
+WATERMARK_PART = 5
+
+
+def filled_in(description: str) -> Any:
+    """A key whose default follows from other sections; `StudyConfig` fills it in."""
+    return Field(default_factory=lambda: None, description=description)
+
 
 class Study(Section):
     """`study`: the ensemble and the samples it produces."""
 
-    name: StudyName = filled_in("Name of the study; the name of its folder.")
-    output_dir: FilePath = filled_in("Where results go; runs/<name>.")
+    name: StudyName = Field(
+        default_factory=lambda: study_dir().name or "study", description="Name of the study; the name of its folder."
+    )
+    output_dir: FilePath = Field(
+        default_factory=lambda keys: Path("runs", keys.get("name", "study")),
+        validate_default=True,
+        description="Folder for results; runs/<name>.",
+    )
     simulations: Count = Field(description="Number of training simulations.", examples=[100])
-    time_steps: TimeSteps | None = Field(
+    time_steps: CountOrTimeSteps = Field(
         default=None, description="Time steps of a simulation: their count, {first, last, every}, or null: unknown."
     )
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of parameters, buffers and weights.")
-    fields: Annotated[dict[Name, SampleField], Field(min_length=1, max_length=MAX_FIELDS)] = Field(
-        description="What one sample holds.", examples=[{"temperature": [100, 100]}]
+    seed: Natural = Field(default=0, description="Seed of parameters, buffers and weights.")
+    fields: Annotated[dict[Name, ShapeOrField], Field(min_length=1, max_length=MAX_FIELDS)] = Field(
+        description="The fields of one sample.", examples=[{"temperature": [100, 100]}]
     )
 
 
 class Parameters(Section):
-    """`parameters`: what differs from one simulation to the next."""
+    """`parameters`: the inputs that differ between simulations."""
 
     bounds: dict[Name, Bounds] | None = Field(
         default=None, description='Range of each parameter, [low, high] or [low, high, "log"].'
@@ -56,48 +75,51 @@ class Parameters(Section):
     )
 
 
-class Job(Section):
-    """`server.job` and `simulation.job`."""
+class ServerJobSettings(Section):
+    """`server.job`: the settings of the job of the server."""
 
-    nodes: Count | None = Field(default=None, description="Number of nodes.")
-    cores_per_rank: Count = Field(default=1, description="Cores of one rank.")
-    gpus_per_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="GPUs of one rank.")
-    memory: Bytes | None = Field(default=None, description="Memory of a node.")
-    walltime: Walltime | None = Field(default=None, description="Time limit, HH:MM:SS.")
-    queue: str | None = Field(default=None, description="Queue or partition.")
-    account: str | None = Field(default=None, description="Account or project that is charged.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Further options of the scheduler.")
-    setup: Texts = Field(default=(), description="Shell lines that run before the job.")
     environment: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
-    mpirun: MpirunWords | None = Field(
-        default=None, description="How an MPI program is started, with {ranks}; null: mpirun, wherever it is."
+
+
+class SimulationJobSettings(Section):
+    """`simulation.job`: the settings of the job of a simulation."""
+
+    cores_per_rank: Count = Field(default=1, description="Cores of one rank.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Whatever a launcher.backend of your own reads.")
+    environment: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
+    mpirun: Words | None = Field(
+        default=None,
+        description="How an MPI program is started, with {ranks}; null: mpirun, if there are several ranks.",
     )
 
 
-class Simulation(Section):
+class SimulationSettings(Section):
     """`simulation`: how one simulation is run, and what happens when it fails."""
 
-    command: Command | None = Field(
+    command: Words | None = Field(
         default=None, description="Program and arguments with {placeholders}; null: simulations attach by themselves."
     )
     ranks: Count = Field(default=1, description="MPI ranks of one simulation.")
     templates: Paths = Field(default=(), description="Text files rendered into each attempt's folder.")
     timeout_s: Positive = Field(default=600.0, description="Longest time without progress.")
-    retries: Annotated[int, Field(ge=0)] = Field(default=2, description="Attempts after the first.")
+    retries: Natural = Field(default=2, description="Attempts after the first.")
     on_failure: Literal["give_up", "redraw", "stop"] = Field(
-        default="give_up", description="What follows the last failed attempt."
+        default="give_up", description="Action after the last failed attempt."
     )
     max_failed: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.1, description="Share of simulations that may fail before the study stops."
     )
     per_job: Count = Field(default=1, description="Simulations that share one job.")
     keep_folders: Literal["all", "failed"] = Field(default="all", description="Which attempts' folders stay.")
-    job: Job = Field(default_factory=Job, description="What the job of a simulation asks for.")
+    job: SimulationJobSettings = Field(
+        default_factory=SimulationJobSettings, description="Settings of the job of a simulation."
+    )
 
     @property
     def uses_mpirun(self) -> bool:
         """Its jobs are started by mpirun."""
-        return self.command is not None and (self.ranks > 1 or self.per_job > 1)
+        is_wanted = self.ranks > 1 or self.per_job > 1 or self.job.mpirun is not None
+        return self.command is not None and is_wanted
 
 
 class Server(Section):
@@ -112,15 +134,17 @@ class Server(Section):
     stall_s: Positive = Field(
         default=1800.0, description="Longest time for which the ranks may go without meeting, whatever they do."
     )
-    job: Job = Field(default_factory=Job, description="What the job of the server asks for.")
+    job: ServerJobSettings = Field(default_factory=ServerJobSettings, description="Settings of the job of the server.")
 
 
 class Launcher(Section):
-    """`launcher`: how many simulations run, and on what."""
+    """`launcher`: how many simulations run, and how often the server is started again."""
 
-    scheduler: Literal["local", "slurm", "pbs", "lsf", "flux"] = Field(default="local", description="Where jobs run.")
+    backend: Annotated[str, NameOrClass("backend", BACKENDS)] = Field(
+        default="local", description="Backend for the jobs of the simulations, or FILE.py:Class."
+    )
     max_running: Count = Field(default=1, description="Simulations that run at the same time.")
-    restarts: Annotated[int, Field(ge=0)] = Field(default=3, description="Restarts of the server without progress.")
+    restarts: Natural = Field(default=3, description="Restarts of the server without progress.")
 
 
 class Client(Section):
@@ -130,10 +154,10 @@ class Client(Section):
         default=64 * 2**20, description="Bytes a simulation rank may have under way to one server rank."
     )
     if_server_away: Literal["wait", "continue", "stop"] = Field(
-        default="wait", description="What a simulation does while the server is away."
+        default="wait", description="Behaviour of a simulation while the server is away."
     )
     wait_s: Positive = Field(default=600.0, description="How long it waits then.")
-    max_attached: Annotated[int, Field(ge=0)] = Field(
+    max_attached: Natural = Field(
         default=4, description="Simulations started by hand that may be connected at the same time."
     )
 
@@ -148,18 +172,84 @@ class Network(Section):
     security: Literal["curve", "none"] = Field(default="curve", description="Encryption and keys of TCP connections.")
 
 
-class Buffer(Section):
-    """`buffer`: where samples wait, per server rank."""
+class BufferSection(Section):
+    """`buffer`: the sample buffer of each server rank; the keys that every policy has."""
 
-    policy: Literal["reservoir", "firo", "fifo"] = Field(
-        default="reservoir", description="Which samples are drawn and kept."
-    )
     capacity: Capacity = Field(description="Samples of a rank, or a size in bytes such as 4GiB.", examples=[2500])
-    watermark: Count = filled_in("Samples that must wait before training starts; a fifth of the capacity.")
-    pseudo_epochs: Count = Field(default=1, description="Draws of each sample (firo).")
     routing: Literal["steps", "simulations"] = Field(
-        default="steps", description="What is dealt to the server ranks: time steps or whole simulations."
+        default="steps", description="Unit that is dealt to the server ranks: time steps or whole simulations."
     )
+
+    @property
+    def has_own_policy(self) -> bool:
+        """Whether the policy is a class of the user's."""
+        return isinstance(self, OwnBuffer)
+
+
+Watermark = Annotated[
+    Count,
+    Field(
+        default_factory=lambda keys: max(1, keys.get("capacity", 0) // WATERMARK_PART),
+        description="Samples that must wait before training starts; a fifth of the capacity.",
+    ),
+]
+
+
+class OwnBuffer(BufferSection):
+    """`buffer` with a policy of the user's."""
+
+    policy: ClassReference = Field(description="FILE.py:Class.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
+    watermark: Watermark
+    pseudo_epochs: Count = Field(default=1, description="Draws of each sample, if the class takes them.")
+
+
+class FifoBuffer(BufferSection):
+    """`buffer` with the policy "fifo", which hands out every sample as it comes."""
+
+    args: ClassVar[dict[str, Any]] = {}
+
+    policy: Literal["fifo"] = Field(description="Each sample once, in order.")
+
+    watermark: ClassVar[int] = 1
+    pseudo_epochs: ClassVar[int] = 1
+
+
+class FiroBuffer(BufferSection):
+    """`buffer` with the policy "firo", which hands out samples in random order."""
+
+    args: ClassVar[dict[str, Any]] = {}
+
+    policy: Literal["firo"] = Field(description="Each sample pseudo_epochs times, in random order.")
+    watermark: Watermark
+    pseudo_epochs: Count = Field(default=1, description="Draws of each sample.")
+
+
+class ReservoirBuffer(BufferSection):
+    """`buffer` with the policy "reservoir", which hands out samples again until newer ones need the room."""
+
+    args: ClassVar[dict[str, Any]] = {}
+
+    policy: Literal["reservoir"] = Field(
+        default="reservoir", description="Each sample at least once, and again until newer ones need the room."
+    )
+    watermark: Watermark
+
+    pseudo_epochs: ClassVar[int] = 1
+
+
+def _policy_of(buffer: Any) -> Any:
+    policy = buffer.get("policy", "reservoir") if isinstance(buffer, dict) else getattr(buffer, "policy", "reservoir")
+    return "own" if isinstance(policy, str) and CLASS_REFERENCE.fullmatch(policy) else policy
+
+
+Buffer = Annotated[
+    Annotated[ReservoirBuffer, Tag("reservoir")]
+    | Annotated[FiroBuffer, Tag("firo")]
+    | Annotated[FifoBuffer, Tag("fifo")]
+    | Annotated[OwnBuffer, Tag("own")],
+    Discriminator(_policy_of),
+]
 
 
 class EarlyStop(Section):
@@ -171,10 +261,34 @@ class EarlyStop(Section):
     mode: Literal["min", "max"] = Field(default="min", description="Whether smaller or larger is better.")
 
 
-class Training(Section):
+class Component(Section):
+    """A class, or other callable, and the arguments that it is called with."""
+
+    class_: ClassReference = Field(
+        alias="class", description="FILE.py:Class or package.module:Class.", examples=["torch.optim:AdamW"]
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Its arguments by name.")
+
+    def __str__(self) -> str:
+        return f"{self.class_}({', '.join(f'{name}={value!r}' for name, value in self.args.items())})"
+
+
+class TrainingSettings(Section):
     """`training`: batches and steps."""
 
     batch_size: Count = Field(description="Samples of a batch, per rank.", examples=[10])
+    model: Component | None = Field(
+        default=None, description="The torch.nn.Module that is trained; null: the server class makes it."
+    )
+    optimizer: Component | None = Field(
+        default=None, description="The optimizer of training.model, called with its parameters first."
+    )
+    lr_scheduler: Component | None = Field(
+        default=None, description="The scheduler of training.optimizer, called with it first; null: none."
+    )
+    callbacks: Annotated[tuple[Component, ...], Field(strict=False)] = Field(
+        default=(), description="Callbacks in addition to those of the server class."
+    )
     draws_per_sample: Annotated[float, Field(ge=1)] | None = Field(
         default=None, description="Bound on how often a sample is drawn on average (reservoir); null: no bound."
     )
@@ -195,7 +309,7 @@ class Training(Section):
         description="Updates that may be skipped in a row, as the gradient was not finite; one more ends the study.",
     )
     lr_clock: Literal["updates", "samples"] = filled_in(
-        "What steps the lr_scheduler: every update, or every batch's worth of new samples; "
+        "Clock of the lr_scheduler: every update, or every batch's worth of new samples; "
         "updates where their number is known in advance."
     )
     compile: bool = Field(default=False, description="Whether the model is compiled.")
@@ -206,18 +320,21 @@ class Training(Section):
     log_every_batches: Moment = Field(
         default=10, description="Batches between two records of the metrics, or a fraction of the run."
     )
-    uneven: Literal["drain", "stop"] = Field(
-        default="drain", description="What happens when a rank runs out of data first."
-    )
-    nonfinite: Literal["reject", "keep", "stop"] = Field(
-        default="reject", description="What happens to NaN and infinity."
-    )
+    uneven: Literal["drain", "stop"] = Field(default="drain", description="Action when a rank runs out of data first.")
+    nonfinite: Literal["reject", "keep", "stop"] = Field(default="reject", description="Treatment of NaN and infinity.")
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """The classes that are named, by their keys."""
+        named = {"model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
+        callbacks = {f"callbacks[{position}]": callback for position, callback in enumerate(self.callbacks)}
+        return {key: component for key, component in (named | callbacks).items() if component is not None}
 
 
-class Validation(Section):
+class ValidationSettings(Section):
     """`validation`: simulations held out, and when they are looked at."""
 
-    simulations: Annotated[int, Field(ge=0)] = Field(default=0, description="Extra simulations, started first.")
+    simulations: Natural = Field(default=0, description="Extra simulations, started first.")
     every_batches: Moment | None = Field(
         default=None, description="Batches between two validations, or a fraction of the run; null: not by batches."
     )
@@ -228,14 +345,14 @@ class Validation(Section):
 
 
 class Checkpoint(Section):
-    """`checkpoint`: what is saved, and when."""
+    """`checkpoint`: the contents and the schedule of checkpoints."""
 
     every_batches: Moment | None = Field(
         default=None, description="Batches between two checkpoints, or a fraction of the run; null: by time only."
     )
     every_s: Positive = Field(default=300.0, description="Seconds between two checkpoints.")
     keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay.")
-    keep_best: Annotated[int, Field(ge=0)] = Field(default=1, description="Best models that stay, of those validated.")
+    keep_best: Natural = Field(default=1, description="Best models that stay, of those validated.")
     monitor: str = Field(default="val/loss", description="The value of a validation that says which models are best.")
     mode: Literal["min", "max"] = Field(default="min", description="Whether smaller or larger is better.")
     keep_every: Moment | None = Field(
@@ -247,9 +364,50 @@ class Checkpoint(Section):
     exclude: Texts = Field(
         default=(), description="Patterns of the names of frozen parameters that the server class loads itself."
     )
-    dir: FilePath | None = Field(default=None, description="Where checkpoints go; null: the output folder.")
+    dir: FilePath | None = Field(default=None, description="Folder for checkpoints; null: the output folder.")
     record: bool = Field(default=False, description="Whether the samples are recorded for a replay.")
     allow_pickle: bool = Field(default=False, description="Whether a user's state may be any Python object.")
+
+
+class MetricWriter(Section):
+    """One of `metrics.writers`: a built-in one, or a class of the user's with its arguments."""
+
+    class_: Annotated[str, NameOrClass("writer", METRIC_WRITERS)] = Field(
+        alias="class", description="Name, or FILE.py:Class."
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"class": value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string"}, handler.resolve_ref_schema(handler(core))]}
+
+
+MetricWriters = Annotated[tuple[MetricWriter, ...], Field(strict=False)]
+
+
+class MetricsSettings(Section):
+    """`metrics`: the writers of the logged values, besides the JSON lines that are always written."""
+
+    writers: MetricWriters = Field(
+        default=tuple(map(MetricWriter.model_validate, METRIC_WRITERS)),
+        description="Writers of what all ranks have logged: csv, tensorboard or FILE.py:Class.",
+    )
+    rank_writers: MetricWriters = Field(default=(), description="Writers of what each rank has logged for itself.")
+
+    @property
+    def wanted(self) -> tuple[tuple[str, dict[str, Any]], ...]:
+        """`writers`, each as its name and its arguments."""
+        return tuple((it.class_, it.args) for it in self.writers)
+
+    @property
+    def wanted_of_ranks(self) -> tuple[tuple[str, dict[str, Any]], ...]:
+        """`rank_writers`, each as its name and its arguments."""
+        return tuple((it.class_, it.args) for it in self.rank_writers)
 
 
 class Load(Section):
@@ -260,12 +418,12 @@ class Load(Section):
         examples=["../other/runs/other"],
     )
     what: Literal["model", "model+optimizer", "all"] = Field(
-        default="model", description="What is taken; all: also schedulers, normalisation and the user's state."
+        default="model", description="Parts to load; all: also schedulers, normalisation and the user's state."
     )
     strict: bool = Field(default=True, description="Whether the names of model and file must be the same.")
 
 
-class Normalization(Section):
+class NormalizationSettings(Section):
     """`normalization`: running means and variances of what is received."""
 
     fields: Annotated[tuple[Name, ...], Field(strict=False)] = Field(

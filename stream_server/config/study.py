@@ -1,27 +1,35 @@
-"""The whole of study.json: as one immutable object, as keys found by their path, and as a JSON schema."""
+"""The whole study.json: as one immutable object, as keys looked up by their path, and as a JSON schema."""
 
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic.json_schema import GenerateJsonSchema
 
-from stream_server.config.defaults import filled
 from stream_server.config.sections import (
     Buffer,
     Checkpoint,
     Client,
     Launcher,
     Load,
+    MetricsSettings,
     Network,
-    Normalization,
+    NormalizationSettings,
     Parameters,
     Server,
-    Simulation,
+    SimulationSettings,
     Study,
-    Training,
-    Validation,
+    TrainingSettings,
+    ValidationSettings,
 )
-from stream_server.config.values import FilePath, Section, filled_in
+from stream_server.config.values import FilePath, Section, paths_relative_to, size_in_bytes, study_dir
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -32,34 +40,73 @@ class StudyConfig(Section):
     Attributes are the keys of study.json (`config.buffer.capacity`), but for `config.server.class_`.
     """
 
-    study_dir: FilePath = filled_in("Folder that relative paths start from; that of study.json.")
-    study: Study = Field(description="The ensemble and the samples it produces.")
-    parameters: Parameters = Field(
-        description="What differs from one simulation to the next.", examples=[{"bounds": {"initial": [100, 500]}}]
+    study_dir: FilePath = Field(
+        default_factory=study_dir, description="Folder that relative paths start from; that of study.json."
     )
-    simulation: Simulation = Field(default_factory=Simulation, description="How one simulation is run.")
+    study: Study = Field(
+        description="The ensemble and the samples it produces.",
+        examples=[{"simulations": 100, "fields": {"temperature": [100, 100]}}],
+    )
+    parameters: Parameters = Field(
+        description="The parameters that differ between simulations.", examples=[{"bounds": {"initial": [100, 500]}}]
+    )
+    simulation: SimulationSettings = Field(default_factory=SimulationSettings, description="How one simulation is run.")
     server: Server = Field(description="The class that trains.", examples=[{"class": "server.py:HeatServer"}])
-    launcher: Launcher = Field(default_factory=Launcher, description="How many simulations run, and on what.")
+    launcher: Launcher = Field(default_factory=Launcher, description="How many simulations run.")
     client: Client = Field(default_factory=Client, description="How simulations talk to the server.")
-    buffer: Buffer = Field(description="Where samples wait.", examples=[{"capacity": 2500}])
-    training: Training = Field(description="Batches and steps.", examples=[{"batch_size": 10}])
-    validation: Validation = Field(default_factory=Validation, description="Simulations held out.")
-    checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="What is saved, and when.")
-    load: Load | None = Field(default=None, description="What a fresh study starts from; null: from nothing.")
-    normalization: Normalization = Field(
-        default_factory=Normalization, description="Running statistics of the samples."
+    buffer: Buffer = Field(description="The sample buffer.", examples=[{"capacity": 2500}])
+    training: TrainingSettings = Field(description="Batches and steps.", examples=[{"batch_size": 10}])
+    validation: ValidationSettings = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="Simulations held out.",
+    )
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="The checkpoints: contents and schedule.")
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="The writers of metrics.")
+    load: Load | None = Field(default=None, description="The trained state that a fresh study starts from; null: none.")
+    normalization: NormalizationSettings = Field(
+        default_factory=NormalizationSettings, description="Running statistics of the samples."
     )
     network: Network = Field(default_factory=Network, description="Sockets.")
     user: dict[str, Any] = Field(default_factory=dict, description="Anything; the server class reads config.user.")
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _fill(cls, raw: Any) -> Any:
-        return filled(raw) if isinstance(raw, dict) else raw
+    def _resolve_paths(cls, raw: Any, handler: ModelWrapValidatorHandler["StudyConfig"]) -> "StudyConfig":
+        folder = raw.get("study_dir") if isinstance(raw, dict) else None
+        with paths_relative_to(Path(folder) if isinstance(folder, str | Path) else study_dir()):
+            return handler(raw)
+
+    @field_validator("buffer", mode="before")
+    @classmethod
+    def _count_samples(cls, raw: Any, info: ValidationInfo) -> Any:
+        """A capacity in bytes becomes a number of samples, once their fields are known."""
+        study = info.data.get("study")
+        capacity = raw.get("capacity") if isinstance(raw, dict) else None
+        if study is None or not isinstance(capacity, str):
+            return raw
+        num = (size_in_bytes(capacity) or 0) // sum(field.num_bytes for field in study.fields.values())
+        return {**raw, "capacity": num or capacity}
+
+    @field_validator("training", mode="before")
+    @classmethod
+    def _choose_lr_clock(cls, raw: Any, info: ValidationInfo) -> Any:
+        """Schedules follow the updates if the number of updates is known in advance."""
+        study, buffer = info.data.get("study"), info.data.get("buffer")
+        if not isinstance(raw, dict) or study is None or buffer is None:
+            return raw
+        is_bounded = buffer.policy in ("fifo", "firo") or raw.get("draws_per_sample") is not None
+        return {"lr_clock": "updates" if study.time_steps is not None and is_bounded else "samples", **raw}
+
+    @field_validator("validation", mode="before")
+    @classmethod
+    def _fill_batch_size(cls, raw: Any, info: ValidationInfo) -> Any:
+        training = info.data.get("training")
+        return {"batch_size": training.batch_size, **raw} if isinstance(raw, dict) and training is not None else raw
 
     @property
     def output_dir(self) -> Path:
-        """Where results go: `study.output_dir`, absolute."""
+        """The folder for results: `study.output_dir`, absolute."""
         return self.study.output_dir
 
     @property
@@ -86,43 +133,29 @@ def default_of(path: str) -> Any:
     *parents, key = path.split(".")
     model: type[BaseModel] = StudyConfig
     for parent in parents:
-        inner = model_in(model.model_fields[parent].annotation)
-        assert inner is not None
-        model = inner
-    return model.model_fields[key].get_default(call_default_factory=True)
+        [model] = models_in(model.model_fields[parent].annotation)
+    return model.model_fields[key].get_default(call_default_factory=True, validated_data={})
 
 
-def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model of an annotation such as `Job`, `EarlyStop | None` or `dict[str, SampleField] | None`."""
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models of an annotation such as `SimulationSettings`, `EarlyStop | None` or `Buffer`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = (model_in(argument) for argument in get_args(annotation))
-    return next((model for model in inner if model is not None), None)
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in models_in(argument)]
+
+
+class _JsonSchema(GenerateJsonSchema):
+    """Without a title for each key."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
 
 
 def json_schema() -> dict[str, Any]:
-    """What `stream-server --schema` prints and configs/study.schema.json holds."""
-    schema = _tidied(StudyConfig.model_json_schema(by_alias=True))
+    """The JSON schema that `stream-server --schema` prints; configs/study.schema.json holds it."""
+    schema = StudyConfig.model_json_schema(by_alias=True, schema_generator=_JsonSchema)
     schema["properties"] = {
         "$schema": {"type": "string", "description": "Path of this schema, for editors."},
         **schema["properties"],
     }
-    return {"$schema": DIALECT, "title": "study.json of Stream Server", **schema}
-
-
-def _tidied(node: Any) -> Any:
-    """Without generated titles, and without a default of null where null is no value.
-
-    A default that follows from other keys stands as None in the models, and in the key's description.
-    """
-    if isinstance(node, list):
-        return [_tidied(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    allows_null = {"type": "null"} in node.get("anyOf", [])
-    return {
-        key: _tidied(value)
-        for key, value in node.items()
-        if not (key == "title" and isinstance(value, str))
-        and not (key == "default" and value is None and not allows_null)
-    }
+    return {"$schema": DIALECT, **schema, "title": "study.json of Stream Server"}

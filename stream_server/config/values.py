@@ -1,8 +1,13 @@
-"""What the sections of study.json are made of: the base of all, and values beyond JSON's own (sizes, paths, names)."""
+"""Types of the values in study.json beyond JSON's own: sections, sizes, paths, names, references to classes."""
 
 import math
+import os
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from fractions import Fraction as Exact
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +18,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     WithJsonSchema,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
-from stream_server.config.problems import shown, wrong
+from stream_server.config.problems import nearest, one_of, shown, wrong
 
 MAX_INTEGER = 2**63 - 1
 MOST_CHARACTERS = 40
@@ -35,6 +41,8 @@ WALLTIME = re.compile(r"[0-9]+:[0-5][0-9]:[0-5][0-9]")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CLASS_REFERENCE = re.compile(r".+:[A-Za-z_][A-Za-z0-9_]*")
 
+_study_dir: ContextVar[Path] = ContextVar("_study_dir")
+
 
 class Section(BaseModel):
     """One object of study.json: immutable, no unknown keys, no silent conversion of types."""
@@ -42,23 +50,23 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def filled_in(description: str) -> Any:
-    """A key whose default follows from other keys: `defaults.py` writes it before the models see it."""
-    return Field(default=None, description=description)
+@contextmanager
+def paths_relative_to(folder: Path) -> Iterator[None]:
+    """Let relative paths that are validated within start at `folder`; elsewhere they start at the working directory."""
+    token = _study_dir.set(Path(os.path.abspath(folder)))
+    try:
+        yield
+    finally:
+        _study_dir.reset(token)
 
 
-def or_short_form(short_form: JsonSchemaValue, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-    """The JSON schema of a section that may also be written in a shorter form."""
-    reference = handler(core)
-    schema = handler.resolve_ref_schema(reference)
-    as_object = dict(schema)
-    schema.clear()
-    schema["anyOf"] = [short_form, as_object]
-    return reference
+def study_dir() -> Path:
+    """The folder at which relative paths start."""
+    return _study_dir.get(None) or Path.cwd()
 
 
 def size_in_bytes(text: str) -> int | None:
-    """The number of bytes that `text` ("64MiB", "1.5 GB") stands for; None when it is no size."""
+    """The number of bytes that `text` ("64MiB", "1.5 GB") stands for; None when it is not a size."""
     match = re.match(SIZE_PATTERN, text)
     if match is None:
         return None
@@ -70,11 +78,57 @@ def size_in_bytes(text: str) -> int | None:
     return size if 0 < size <= MAX_INTEGER else None
 
 
+def walltime_s(text: str) -> float:
+    """The seconds of HH:MM:SS.
+
+    Raises:
+        ValueError: the text is no such time.
+    """
+    if not WALLTIME.fullmatch(text):
+        raise ValueError(f'{shown(text)} is not a time. Write "HH:MM:SS", such as "01:30:00"')
+    hours, minutes, seconds = map(int, text.split(":"))
+    return float(3600 * hours + 60 * minutes + seconds)
+
+
+def check_class_reference(value: str) -> str:
+    """Check a reference such as `FILE.py:Class`, and make its FILE absolute."""
+    if not CLASS_REFERENCE.fullmatch(value):
+        raise wrong(f"{shown(value)} names no class", 'Write "FILE.py:Class" or "package.module:Class"')
+    file, _, name = value.rpartition(":")
+    return f"{os.path.abspath(study_dir() / file)}:{name}" if file.endswith(".py") else value
+
+
+@dataclass(frozen=True)
+class NameOrClass:
+    """The type of a key that takes one of `names`, or a class of the user's: `Annotated[str, NameOrClass(…)]`.
+
+    `what` is what they name, for messages.
+    """
+
+    what: str
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"enum": list(self.names)}, {"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}]}
+
+    def _check(self, value: str) -> str:
+        if value in self.names:
+            return value
+        if not CLASS_REFERENCE.fullmatch(value):
+            meant = nearest(value, self.names)
+            instead = shown(meant) if meant else one_of(self.names)
+            raise wrong(f"{shown(value)} is not a {self.what}", f"Write {instead}, or FILE.py:Class")
+        return check_class_reference(value)
+
+
 def _parse_bytes(value: Any) -> Any:
     if isinstance(value, str):
         size = size_in_bytes(value)
         if size is None:
-            raise wrong(f"{shown(value)} is no size", 'Write a number of bytes, or text such as "64MiB" or "4GB"')
+            raise wrong(f"{shown(value)} is not a size", 'Write a number of bytes, or text such as "64MiB" or "4GB"')
         return size
     return value
 
@@ -82,19 +136,17 @@ def _parse_bytes(value: Any) -> Any:
 def _parse_capacity(value: Any) -> Any:
     if isinstance(value, str):
         if size_in_bytes(value) is None:
-            raise wrong(f"{shown(value)} is no size", 'Write a number of samples, or a size such as "4GiB"')
-        raise wrong(f"{value} holds not one sample", "Write a larger size", needs="study.fields")
+            raise wrong(f"{shown(value)} is not a size", 'Write a number of samples, or a size such as "4GiB"')
+        raise wrong(f"{value} holds not one sample", "Write a larger size", needs="study")
     return value
 
 
 def _parse_path(value: Any) -> Any:
-    if isinstance(value, str):
-        if not value or "\0" in value:
-            raise wrong(f"{shown(value)} is no path", "Write the path of a file or folder")
-        return Path(value)
-    if not isinstance(value, Path):
-        raise wrong(f"{shown(value)} is no path", "Write a path in quotes, relative to the folder of study.json")
-    return value
+    if not isinstance(value, str | Path):
+        raise wrong(f"{shown(value)} is not a path", "Write a path in quotes, relative to the folder of study.json")
+    if not str(value) or "\0" in str(value):
+        raise wrong(f"{shown(value)} is not a path", "Write the path of a file or folder")
+    return Path(os.path.abspath(study_dir() / value))
 
 
 def _check_name(value: str) -> str:
@@ -114,31 +166,7 @@ def _check_study_name(value: str) -> str:
     return value
 
 
-def _check_walltime(value: str) -> str:
-    if not WALLTIME.fullmatch(value):
-        raise wrong(f"{shown(value)} is no time", 'Write "HH:MM:SS", such as "01:30:00"')
-    return value
-
-
-def walltime_s(text: str) -> float:
-    """The seconds of HH:MM:SS.
-
-    Raises:
-        ValueError: the text is no such time.
-    """
-    if not WALLTIME.fullmatch(text):
-        raise ValueError(f'{shown(text)} is no time. Write "HH:MM:SS", such as "01:30:00"')
-    hours, minutes, seconds = map(int, text.split(":"))
-    return float(3600 * hours + 60 * minutes + seconds)
-
-
-def _check_class_reference(value: str) -> str:
-    if not CLASS_REFERENCE.fullmatch(value):
-        raise wrong(f"{shown(value)} names no class", 'Write "FILE.py:Class" or "package.module:Class"')
-    return value
-
-
-def _check_command(value: Any) -> Any:
+def _check_words(value: Any) -> Any:
     if isinstance(value, str):
         try:
             elements = shlex.split(value)
@@ -146,48 +174,55 @@ def _check_command(value: Any) -> Any:
             elements = value.split()
         raise wrong(f"{shown(value)} is one text; nothing passes through a shell", f"Write a list: {shown(elements)}")
     if isinstance(value, list) and not value:
-        raise wrong("the list is empty", "Leave the key out when simulations attach by themselves")
+        raise wrong("the list is empty", "Write a program and its arguments, or leave the key out")
     return value
 
 
-def _check_mpirun(value: Any) -> Any:
-    if isinstance(value, list) and not value:
-        raise wrong("the list is empty", 'Write a list such as ["mpirun", "-n", "{ranks}"], or leave the key out')
-    return _check_command(value)
+def _make_file_absolute(word: str) -> str:
+    """A word of a command that names a file of the study becomes absolute."""
+    file = study_dir() / word
+    return os.path.abspath(file) if word and os.path.isfile(file) else word
+
+
+def _check_moment(value: Any) -> Any:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if is_count or (isinstance(value, float) and 0 < value < 1):
+        return value
+    raise wrong(
+        f"{shown(value)} is neither a number of batches nor a fraction of the run",
+        "Write a whole number of 1 or more, or a fraction between 0 and 1",
+    )
 
 
 _NUMBER_OR_SIZE = WithJsonSchema(
     {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": SIZE_PATTERN}]}
 )
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=1), _NUMBER_OR_SIZE]
 Capacity = Annotated[int, BeforeValidator(_parse_capacity), Field(ge=1), _NUMBER_OR_SIZE]
 FilePath = Annotated[Path, BeforeValidator(_parse_path), WithJsonSchema({"type": "string", "minLength": 1})]
 Name = Annotated[str, AfterValidator(_check_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
 StudyName = Annotated[str, AfterValidator(_check_study_name)]
-Walltime = Annotated[
-    str, AfterValidator(_check_walltime), WithJsonSchema({"type": "string", "pattern": f"^{WALLTIME.pattern}$"})
-]
 ClassReference = Annotated[
     str,
-    AfterValidator(_check_class_reference),
+    AfterValidator(check_class_reference),
     WithJsonSchema({"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}),
 ]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 Paths = Annotated[tuple[FilePath, ...], Field(strict=False)]
-Command = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_check_command),
+Words = Annotated[
+    tuple[Annotated[str, AfterValidator(_make_file_absolute)], ...],
+    BeforeValidator(_check_words),
     Field(strict=False),
     WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 1}),
 ]
-MpirunWords = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_check_mpirun),
-    Field(strict=False),
-    WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 1}),
+Moment = Annotated[
+    int | float,
+    BeforeValidator(_check_moment),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}]}
+    ),
 ]
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-Moment = Count | Fraction
 """A number of batches, or a fraction of the run where the number of its batches is known."""

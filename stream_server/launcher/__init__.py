@@ -1,0 +1,1 @@
+"""The program that starts, watches and restarts the simulations and the server."""

@@ -1,0 +1,1 @@
+"""The server: from the sockets of the simulations to the trained model."""

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from stream_server.analysis.plot import FORMATS, plot
-from stream_server.analysis.run import Run
+from stream_server.analysis.reading import RunFolder
 from tests.analysis.logged_run import log_run
 
 
 @pytest.fixture(autouse=True, scope="session")
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder: Path = tmp_path_factory.mktemp("fonts")
-    plot(Run(log_run(folder)), folder / "plots", FORMATS)
+    plot(RunFolder(log_run(folder)), folder / "plots", FORMATS)

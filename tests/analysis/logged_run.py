@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.writers import open_own_writer, open_writers
+from stream_server.server.metrics.log_record import LoggedRun
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.progress.progress import Progress
 
 
 class Alone:
@@ -23,9 +24,8 @@ class Alone:
 def log_run(folder: Path, batches: range = range(10, 60, 10), *, after: int = 0) -> Path:
     """Log a loss of 1 / batch and all that pictures show at these batches, and validate every 20."""
     progress = Progress()
-    metrics_folder = folder / "metrics"
-    own = open_own_writer(metrics_folder, 0, after)
-    with Metrics(Alone(), open_writers(metrics_folder, after), own=own, progress=progress) as metrics:
+    run = LoggedRun(folder=folder / "metrics", after=after)
+    with Metrics(Alone(), open_writers(run), own=open_own_writers(run, 0), progress=progress) as metrics:
         for batch in batches:
             progress.batches, progress.updates, progress.samples = batch, batch // 2, 10 * batch
             metrics.log("train/loss", 1 / batch)

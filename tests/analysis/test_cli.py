@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -11,6 +12,7 @@ from stream_server.analysis.cli import EXTRA, main
 from tests.analysis.logged_run import log_run
 
 
+@pytest.mark.slow
 def test_export_writes_the_table_and_says_how_long_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log_run(tmp_path / "heat")
     assert main(["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.csv")]) == 0
@@ -24,6 +26,7 @@ def test_export_can_be_wide_and_of_single_ranks(tmp_path: Path) -> None:
     assert {"rank", "train/loss"} < set(pd.read_csv(tmp_path / "m.csv").columns)
 
 
+@pytest.mark.slow
 def test_plot_puts_its_pictures_into_the_run_unless_told_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,29 +62,46 @@ def test_the_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "stream-study plot runs/heat" in shown
 
 
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lets packages seem not to be installed."""
+
+    def hide(*missing: str) -> None:
+        hidden = [name for name in sys.modules if name.startswith("stream_server.analysis.")]
+        hidden += [name for name in sys.modules if name.partition(".")[0] in missing]
+        for name in hidden:
+            monkeypatch.delitem(sys.modules, name)
+
+        class Missing:
+            def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+                if (top := name.partition(".")[0]) in missing:
+                    raise ModuleNotFoundError(f"No module named {top!r}", name=top)
+
+        monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+
+    return hide
+
+
 @pytest.mark.parametrize("missing", EXTRA)
 def test_without_the_extra_it_says_what_to_install(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: str, tmp_path: Path, hide: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     log_run(tmp_path / "heat")
-    for name in [name for name in sys.modules if name.startswith("stream_server.analysis.")]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
-        monkeypatch.delitem(sys.modules, name)
-
-    class Missing:
-        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-            if name.partition(".")[0] == missing:
-                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-
-    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    hide(missing)
     command = ["plot", str(tmp_path / "heat")]
     if missing != "matplotlib":
-        command = ["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.csv")]
+        command = ["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.parquet")]
     assert main(command) == 2
-    assert capsys.readouterr().err == (
-        f"stream-study: {missing} is not installed: pip install 'stream-server[analysis]'\n"
-    )
+    assert capsys.readouterr().err == (f"stream-study: {missing} is not installed: pip install matplotlib pyarrow\n")
+
+
+@pytest.mark.parametrize("shape", ["--long", "--wide"])
+def test_a_csv_file_needs_no_package_of_the_extra_and_no_pandas(
+    shape: str, tmp_path: Path, hide: Callable[..., None]
+) -> None:
+    log_run(tmp_path / "heat")
+    hide(*EXTRA, "pandas")
+    assert main(["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.csv"), shape]) == 0
 
 
 def test_it_reads_files_only() -> None:

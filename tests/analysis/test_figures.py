@@ -1,4 +1,4 @@
-"""What the pictures of a run show."""
+"""The figures of a run, and what they show."""
 
 import math
 from pathlib import Path
@@ -8,18 +8,19 @@ import pytest
 
 from stream_server.analysis import figures
 from stream_server.analysis.plot import plot
-from stream_server.analysis.reading import read_histograms, read_records
-from stream_server.analysis.run import Run
+from stream_server.analysis.reading import RunFolder, read_histograms, read_records
 from stream_server.errors import ConfigError
-from stream_server.server.training.histogram import Histogram
+from stream_server.server.metrics.histogram import Histogram
 from tests.analysis.logged_run import log_run
+
+pytestmark = pytest.mark.slow
 
 PICTURES = ["buffer", "loss", "phases", "seen", "throughput"]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(log_run(tmp_path / "heat"))
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(log_run(tmp_path / "heat"))
 
 
 def drawn(figure: Any) -> Any:
@@ -32,7 +33,7 @@ def lines(axes: Any) -> dict[str, tuple[list[float], list[float]]]:
     return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
 
 
-def test_losses_of_training_and_validation_are_drawn_over_batches_on_a_log_axis(run: Run) -> None:
+def test_losses_of_training_and_validation_are_drawn_over_batches_on_a_log_axis(run: RunFolder) -> None:
     axes = drawn(figures.losses(read_records(run)))
     curves = lines(axes)
     assert curves["train/loss"] == ([10, 20, 30, 40, 50], [1 / 10, 1 / 20, 1 / 30, 1 / 40, 1 / 50])
@@ -51,18 +52,18 @@ def test_a_loss_that_has_no_logarithm_is_drawn_on_a_linear_axis(loss: float) -> 
     assert drawn(figures.losses([{"batch": 10, "train/loss": loss}])).get_yscale() == "linear"
 
 
-def test_throughput_is_drawn_over_time(run: Run) -> None:
+def test_throughput_is_drawn_over_time(run: RunFolder) -> None:
     (curve,) = lines(drawn(figures.throughput(read_records(run)))).values()
     assert curve == ([1.0, 2.0, 3.0, 4.0, 5.0], [100.0] * 5)
 
 
-def test_the_buffer_is_drawn_with_what_was_never_drawn(run: Run) -> None:
+def test_the_buffer_is_drawn_with_what_was_never_drawn(run: RunFolder) -> None:
     axes = drawn(figures.buffer(read_records(run)))
     assert lines(axes)["all"] == ([1.0, 2.0, 3.0, 4.0, 5.0], [50] * 5)
     assert max(axes.collections[0].get_paths()[0].vertices[:, 1]) == 20
 
 
-def test_phases_are_stacked_with_the_longest_at_the_bottom(run: Run) -> None:
+def test_phases_are_stacked_with_the_longest_at_the_bottom(run: RunFolder) -> None:
     axes = drawn(figures.phases(read_records(run)))
     assert [area.get_label() for area in axes.collections] == ["step", "wait for data"]
     assert max(axes.collections[1].get_paths()[0].vertices[:, 1]) == pytest.approx(0.9)
@@ -90,7 +91,7 @@ def bars(axes: Any) -> list[tuple[float, float, float]]:
     return [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in axes.patches]
 
 
-def test_the_seen_counts_are_bars_around_whole_numbers(run: Run) -> None:
+def test_the_seen_counts_are_bars_around_whole_numbers(run: RunFolder) -> None:
     axes = drawn(figures.seen(read_histograms(run, "buffer/seen")))
     assert bars(axes) == [(-0.5, 1, 1), (0.5, 1, 2), (1.5, 1, 1), (14.5, 1, 1)]
 
@@ -107,7 +108,7 @@ def test_the_samples_of_an_interval_are_spread_over_its_whole_numbers() -> None:
     assert bars(axes) == [(10.5, 2, 2), (12.5, 1, 2)]
 
 
-def test_the_pictures_of_a_run_are_written(run: Run, tmp_path: Path) -> None:
+def test_the_pictures_of_a_run_are_written(run: RunFolder, tmp_path: Path) -> None:
     files = plot(run, tmp_path / "figures", ["png", "pdf"])
     assert sorted(file.name for file in files) == sorted(f"{name}.{end}" for name in PICTURES for end in ("png", "pdf"))
     for file in files:
@@ -117,9 +118,9 @@ def test_the_pictures_of_a_run_are_written(run: Run, tmp_path: Path) -> None:
 def test_a_picture_with_nothing_to_show_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "metrics.jsonl").write_text('{"batch": 10, "wall_s": 1.0, "train/loss": 0.5}\n')
-    assert [file.name for file in plot(Run(tmp_path), tmp_path / "figures")] == ["loss.png"]
+    assert [file.name for file in plot(RunFolder(tmp_path), tmp_path / "figures")] == ["loss.png"]
 
 
-def test_a_folder_that_cannot_be_made_is_named(run: Run) -> None:
+def test_a_folder_that_cannot_be_made_is_named(run: RunFolder) -> None:
     with pytest.raises(ConfigError, match="the pictures cannot be written to"):
         plot(run, run.metrics / "metrics.csv" / "figures")

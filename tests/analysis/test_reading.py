@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.analysis.reading import names_in, read_histograms, read_lines, read_ranks, read_records
-from stream_server.analysis.run import Run
+from stream_server.analysis.reading import RunFolder, names_in, read_histograms, read_lines, read_ranks, read_records
 from stream_server.errors import ConfigError
 from tests.analysis.logged_run import log_run
 
 
 def test_records_are_those_of_log_points_and_validations(tmp_path: Path) -> None:
-    records = read_records(Run(log_run(tmp_path)))
+    records = read_records(RunFolder(log_run(tmp_path)))
     assert [record["batch"] for record in records] == [10, 20, 20, 30, 40, 40, 50]
     assert (records[0]["update"], records[0]["sample"], records[0]["wall_s"]) == (5, 100, 1.0)
     assert (records[1]["train/loss"], records[2]["val/loss"]) == (0.05, 0.1)
@@ -23,7 +22,7 @@ def test_records_are_those_of_log_points_and_validations(tmp_path: Path) -> None
 def test_the_records_of_a_continued_run_have_no_gap_and_no_overlap(tmp_path: Path) -> None:
     log_run(tmp_path, range(10, 60, 10))
     log_run(tmp_path, range(40, 80, 10), after=30)
-    assert [record["batch"] for record in read_records(Run(tmp_path))] == [10, 20, 20, 30, 40, 40, 50, 60, 60, 70]
+    assert [record["batch"] for record in read_records(RunFolder(tmp_path))] == [10, 20, 20, 30, 40, 40, 50, 60, 60, 70]
 
 
 def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
@@ -46,26 +45,26 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
 def test_what_was_not_finite_is_read_as_nan(tmp_path: Path) -> None:
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "metrics.jsonl").write_text('{"batch": 10, "loss": null}\n')
-    assert math.isnan(read_records(Run(tmp_path))[0]["loss"])
+    assert math.isnan(read_records(RunFolder(tmp_path))[0]["loss"])
 
 
 def test_a_run_that_has_logged_nothing_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no metrics yet"):
-        read_records(Run(tmp_path))
+        read_records(RunFolder(tmp_path))
     with pytest.raises(ConfigError, match="has no metrics of single ranks yet"):
-        read_ranks(Run(tmp_path))
+        read_ranks(RunFolder(tmp_path))
 
 
 def test_the_lines_of_each_rank_are_read_in_the_order_of_the_ranks(tmp_path: Path) -> None:
     log_run(tmp_path)
     for rank in (10, 2):
         (tmp_path / "metrics" / f"rank-{rank}.jsonl").write_text(f'{{"batch": {rank}}}\n')
-    ranks = read_ranks(Run(tmp_path))
+    ranks = read_ranks(RunFolder(tmp_path))
     assert list(ranks) == [0, 2, 10]
     assert ranks[10] == [{"batch": 10}]
 
 
 def test_histograms_are_read_by_name(tmp_path: Path) -> None:
-    (line,) = read_histograms(Run(log_run(tmp_path)), "buffer/seen")
+    (line,) = read_histograms(RunFolder(log_run(tmp_path)), "buffer/seen")
     assert (line["batch"], [num for *_, num in line["intervals"]]) == (10, [1, 2, 1, 1])
-    assert read_histograms(Run(tmp_path), "buffer/age") == []
+    assert read_histograms(RunFolder(tmp_path), "buffer/age") == []

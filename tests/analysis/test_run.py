@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.analysis.run import find_run
+from stream_server.analysis.reading import find_run
 from stream_server.errors import ConfigError
 
 STUDY = {

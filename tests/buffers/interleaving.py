@@ -15,6 +15,7 @@ from stream_server.errors import Closed, ProducerFailed
 from tests.buffers.policies import POLICIES
 from tests.simulated import stand_ins
 from tests.simulated.threads import Threads
+from tests.support.buffer_saving import chunks
 
 NUM_SIMULATIONS = 3
 BUFFERS = str(Path(buffer.__file__).parent)
@@ -119,7 +120,7 @@ class Interleaving:
         complete = [slot for sample, slot in enumerate(slots, next_sample) if self.fill(slot, sample)]
         self.buffer.discard([slot for slot in slots if slot not in complete])
         if complete:
-            self.buffer.commit(complete)
+            self.buffer.enqueue(complete)
         self.committed |= set(self.samples(complete))
         self.buffer.admit()
         if self.random.random() < 0.03:
@@ -192,7 +193,7 @@ class Interleaving:
         while (job := self.to_save.get()) is not None:
             frozen, samples, seen = job
             fails_at = self.random.choice([None, None, self.random.randint(0, len(samples))])
-            for start, stop in frozen.chunks(32):
+            for start, stop in chunks(frozen, 2):
                 if fails_at is not None and start >= fails_at:
                     self.buffer.thaw_all(frozen)
                     break
@@ -221,7 +222,7 @@ class Interleaving:
             slots = self.buffer.slots
             assert sorted(slots._free) == list(range(slots.num_slots)), "a slot was lost, or is free twice"
         stay = {it: num for it, num in self.num_drawn.items() if self.simulations[it] not in self.withdrawn}
-        exactly = {"fifo": 1, "firo": 1, "firo-3-epochs": 3}.get(self.policy)
+        exactly = {"fifo": 1, "firo": 1, "firo-3-incarnations": 3}.get(self.policy)
         if exactly is not None:
             assert max(self.num_drawn.values(), default=0) <= exactly, "a sample was drawn twice"
             assert self.has_failed or set(stay.values()) <= {exactly}

@@ -1,8 +1,17 @@
 """Each policy in a few lines: what is in it, and which answers of the real one would be legal."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from stream_server.buffers.policy import Drawn
+
+
+def are_equally_likely(counts: Sequence[int]) -> bool:
+    """Whether these counts of as many outcomes are what chance makes of equal probabilities."""
+    # Its import takes 0.9 s of a core, which only the process that runs such a test is to pay.
+    from scipy.stats import chisquare
+
+    return bool(chisquare(counts).pvalue > 1e-4)
 
 
 class Model:

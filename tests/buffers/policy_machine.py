@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stream_server.buffers.policy import Policy
 from tests.buffers.models import Model
-from tests.buffers.saving import plain, stored
+from tests.support.buffer_saving import plain, stored
 
 MACHINE_SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Semaphore
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from stream_server.buffers import Buffer, Draw, Fifo, Firo, Policy, Reservoir, Slots
-from stream_server.errors import Closed, ProducerFailed
+from stream_server.buffers.policy import SlotArray
+from stream_server.errors import Closed, ProducerFailed, UserCodeError
 from tests.buffers.policies import POLICIES
 
 for_all_policies = pytest.mark.parametrize("new_policy", POLICIES.values(), ids=POLICIES)
@@ -26,7 +27,7 @@ def fill(buffer: Buffer, num: int, simulation_id: int = 0) -> list[int]:
         buffer.slots.arrays["u"][slot] = slot
         buffer.slots.simulation_ids[slot] = simulation_id
         buffer.slots.time_steps[slot] = 10 * slot
-    buffer.commit(slots)
+    buffer.enqueue(slots)
     return slots
 
 
@@ -274,3 +275,23 @@ def test_closing_before_the_backlog_is_admitted_is_an_error_of_ours() -> None:
     fill(buffer, 1)
     with pytest.raises(AssertionError, match="before the backlog was admitted"):
         buffer.close()
+
+
+def test_a_policy_that_evicts_a_sample_before_its_first_draw_is_refused() -> None:
+    class Hasty(Reservoir):
+        @property
+        def room(self) -> int:
+            return self.capacity
+
+        def put(self, slots: Sequence[int]) -> SlotArray:
+            evicted = self.slots()[: max(0, self.population + len(slots) - self.capacity)]
+            self.remove(evicted)
+            super().put(slots)
+            return evicted
+
+    buffer = buffer_of(Hasty(capacity=2, watermark=1, seed=0))
+    fill(buffer, 2)
+    buffer.admit()
+    fill(buffer, 1)
+    with pytest.raises(UserCodeError, match=r"Hasty\.put evicted a sample that was never drawn"):
+        buffer.admit()

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stream_server.buffers import Buffer, Draw, Frozen, Slots, num_slots_to_load
 from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
-from tests.buffers.saving import load, stored
+from tests.support.buffer_saving import load, stored
 
 WINDOW = 5
 SPARE = 5
@@ -67,7 +67,7 @@ class BufferMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claimed and not self.closed)
     @rule(num=st.integers(1, 6))
     def commit(self, num: int) -> None:
-        self.buffer.commit(self.claimed[:num])
+        self.buffer.enqueue(self.claimed[:num])
         self.waiting += self.claimed[:num]
         del self.claimed[:num]
 

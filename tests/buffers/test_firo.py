@@ -4,10 +4,9 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 from stream_server.buffers import Firo
-from tests.buffers.models import FiroModel
+from tests.buffers.models import FiroModel, are_equally_likely
 from tests.buffers.policy_machine import MACHINE_SETTINGS, PolicyMachine
 
 sizes = st.integers(1, 12).flatmap(lambda capacity: st.tuples(st.just(capacity), st.integers(1, capacity)))
@@ -15,9 +14,9 @@ sizes = st.integers(1, 12).flatmap(lambda capacity: st.tuples(st.just(capacity),
 
 class FiroMachine(PolicyMachine):
     pairs = st.builds(
-        lambda size, epochs, seed: (
-            lambda: Firo(capacity=size[0], watermark=size[1], pseudo_epochs=epochs, seed=seed),
-            lambda: FiroModel(size[0], size[1], epochs),
+        lambda size, incarnations, seed: (
+            lambda: Firo(capacity=size[0], watermark=size[1], pseudo_epochs=incarnations, seed=seed),
+            lambda: FiroModel(size[0], size[1], incarnations),
         ),
         sizes,
         st.integers(1, 3),
@@ -51,7 +50,7 @@ def test_all_batches_of_firo_are_equally_likely(population: int, num: int) -> No
     for _ in range(100 * len(counts)):
         policy.put(sorted(set(range(population)) - set(policy.slots().tolist())))
         counts[tuple(sorted(policy.draw(num).slots.tolist()))] += 1
-    assert chisquare(list(counts.values())).pvalue > 1e-4
+    assert are_equally_likely(list(counts.values()))
 
 
 def test_firo_waits_for_its_watermark_again_and_again() -> None:

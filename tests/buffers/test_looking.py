@@ -20,7 +20,7 @@ def filled(policy: Policy, num: int, num_slots: int = 8) -> Buffer:
 
 
 def add(buffer: Buffer, num: int) -> None:
-    buffer.commit(buffer.claim(num))
+    buffer.enqueue(buffer.claim(num))
     buffer.admit()
 
 

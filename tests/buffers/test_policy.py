@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stream_server.buffers import Fifo, Firo, Policy, Reservoir
 from stream_server.buffers.policy import even_share, exchange
 from tests.buffers.policies import POLICIES
-from tests.buffers.saving import plain, stored
+from tests.support.buffer_saving import plain, stored
 
 for_all_policies = pytest.mark.parametrize("new_policy", POLICIES.values(), ids=POLICIES)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from stream_server.buffers import Buffer, Draw, Fifo, Policy, Reservoir, Slots
 from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
-from tests.buffers.saving import load, save
 from tests.buffers.test_buffer import buffer_of, fill
+from tests.support.buffer_saving import load, save
 
 for_all_policies = pytest.mark.parametrize("new_policy", POLICIES.values(), ids=POLICIES)
 CAPACITY = 9
@@ -42,7 +42,7 @@ class Player:
             store.arrays["u"][slot], store.arrays["v"][slot] = sample, -sample
             if sample % 5 == 0:
                 store.leave_out("v", [slot])
-        self.buffer.commit(slots)
+        self.buffer.enqueue(slots)
         return len(slots)
 
     def admit(self) -> Any:
@@ -192,7 +192,7 @@ def test_a_buffer_that_was_saved_closed_is_closed_and_goes_on_when_it_is_opened_
     restored = buffer_of(new_policy(6, 1))
     load(restored, *save(saved))
     restored.close()
-    with pytest.raises(AssertionError, match="commit after close"):
+    with pytest.raises(AssertionError, match="enqueue after close"):
         fill(restored, 1)
     restored.discard([5])
     restored.reopen()

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from stream_server.buffers.retention import Retention
+from stream_server.buffers.frozen import SlotRetention
 
 
-def retention(*slots: int, num_waiting: int = 0, limit: int = 6) -> Retention:
+def retention(*slots: int, num_waiting: int = 0, limit: int = 6) -> SlotRetention:
     frozen = np.zeros(10, bool)
     frozen[list(slots)] = True
-    return Retention(frozen, num_waiting=num_waiting, limit=limit)
+    return SlotRetention(frozen, num_waiting=num_waiting, limit=limit)
 
 
 def numbers(*slots: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

@@ -9,7 +9,7 @@ import pytest
 
 from stream_server.buffers import Buffer, Draw, Frozen, Policy, Slots, num_slots_to_load
 from tests.buffers.policies import POLICIES
-from tests.buffers.saving import load, save
+from tests.support.buffer_saving import load, save
 
 CAPACITY = 8
 WINDOW = 4
@@ -44,7 +44,7 @@ class Study:
         for slot in slots:
             self.buffer.slots.simulation_ids[slot] = self.num_samples % NUM_SIMULATIONS
             self.num_samples += 1
-        self.buffer.commit(slots)
+        self.buffer.enqueue(slots)
 
     def train(self) -> None:
         draw = self.buffer.draw(BATCH, 0.0)

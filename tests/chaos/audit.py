@@ -1,4 +1,4 @@
-"""What the servers of a study have trained and saved, from the logs that tests/chaos/study/server.py writes."""
+"""The samples and checkpoints of a study's servers, from the logs that tests/chaos/study/server.py writes."""
 
 import json
 import re
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 Key = tuple[int, int]
-NAME = re.compile(r"epoch-(?P<epoch>\d+)-rank-(?P<rank>\d+)-(?P<pid>\d+)\.jsonl")
+NAME = re.compile(r"incarnation-(?P<incarnation>\d+)-rank-(?P<rank>\d+)-(?P<pid>\d+)\.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Epoch:
-    """One start of the server, which goes on after `batches` batches, those of generation `base` (0: none)."""
+class Incarnation:
+    """One start of the server, which goes on after `batches` batches, those of checkpoint `base` (0: none)."""
 
     number: int
     base: int
@@ -24,7 +24,7 @@ class Epoch:
 class Trained:
     """One rank's part of a batch; `time` is when it was trained."""
 
-    epoch: int
+    incarnation: int
     rank: int
     batch: int
     keys: tuple[Key, ...]
@@ -33,10 +33,10 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committed:
-    """A generation that a server of `epoch` has told its user's class of."""
+    """A checkpoint that a server of `incarnation` has told its user's class of."""
 
-    epoch: int
-    generation: int
+    incarnation: int
+    checkpoint: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,36 +47,39 @@ class Audit:
     committed: tuple[Committed, ...]
 
 
-def read_epochs(output_dir: Path) -> tuple[Epoch, ...]:
-    """All starts of the server that wrote their line."""
-    lines = _lines(output_dir / "checkpoints" / "epochs.jsonl")
-    return tuple(Epoch(number=line["epoch"], base=line["base"], batches=line["batches"]) for line in lines)
+def read_incarnations(output_dir: Path) -> tuple[Incarnation, ...]:
+    """All starts of the server that are in the list of them."""
+    file = output_dir / "checkpoints" / "incarnations.json"
+    starts = json.loads(file.read_text())["starts"] if file.exists() else []
+    return tuple(Incarnation(number=it["incarnation"], base=it["base"], batches=it["batches"]) for it in starts)
 
 
 def read_audit(output_dir: Path) -> Audit:
-    """The logs of all ranks of all epochs."""
+    """The logs of all ranks of all incarnations."""
     trained, committed = [], []
     for file in sorted((output_dir / "audit").glob("*.jsonl")):
         name = NAME.fullmatch(file.name)
         assert name is not None, file
-        epoch, rank = int(name["epoch"]), int(name["rank"])
+        incarnation, rank = int(name["incarnation"]), int(name["rank"])
         for line in _lines(file):
             if "batch" in line:
                 keys = tuple((simulation, time_step) for simulation, time_step in line["keys"])
-                trained.append(Trained(epoch=epoch, rank=rank, batch=line["batch"], keys=keys, time=line["time"]))
+                trained.append(
+                    Trained(incarnation=incarnation, rank=rank, batch=line["batch"], keys=keys, time=line["time"])
+                )
             elif rank == 0:
-                committed.append(Committed(epoch=epoch, generation=int(line["committed"])))
+                committed.append(Committed(incarnation=incarnation, checkpoint=int(line["committed"])))
     return Audit(trained=tuple(trained), committed=tuple(committed))
 
 
-def generations(checkpoints: Path) -> list[Path]:
-    """The committed generations that are there, oldest first."""
-    return sorted(folder for folder in checkpoints.glob("[0-9]*") if folder.name.isdecimal())
+def committed_checkpoints(folder: Path) -> list[Path]:
+    """The committed checkpoints that are there, oldest first."""
+    return sorted(it for it in folder.glob("[0-9]*") if it.name.isdecimal())
 
 
 def has_trained(output_dir: Path, pid: int) -> bool:
     """Whether this process of a server has finished a batch."""
-    return any(file.stat().st_size > 0 for file in (output_dir / "audit").glob(f"epoch-*-{pid}.jsonl"))
+    return any(file.stat().st_size > 0 for file in (output_dir / "audit").glob(f"incarnation-*-{pid}.jsonl"))
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:

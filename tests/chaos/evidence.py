@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.server.checkpoint.checksum_file import record_of
-from stream_server.server.checkpoint.manifest import MANIFEST_FILE, Manifest
-from tests.chaos.audit import generations, read_audit, read_epochs
+from stream_server.server.checkpoint.folder import MANIFEST_FILE, Manifest
+from stream_server.storage.checksums import record_of
+from tests.chaos.audit import committed_checkpoints, read_audit, read_incarnations
 from tests.chaos.invariants import Evidence
 from tests.chaos.plan import Plan
 
@@ -19,7 +19,7 @@ def gather(plan: Plan, output_dir: Path, exit_code: int, leftovers: Sequence[str
         plan=plan,
         exit_code=exit_code,
         report=json.loads(report.read_text()) if report.exists() else {},
-        epochs=read_epochs(output_dir),
+        incarnations=read_incarnations(output_dir),
         audit=read_audit(output_dir),
         damage=tuple(damage(output_dir / "checkpoints")),
         leftovers=(*leftovers, *unfinished_files(output_dir)),
@@ -27,32 +27,32 @@ def gather(plan: Plan, output_dir: Path, exit_code: int, leftovers: Sequence[str
 
 
 def damage(checkpoints: Path) -> Iterator[str]:
-    """What is wrong with the generations that are there."""
-    folders = generations(checkpoints)
+    """The problems of the checkpoints that are there."""
+    folders = committed_checkpoints(checkpoints)
     if not folders:
-        yield "no generation is left"
+        yield "no checkpoint is left"
     for folder in folders:
-        yield from (f"generation {folder.name}: {problem}" for problem in problems_of(folder))
+        yield from (f"checkpoint {folder.name}: {problem}" for problem in problems_of(folder))
 
 
-def problems_of(generation: Path) -> Iterator[str]:
-    """Where a generation differs from its manifest."""
+def problems_of(checkpoint: Path) -> Iterator[str]:
+    """The differences of a checkpoint from its manifest."""
     try:
-        manifest = Manifest.from_bytes((generation / MANIFEST_FILE).read_bytes())
+        manifest = Manifest.from_bytes((checkpoint / MANIFEST_FILE).read_bytes())
     except (OSError, DamagedCheckpoint) as error:
         yield str(error)
         return
-    files = {path.relative_to(generation).as_posix() for path in generation.rglob("*") if path.is_file()}
+    files = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
     for path in sorted(files ^ {*manifest.files, MANIFEST_FILE}):
         yield f"{path} is missing" if path in manifest.files else f"{path} is not in the manifest"
     for path in sorted(files & set(manifest.files)):
-        if record_of(generation / path) != manifest.files[path]:
+        if record_of(checkpoint / path) != manifest.files[path]:
             yield f"{path} is not what was saved"
 
 
 def unfinished_files(output_dir: Path) -> Iterator[str]:
-    """What was to be renamed when complete, or removed, or set aside although nobody has damaged it."""
+    """Files left unrenamed or unremoved, and checkpoints set aside although nobody has damaged them."""
     checkpoints = output_dir / "checkpoints"
-    beside = {*checkpoints.glob("[0-9]*")} - {*generations(checkpoints)}
+    beside = {*checkpoints.glob("[0-9]*")} - {*committed_checkpoints(checkpoints)}
     for path in sorted({*output_dir.rglob("*.tmp"), *beside}):
         yield f"left in the output folder: {path.relative_to(output_dir)}"

@@ -1,4 +1,4 @@
-"""What must hold when a study has ended, whatever was killed meanwhile. Pure: evidence in, sentences out."""
+"""The invariants of a study that has ended, whatever was killed meanwhile. Pure: evidence in, sentences out."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tests.chaos.audit import Audit, Epoch, Key
+from tests.chaos.audit import Audit, Incarnation, Key
 from tests.chaos.plan import Plan
 from tests.chaos.timeline import replayed, surviving
 
@@ -17,12 +17,12 @@ NAMED = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What a study left behind; `damage` and `leftovers` are sentences of those who looked."""
+    """The evidence that a study left behind; `damage` and `leftovers` are sentences."""
 
     plan: Plan
     exit_code: int
     report: Mapping[str, Any]
-    epochs: Sequence[Epoch]
+    incarnations: Sequence[Incarnation]
     audit: Audit
     damage: Sequence[str] = field(default_factory=tuple)
     leftovers: Sequence[str] = field(default_factory=tuple)
@@ -32,10 +32,10 @@ def violations(evidence: Evidence) -> list[str]:
     """A sentence for each invariant that does not hold; none when all is well."""
     return [
         *wrong_ends(evidence),
-        *wrong_epochs(evidence.epochs),
+        *wrong_incarnations(evidence.incarnations),
         *missing_batches(evidence),
         *wrong_counts(evidence),
-        *lost_generations(evidence),
+        *lost_checkpoints(evidence),
         *long_replays(evidence),
         *evidence.damage,
         *evidence.leftovers,
@@ -53,7 +53,7 @@ def wrong_ends(evidence: Evidence) -> Iterator[str]:
         "exit_code": (report.get("exit_code"), 0),
         "exit_reason": (report.get("exit_reason"), "finished"),
         "balanced": (report.get("balanced"), True),
-        "restarts": (report.get("restarts"), len(evidence.epochs) - 1),
+        "restarts": (report.get("restarts"), len(evidence.incarnations) - 1),
     }
     samples = report.get("samples", {})
     found |= {f"samples.{name}": (samples.get(name), expected) for name in ("expected", "accepted", "trained")}
@@ -63,19 +63,19 @@ def wrong_ends(evidence: Evidence) -> Iterator[str]:
             yield f"{name} is {is_so!r} instead of {must_be!r}: {report.get('message')}"
 
 
-def wrong_epochs(epochs: Sequence[Epoch]) -> Iterator[str]:
+def wrong_incarnations(incarnations: Sequence[Incarnation]) -> Iterator[str]:
     """The starts of the server count on without a gap, and none goes back behind the base of an earlier one (G11)."""
-    numbers = [epoch.number for epoch in epochs]
-    if numbers != list(range(1, len(epochs) + 1)):
-        yield f"the epochs are numbered {numbers}"
-    for before, after in pairwise(epochs):
+    numbers = [incarnation.number for incarnation in incarnations]
+    if numbers != list(range(1, len(incarnations) + 1)):
+        yield f"the incarnations are numbered {numbers}"
+    for before, after in pairwise(incarnations):
         if after.base < before.base or after.batches < before.batches:
-            yield f"epoch {after.number} goes on from generation {after.base}, the one before did from {before.base}"
+            yield f"incarnation {after.number} goes on from checkpoint {after.base}, the one before from {before.base}"
 
 
 def missing_batches(evidence: Evidence) -> Iterator[str]:
     """Every batch of the surviving timeline was trained by some rank, and there are as many as the report says."""
-    indices = {one.batch for one in surviving(evidence.epochs, evidence.audit.trained)}
+    indices = {one.batch for one in surviving(evidence.incarnations, evidence.audit.trained)}
     expected = set(range(evidence.report.get("batches", 0)))
     if indices - expected:
         yield f"batches beyond the last one of the report were trained: {some(indices - expected)}"
@@ -86,7 +86,7 @@ def missing_batches(evidence: Evidence) -> Iterator[str]:
 def wrong_counts(evidence: Evidence) -> Iterator[str]:
     """Each sample was trained as often as its policy promises, and nothing else was (G1, G2)."""
     plan = evidence.plan
-    counts = Counter(key for one in surviving(evidence.epochs, evidence.audit.trained) for key in one.keys)
+    counts = Counter(key for one in surviving(evidence.incarnations, evidence.audit.trained) for key in one.keys)
     unknown = set(counts) - plan.keys
     if unknown:
         yield f"samples that no simulation has sent were trained: {some(unknown)}"
@@ -98,21 +98,23 @@ def wrong_counts(evidence: Evidence) -> Iterator[str]:
         yield f"{len(repeated)} samples were trained more than {plan.pseudo_epochs} times: {some(repeated)}"
 
 
-def lost_generations(evidence: Evidence) -> Iterator[str]:
-    """What was committed is not gone back behind."""
-    for before, after in pairwise(evidence.epochs):
-        newest = max((one.generation for one in evidence.audit.committed if one.epoch == before.number), default=0)
+def lost_checkpoints(evidence: Evidence) -> Iterator[str]:
+    """Starts of the server that went back behind a committed checkpoint."""
+    for before, after in pairwise(evidence.incarnations):
+        newest = max(
+            (one.checkpoint for one in evidence.audit.committed if one.incarnation == before.number), default=0
+        )
         if after.base < newest:
-            yield f"epoch {after.number} goes on from generation {after.base}, but {newest} was committed before"
+            yield f"incarnation {after.number} goes on from checkpoint {after.base}, but {newest} was committed before"
 
 
 def long_replays(evidence: Evidence) -> Iterator[str]:
     """A restart redoes at most what is trained between two checkpoints (G5)."""
-    for number, times in enumerate(replayed(evidence.epochs, evidence.audit.trained), start=2):
+    for number, times in enumerate(replayed(evidence.incarnations, evidence.audit.trained), start=2):
         interval = evidence.plan.every_batches
         during_a_save = sum(time > times[-1] - SAVE_S for time in times)
         if len(times) > interval + during_a_save:
-            yield f"epoch {number} redid {len(times)} batches, but {interval} lie between two checkpoints"
+            yield f"incarnation {number} redid {len(times)} batches, but {interval} lie between two checkpoints"
 
 
 def some(values: set[Any] | set[int] | set[Key]) -> str:

@@ -20,7 +20,7 @@ PAUSE_S = (0.1, 3.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blow:
-    """What comes next: wait, then, with an `aim`, until the study commits or a client reconnects, and strike.
+    """The next blow: wait, then, with an `aim`, until the study commits or a client reconnects, and strike.
 
     `pause_s` is None for a kill; a process that is stopped is continued after it, or never if it is infinite.
     """

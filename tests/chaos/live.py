@@ -18,8 +18,8 @@ import psutil
 from tests.census import HARMLESS_FOLDERS
 from tests.chaos.plan import STUDY, Plan
 from tests.chaos.processes import name_of, processes_by_kind
-from tests.mpi.launch import MPICH_PREFIX, mpirun
-from tests.study.runs import MARK, marked_processes
+from tests.support.launch import MPICH_PREFIX, mpirun
+from tests.support.runs import MARK, marked_processes
 
 EXIT_GRACE_S = 5.0
 STACKS_S = 2.0
@@ -79,7 +79,7 @@ class LiveStudy:
 
     @property
     def output(self) -> Path:
-        """What the launcher and the server have printed."""
+        """The file with the output of the launcher and the server."""
         return self.output_dir.with_suffix(".output")
 
     @property
@@ -98,7 +98,7 @@ class LiveStudy:
         return processes_by_kind(self._mark)
 
     def leftovers(self) -> list[str]:
-        """What a study that has ended should not have left: processes and temporary files."""
+        """The processes and temporary files that an ended study should not have left."""
         _, alive = psutil.wait_procs(marked_processes(self._mark), timeout=EXIT_GRACE_S)
         files = [file.name for file in self._temporary.iterdir() if not file.name.startswith(HARMLESS_FOLDERS)]
         return [f"left running: {name_of(one)}" for one in alive] + [f"left in TMPDIR: {name}" for name in files]

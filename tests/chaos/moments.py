@@ -1,4 +1,4 @@
-"""What a study is doing, as far as it can be seen from outside."""
+"""The activity of a study, as far as it can be seen from outside."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from stream_server.failpoints import FOLDER_VARIABLE, TRACE_FILE, VARIABLE
-from tests.chaos.audit import generations, has_trained
+from tests.chaos.audit import committed_checkpoints, has_trained
 
 RECONNECTS = "client.before_reconnect"
 IS_BACK = "client.after_opened"
@@ -28,9 +28,9 @@ class Moments:
     def now(self, processes: Mapping[str, Sequence[psutil.Process]]) -> str:
         """The moment, in a word.
 
-        commit: the server writes a generation that is not complete. reconnect: a client has heard of a new server,
-        and has not been let in yet. restore: the server goes on from a generation, and has not trained a batch since;
-        start: the same without a generation. training: nothing of these.
+        commit: the server writes a checkpoint that is not complete. reconnect: a client has heard of a new server,
+        and has not been let in yet. restore: the server goes on from a checkpoint, and has not trained a batch since;
+        start: the same without a checkpoint. training: nothing of these.
         """
         ranks = processes["rank"]
         started = min((time for time in map(_started, ranks) if time is not None), default=float("inf"))
@@ -40,10 +40,10 @@ class Moments:
             return "reconnect"
         if any(has_trained(self.output_dir, rank.pid) for rank in ranks):
             return "training"
-        return "restore" if generations(self.output_dir / "checkpoints") else "start"
+        return "restore" if committed_checkpoints(self.output_dir / "checkpoints") else "start"
 
     def is_committing(self, since: float) -> bool:
-        """There is an incomplete generation, and something was added to it since then."""
+        """There is an incomplete checkpoint, and something was added to it since then."""
         for folder in (self.output_dir / "checkpoints").glob("*.tmp"):
             with contextlib.suppress(FileNotFoundError):
                 if folder.stat().st_mtime > since:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import psutil
 
-from tests.chaos.audit import generations
+from tests.chaos.audit import committed_checkpoints
 from tests.chaos.kills import Blow, Kill, next_blow, victim
 from tests.chaos.live import LiveStudy
 from tests.chaos.moments import Moments
 from tests.chaos.plan import Plan
+from tests.support.timing import Deadline
 
 LOOK_S = 0.02
 AIM_S = 3.0
@@ -38,7 +39,7 @@ class Hung(Exception):
 class Ordeal:
     """Runs the study of a plan, strikes `max_kills` times or until it ends, and then leaves it `calm_s` to end.
 
-    A launcher that was killed is started again by the same command, a while later. `on_kill` is told of each kill.
+    A launcher that was killed is started again by the same command, a while later.
     `environment` takes the place of the traces by which the moments of kills are known.
     """
 
@@ -49,7 +50,6 @@ class Ordeal:
     stops: bool = False
     calm_s: float = 90.0
     environment: Mapping[str, str] | None = None
-    on_kill: Callable[[Kill], None] = lambda kill: None
     kills: list[Kill] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
 
@@ -66,13 +66,15 @@ class Ordeal:
         environment = self._moments.environment if self.environment is None else self.environment
         with LiveStudy(self.plan, self.output_dir, mpi=self.mpi, environment=environment) as self._study:
             if self.max_kills and self._draw.random() >= SHARE_AT_THE_START:
-                self._wait_for_a_generation()
+                self._wait_for_a_checkpoint()
             while len(self.kills) < self.max_kills:
                 blow = next_blow(self._draw, stops=self.stops)
-                if self._has_ended_within(blow.wait_s):
+                strikes_at = time.monotonic() + blow.wait_s
+                if self._has_ended_before(lambda at=strikes_at: time.monotonic() >= at):
                     break
                 self._strike(blow)
-            if not self._has_ended_within(self.calm_s):
+            deadline = Deadline(self.calm_s)
+            if not self._has_ended_before(lambda: deadline.has_passed):
                 self._study.dump_stacks()
                 raise Hung(f"did not end within {self.calm_s:g} s after the last kill:\n{self._study.said()}")
             self.leftovers = self._study.leftovers()
@@ -80,16 +82,15 @@ class Ordeal:
         assert exit_code is not None
         return exit_code
 
-    def _wait_for_a_generation(self) -> None:
+    def _wait_for_a_checkpoint(self) -> None:
         deadline = time.monotonic() + FIRST_S
-        while not generations(self.output_dir / "checkpoints") and time.monotonic() < deadline:
+        while not committed_checkpoints(self.output_dir / "checkpoints") and time.monotonic() < deadline:
             time.sleep(LOOK_S)
 
-    def _has_ended_within(self, limit_s: float) -> bool:
-        """Wait so long, unless the study ends by itself; the launcher comes back meanwhile, and so does what paused."""
-        deadline = time.monotonic() + limit_s
+    def _has_ended_before(self, time_is_up: Callable[[], bool]) -> bool:
+        """Wait, unless the study ends by itself; the launcher comes back meanwhile, and so does what paused."""
         while not self._has_ended():
-            if time.monotonic() >= deadline:
+            if time_is_up():
                 return False
             self._continue_paused()
             time.sleep(LOOK_S)
@@ -129,7 +130,6 @@ class Ordeal:
             pause_s = min(blow.pause_s, AIM_S) if kind in UNWATCHED else blow.pause_s
             self._paused.append((time.monotonic() + pause_s, process))
         self.kills.append(kill)
-        self.on_kill(kill)
 
     def _lie_in_wait(self, aim: str, clients: set[int]) -> None:
         """Wait for a moment that is short, if it comes soon."""

@@ -1,4 +1,4 @@
-"""What one study of a campaign is: everything that its seed decides."""
+"""The plan of one study of a campaign: everything that its seed decides."""
 
 import random
 from dataclasses import dataclass

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import psutil
 
-from tests.study.runs import marked_processes
+from tests.support.runs import marked_processes
 
 KINDS = ("launcher", "mpirun", "rank", "client", "shell")
 MPIRUN = ("mpirun", "mpiexec.hydra", "hydra_pmi_proxy", "prterun", "prted")
 
-RANK = {"stream-server", "stream_server.server.cli"}
-LAUNCHER = {"stream-launcher", "stream_server.launcher.supervise"}
+RANK = {"stream-server", "stream_server.server.commands.cli"}
+LAUNCHER = {"stream-launcher", "stream_server.launcher.supervision.supervise"}
 
 
 def processes_by_kind(mark: str) -> dict[str, list[psutil.Process]]:
@@ -26,7 +26,7 @@ def processes_by_kind(mark: str) -> dict[str, list[psutil.Process]]:
 
 
 def kind_of(name: str, command: list[str]) -> str | None:
-    """What a process is, by its name and command line; None for one that comes and goes."""
+    """The kind of a process, by its name and command line; None for a short-lived one."""
     programs = {Path(word).name for word in command}
     if name in MPIRUN:
         return "mpirun"

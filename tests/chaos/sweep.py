@@ -1,13 +1,13 @@
-"""What it takes to meet each failpoint: read from docs/failpoints.md, the list of all of them."""
+"""The conditions to reach each failpoint: read from docs/internals/failpoints.md, the list of all of them."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-LIST = Path(__file__).parent.parent.parent / "docs" / "failpoints.md"
+LIST = Path(__file__).parent.parent.parent / "docs" / "internals" / "failpoints.md"
 ROW = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<happened>[^|]+) \| (?P<situation>[^|]+) \|$", re.MULTILINE)
 
-# What else is armed, so that a study comes into the situation. The server dies between two generations, and goes on
+# What else is armed, so that a study comes into the situation. The server dies between two checkpoints, and goes on
 # from the first.
 SITUATIONS = {
     "every study": "",

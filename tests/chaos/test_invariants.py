@@ -10,25 +10,24 @@ import numpy as np
 import pytest
 
 from stream_server.config import load
-from stream_server.server.checkpoint.checksum_file import record_of
-from stream_server.server.checkpoint.manifest import MANIFEST_FILE, Manifest
-from stream_server.server.user_class import load_server_class
-from tests.chaos.audit import Audit, Committed, Epoch, Trained, read_audit, read_epochs
-from tests.chaos.campaign import Outcome
+from stream_server.server.checkpoint.folder import MANIFEST_FILE, Manifest
+from stream_server.server.user.components import load_server_class
+from stream_server.storage.checksums import record_of
+from tests.chaos.audit import Audit, Committed, Incarnation, Trained, read_audit, read_incarnations
+from tests.chaos.campaign import Outcome, round_of
 from tests.chaos.evidence import damage, unfinished_files
 from tests.chaos.invariants import Evidence, violations
 from tests.chaos.kills import Kill
 from tests.chaos.plan import STUDY, Plan
 from tests.chaos.processes import kind_of
-from tests.chaos.summary import line, story, table
 from tests.chaos.timeline import owner, replayed, surviving
 
 PLAN = Plan(seed="0/0", num_simulations=2, num_steps=6, every_batches=2)
-# Six batches of two samples. Epoch 2 goes on after batch 2, epoch 3 after batch 4; each redoes one batch.
-EPOCHS = (
-    Epoch(number=1, base=0, batches=0),
-    Epoch(number=2, base=1, batches=2),
-    Epoch(number=3, base=2, batches=4),
+# Six batches of two samples. Incarnation 2 goes on after batch 2, incarnation 3 after batch 4; each redoes one batch.
+INCARNATIONS = (
+    Incarnation(number=1, base=0, batches=0),
+    Incarnation(number=2, base=1, batches=2),
+    Incarnation(number=3, base=2, batches=4),
 )
 TRAINED_BY = ((1, range(3)), (2, range(2, 5)), (3, range(4, 6)))
 
@@ -37,13 +36,17 @@ def keys_of(batch: int) -> tuple[tuple[int, int], ...]:
     return ((0, batch), (1, batch))
 
 
-def one(epoch: int, batch: int, **changes: Any) -> Trained:
-    trained = Trained(epoch=epoch, rank=0, batch=batch, keys=keys_of(batch), time=10.0 * batch)
+def one(incarnation: int, batch: int, **changes: Any) -> Trained:
+    trained = Trained(incarnation=incarnation, rank=0, batch=batch, keys=keys_of(batch), time=10.0 * batch)
     return dataclasses.replace(trained, **changes)
 
 
-TRAINED = tuple(one(epoch, batch) for epoch, batches in TRAINED_BY for batch in batches)
-COMMITTED = (Committed(epoch=1, generation=1), Committed(epoch=2, generation=2), Committed(epoch=3, generation=3))
+TRAINED = tuple(one(incarnation, batch) for incarnation, batches in TRAINED_BY for batch in batches)
+COMMITTED = (
+    Committed(incarnation=1, checkpoint=1),
+    Committed(incarnation=2, checkpoint=2),
+    Committed(incarnation=3, checkpoint=3),
+)
 REPORT = {
     "exit_code": 0,
     "exit_reason": "finished",
@@ -53,7 +56,9 @@ REPORT = {
     "batches": 6,
     "samples": {"expected": 12, "accepted": 12, "trained": 12, "untrained": 0},
 }
-GOOD = Evidence(plan=PLAN, exit_code=0, report=REPORT, epochs=EPOCHS, audit=Audit(trained=TRAINED, committed=COMMITTED))
+GOOD = Evidence(
+    plan=PLAN, exit_code=0, report=REPORT, incarnations=INCARNATIONS, audit=Audit(trained=TRAINED, committed=COMMITTED)
+)
 
 
 def trained_with(change: Callable[[Trained], Trained | None], evidence: Evidence = GOOD) -> Evidence:
@@ -66,11 +71,11 @@ def reported(**changes: Any) -> Evidence:
     return dataclasses.replace(GOOD, report=REPORT | changes)
 
 
-def at(epoch: int, batch: int, keys: tuple[tuple[int, int], ...] | None) -> Callable[[Trained], Trained | None]:
+def at(incarnation: int, batch: int, keys: tuple[tuple[int, int], ...] | None) -> Callable[[Trained], Trained | None]:
     """Gives one part of a batch other keys, or drops it."""
 
     def change(trained: Trained) -> Trained | None:
-        if (trained.epoch, trained.batch) != (epoch, batch):
+        if (trained.incarnation, trained.batch) != (incarnation, batch):
             return trained
         return None if keys is None else dataclasses.replace(trained, keys=keys)
 
@@ -82,21 +87,24 @@ def test_a_study_in_which_all_is_well_violates_nothing() -> None:
 
 
 def test_each_batch_belongs_to_the_last_epoch_that_began_before_it() -> None:
-    assert [owner(EPOCHS, batch) for batch in range(6)] == [1, 1, 2, 2, 3, 3]
-    assert [(it.epoch, it.batch) for it in surviving(EPOCHS, TRAINED)] == [
+    assert [owner(INCARNATIONS, batch) for batch in range(6)] == [1, 1, 2, 2, 3, 3]
+    assert [(it.incarnation, it.batch) for it in surviving(INCARNATIONS, TRAINED)] == [
         *((1, 0), (1, 1), (2, 2), (2, 3)),
         *((3, 4), (3, 5)),
     ]
 
 
-def test_an_epoch_that_went_on_from_the_same_generation_takes_everything_over() -> None:
-    epochs = (Epoch(number=1, base=0, batches=0), *(Epoch(number=n, base=1, batches=2) for n in (2, 3)))
-    assert [owner(epochs, batch) for batch in range(4)] == [1, 1, 3, 3]
+def test_an_incarnation_that_went_on_from_the_same_checkpoint_takes_everything_over() -> None:
+    incarnations = (
+        Incarnation(number=1, base=0, batches=0),
+        *(Incarnation(number=n, base=1, batches=2) for n in (2, 3)),
+    )
+    assert [owner(incarnations, batch) for batch in range(4)] == [1, 1, 3, 3]
 
 
 def test_what_a_restart_redid_is_counted_once_for_all_ranks() -> None:
     both = (*TRAINED, *(dataclasses.replace(it, rank=1, time=it.time + 1) for it in TRAINED))
-    assert replayed(EPOCHS, both) == [[21.0], [41.0]]
+    assert replayed(INCARNATIONS, both) == [[21.0], [41.0]]
 
 
 @pytest.mark.parametrize(
@@ -135,22 +143,26 @@ def test_what_a_restart_redid_is_counted_once_for_all_ranks() -> None:
         ),
         pytest.param(dataclasses.replace(GOOD, report={}), "there is no report.json", id="no report"),
         pytest.param(
-            dataclasses.replace(GOOD, audit=Audit(trained=TRAINED, committed=(Committed(epoch=1, generation=2),))),
-            "epoch 2 goes on from generation 1, but 2 was committed before",
-            id="lost generation",
+            dataclasses.replace(
+                GOOD, audit=Audit(trained=TRAINED, committed=(Committed(incarnation=1, checkpoint=2),))
+            ),
+            "incarnation 2 goes on from checkpoint 1, but 2 was committed before",
+            id="lost checkpoint",
         ),
         pytest.param(
-            dataclasses.replace(GOOD, epochs=(*EPOCHS[:2], dataclasses.replace(EPOCHS[2], base=0, batches=0))),
-            "epoch 3 goes on from generation 0, the one before did from 1",
+            dataclasses.replace(
+                GOOD, incarnations=(*INCARNATIONS[:2], dataclasses.replace(INCARNATIONS[2], base=0, batches=0))
+            ),
+            "incarnation 3 goes on from checkpoint 0, the one before from 1",
             id="fork",
         ),
         pytest.param(
-            dataclasses.replace(GOOD, epochs=(*EPOCHS[:2], dataclasses.replace(EPOCHS[2], number=4))),
-            "the epochs are numbered [1, 2, 4]",
+            dataclasses.replace(GOOD, incarnations=(*INCARNATIONS[:2], dataclasses.replace(INCARNATIONS[2], number=4))),
+            "the incarnations are numbered [1, 2, 4]",
             id="gap",
         ),
         pytest.param(dataclasses.replace(GOOD, leftovers=("left running: 7",)), "left running: 7", id="leftover"),
-        pytest.param(dataclasses.replace(GOOD, damage=("generation 3: x",)), "generation 3: x", id="damage"),
+        pytest.param(dataclasses.replace(GOOD, damage=("checkpoint 3: x",)), "checkpoint 3: x", id="damage"),
     ],
 )
 def test_a_violation_is_found(evidence: Evidence, found: str) -> None:
@@ -163,14 +175,18 @@ def test_what_is_trained_while_a_save_goes_on_may_be_redone_too() -> None:
 
 
 def test_a_restart_that_redoes_more_than_an_interval_is_found() -> None:
-    epochs = (EPOCHS[0], Epoch(number=2, base=0, batches=0))
+    incarnations = (INCARNATIONS[0], Incarnation(number=2, base=0, batches=0))
     plan = dataclasses.replace(PLAN, every_batches=2)
     # Of the four batches one was trained while a save may have gone on.
     trained = (*(one(1, batch) for batch in range(4)), *(one(2, batch) for batch in range(6)))
     evidence = dataclasses.replace(
-        GOOD, plan=plan, epochs=epochs, audit=Audit(trained=trained, committed=()), report=REPORT | {"restarts": 1}
+        GOOD,
+        plan=plan,
+        incarnations=incarnations,
+        audit=Audit(trained=trained, committed=()),
+        report=REPORT | {"restarts": 1},
     )
-    assert violations(evidence) == ["epoch 2 redid 4 batches, but 2 lie between two checkpoints"]
+    assert violations(evidence) == ["incarnation 2 redid 4 batches, but 2 lie between two checkpoints"]
 
 
 def test_a_firo_may_train_a_sample_as_often_as_its_pseudo_epochs() -> None:
@@ -194,55 +210,55 @@ def test_a_reservoir_may_train_a_sample_any_number_of_times_but_not_never() -> N
 
 def test_the_last_line_of_a_killed_process_may_be_incomplete(tmp_path: Path) -> None:
     (tmp_path / "audit").mkdir()
-    file = tmp_path / "audit" / "epoch-1-rank-0-77.jsonl"
+    file = tmp_path / "audit" / "incarnation-1-rank-0-77.jsonl"
     file.write_text(
         '{"batch": 0, "keys": [[0, 1]], "time": 5.0}\n{"committed": "000003", "time": 6.0}\n{"batch": 1, "ke'
     )
     assert read_audit(tmp_path) == Audit(
-        trained=(Trained(epoch=1, rank=0, batch=0, keys=((0, 1),), time=5.0),),
-        committed=(Committed(epoch=1, generation=3),),
+        trained=(Trained(incarnation=1, rank=0, batch=0, keys=((0, 1),), time=5.0),),
+        committed=(Committed(incarnation=1, checkpoint=3),),
     )
-    assert read_epochs(tmp_path) == ()
+    assert read_incarnations(tmp_path) == ()
 
 
 @pytest.fixture
-def generation(tmp_path: Path) -> Path:
+def checkpoint(tmp_path: Path) -> Path:
     """A whole one, of a single file."""
     folder = tmp_path / "000001"
     (folder / "rank-0").mkdir(parents=True)
     file = folder / "rank-0" / "slots"
     file.write_bytes(b"rows")
-    counts = {"generation": 1, "epoch": 1, "base": 0, "ranks": 1, "batches": 2}
+    counts = {"checkpoint": 1, "incarnation": 1, "base": 0, "ranks": 1, "batches": 2}
     manifest = Manifest(**counts, created="now", config_digest="", files={"rank-0/slots": record_of(file)})
     (folder / MANIFEST_FILE).write_bytes(manifest.to_bytes())
     return folder
 
 
-def test_a_whole_generation_has_no_damage(generation: Path) -> None:
-    assert list(damage(generation.parent)) == []
+def test_a_whole_checkpoint_has_no_damage(checkpoint: Path) -> None:
+    assert list(damage(checkpoint.parent)) == []
 
 
-def test_a_damaged_generation_is_noticed(generation: Path) -> None:
-    file = generation / "rank-0" / "slots"
+def test_a_damaged_checkpoint_is_noticed(checkpoint: Path) -> None:
+    file = checkpoint / "rank-0" / "slots"
     file.write_bytes(b"rowz")
-    (generation / "rank-0" / "more").write_bytes(b"")
-    assert list(damage(generation.parent)) == [
-        "generation 000001: rank-0/more is not in the manifest",
-        "generation 000001: rank-0/slots is not what was saved",
+    (checkpoint / "rank-0" / "more").write_bytes(b"")
+    assert list(damage(checkpoint.parent)) == [
+        "checkpoint 000001: rank-0/more is not in the manifest",
+        "checkpoint 000001: rank-0/slots is not what was saved",
     ]
     file.unlink()
-    assert "generation 000001: rank-0/slots is missing" in list(damage(generation.parent))
-    (generation / MANIFEST_FILE).unlink()
-    assert "manifest.json" in next(damage(generation.parent))
+    assert "checkpoint 000001: rank-0/slots is missing" in list(damage(checkpoint.parent))
+    (checkpoint / MANIFEST_FILE).unlink()
+    assert "manifest.json" in next(damage(checkpoint.parent))
 
 
-def test_a_study_without_a_generation_and_unfinished_files_are_noticed(tmp_path: Path) -> None:
-    for name in ("000001", "000001.old", "000002.epoch-3.tmp"):
+def test_a_study_without_a_checkpoint_and_unfinished_files_are_noticed(tmp_path: Path) -> None:
+    for name in ("000001", "000001.old", "000002.incarnation-3.tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert list(damage(tmp_path / "nowhere")) == ["no generation is left"]
+    assert list(damage(tmp_path / "nowhere")) == ["no checkpoint is left"]
     assert list(unfinished_files(tmp_path)) == [
         "left in the output folder: checkpoints/000001.old",
-        "left in the output folder: checkpoints/000002.epoch-3.tmp",
+        "left in the output folder: checkpoints/000002.incarnation-3.tmp",
     ]
 
 
@@ -260,11 +276,11 @@ def test_the_server_of_the_study_refuses_the_content_of_another_sample() -> None
     ("name", "command", "kind"),
     [
         ("python3.11", "/venv/bin/python /venv/bin/stream-launcher --config study.json", "launcher"),
-        ("python", "python -m stream_server.launcher.supervise --link x", "launcher"),
+        ("python", "python -m stream_server.launcher.supervision.supervise --link x", "launcher"),
         ("mpirun", "/venv/bin/mpirun -n 2 /venv/bin/stream-server --config study.json", "mpirun"),
         ("hydra_pmi_proxy", "hydra_pmi_proxy --proxy-id 0", "mpirun"),
         ("python", "/venv/bin/python /venv/bin/stream-server --config study.json", "rank"),
-        ("python", "python -m stream_server.server.cli --config study.json", "rank"),
+        ("python", "python -m stream_server.server.commands.cli --config study.json", "rank"),
         ("python", "python /study/wave.py 0.05", "client"),
         ("sh", "/bin/sh -c exec /folder python /study/wave.py 0.05", "shell"),
         ("sleep", "sleep 1", None),
@@ -286,15 +302,20 @@ def test_the_summary_counts_kills_by_kind_and_moment() -> None:
         number=0,
         plan=PLAN,
         kills=(kill, dataclasses.replace(kill, kind="client", moment="restore")),
-        num_epochs=2,
+        num_incarnations=2,
         replays=(3,),
         violations=("lost",),
         wall_s=1.0,
         output_dir=Path(),
     )
-    rows = table([outcome])
-    cells = [list(column.cells) for column in rows.columns]
-    assert [cell[2] for cell in cells] == ["rank", "1", "0", "0", "0", "0", "1", "0"]
-    assert rows.title == "1 studies, 2 kills, 1 violations"
-    assert line(outcome).startswith("study 0 (fifo, 2 ranks): VIOLATED; killed 1 rank, 1 client")
-    assert story(outcome).startswith("00:00:00 SIGKILL python 7 in commit; 00:00:00 SIGKILL python 7 in restore")
+    result = round_of(outcome)
+    assert result.cases == {"ranks": 1, "clients": 1}
+    assert result.table == {
+        ("rank", "all"): 1,
+        ("rank", "commit"): 1,
+        ("client", "all"): 1,
+        ("client", "restore"): 1,
+    }
+    assert result.violations == ("lost",)
+    assert result.text.startswith("study 0 (fifo, 2 ranks): killed 1 ranks, 1 clients; 2 incarnations")
+    assert result.again.startswith("--first 0 --kills 2 (00:00:00 SIGKILL python 7 in commit; 00:00:00 SIGKILL python")

@@ -1,4 +1,4 @@
-"""What a study was doing when a process of it was killed."""
+"""The activity of a study when a process of it was killed."""
 
 import os
 import time
@@ -25,7 +25,7 @@ def moments(tmp_path: Path) -> Moments:
 
 
 def train(moments: Moments) -> None:
-    (moments.output_dir / "audit" / f"epoch-1-rank-0-{ME.pid}.jsonl").write_text("{}\n")
+    (moments.output_dir / "audit" / f"incarnation-1-rank-0-{ME.pid}.jsonl").write_text("{}\n")
 
 
 def trace(moments: Moments, *names: str) -> None:
@@ -33,13 +33,13 @@ def trace(moments: Moments, *names: str) -> None:
     (Path(moments.environment[FOLDER_VARIABLE]) / TRACE_FILE).write_text("".join(lines))
 
 
-def test_a_study_without_a_generation_starts_until_it_has_trained_a_batch(moments: Moments) -> None:
+def test_a_study_without_a_checkpoint_starts_until_it_has_trained_a_batch(moments: Moments) -> None:
     assert moments.now(ALL) == "start"
     train(moments)
     assert moments.now(ALL) == "training"
 
 
-def test_a_study_with_a_generation_is_restored_until_it_has_trained_a_batch(moments: Moments) -> None:
+def test_a_study_with_a_checkpoint_is_restored_until_it_has_trained_a_batch(moments: Moments) -> None:
     (moments.output_dir / "checkpoints" / "000001").mkdir()
     assert moments.now(ALL) == "restore"
     assert moments.now({"rank": [], "client": []}) == "restore"
@@ -49,7 +49,7 @@ def test_a_study_with_a_generation_is_restored_until_it_has_trained_a_batch(mome
 
 def test_a_commit_is_one_of_the_server_that_runs(moments: Moments) -> None:
     train(moments)
-    temporary = moments.output_dir / "checkpoints" / "000001.epoch-1.tmp"
+    temporary = moments.output_dir / "checkpoints" / "000001.incarnation-1.tmp"
     temporary.mkdir()
     assert moments.now(ALL) == "commit"
     os.utime(temporary, (0, ME.create_time() - 1))
@@ -66,5 +66,5 @@ def test_a_client_reconnects_until_it_is_let_in(moments: Moments) -> None:
 
 
 def test_lying_in_wait_for_a_commit_passes_over_what_is_there_already(moments: Moments) -> None:
-    (moments.output_dir / "checkpoints" / "000001.epoch-1.tmp").mkdir()
+    (moments.output_dir / "checkpoints" / "000001.incarnation-1.tmp").mkdir()
     assert not moments.is_committing(since=time.time() + 1)

@@ -1,13 +1,14 @@
-"""What dies while nobody watches."""
+"""Processes that die while nobody watches."""
 
 import time
 from pathlib import Path
 
-from tests.chaos.audit import generations
+from tests.chaos.audit import committed_checkpoints
 from tests.chaos.evidence import gather
 from tests.chaos.invariants import violations
 from tests.chaos.live import LiveStudy
 from tests.chaos.plan import Plan
+from tests.support.timing import Deadline, until
 
 PLAN = Plan(seed="unwatched", num_simulations=8, num_steps=30)
 LIMIT_S = 45.0
@@ -15,16 +16,13 @@ LOOK_S = 0.02
 
 
 def wait_until_saved(output_dir: Path) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not generations(output_dir / "checkpoints"):
-        assert time.monotonic() < deadline, "nothing was saved"
-        time.sleep(LOOK_S)
+    until(lambda: committed_checkpoints(output_dir / "checkpoints"), LIMIT_S)
 
 
 def exit_code(study: LiveStudy) -> int | None:
     """How the study ended, None when it has not within the limit."""
-    deadline = time.monotonic() + LIMIT_S
-    while study.exit_code is None and time.monotonic() < deadline:
+    deadline = Deadline(LIMIT_S)
+    while study.exit_code is None and not deadline.has_passed:
         time.sleep(LOOK_S)
     return study.exit_code
 

@@ -15,8 +15,9 @@ from unittest import mock
 
 import numpy as np
 
-from stream_server.client_api import conversation, data_connection, patience, session
-from stream_server.client_api.messages import (
+from stream_server.client_api import data_connection, handshake, session
+from stream_server.client_api.retention import ENTRY_BYTES
+from stream_server.messages.client import (
     Ack,
     Away,
     Block,
@@ -33,8 +34,7 @@ from stream_server.client_api.messages import (
     TimeSteps,
     Welcome,
 )
-from stream_server.client_api.retention import ENTRY_BYTES
-from stream_server.client_api.routing import server_rank, stride
+from stream_server.messages.routing import server_rank, stride
 
 SIMULATION = 2
 BLOCK = Block(field="u", dtype="<f8", shape=(4,), offset=(0,), count=(4,))
@@ -45,7 +45,7 @@ LONGEST_S = 2000.0
 
 
 def values_of(index: int) -> np.ndarray:
-    """What the client sends as step `index`."""
+    """The values that the client sends as step `index`."""
     return np.array([index, index + 0.5, -index, 7.0])
 
 
@@ -73,12 +73,15 @@ class Peer:
     durable: int = 0
     has_ended: bool = False
 
-    def send(self, message: Message) -> None:
-        if not self.is_lost:
-            self.under_way.append((message, []))
-
-    def send_data(self, data: Data, payload: Sequence[np.ndarray]) -> list[memoryview]:
+    def send(self, message: Message, payload: Sequence[np.ndarray] = ()) -> list[memoryview]:
         content = [array.tobytes() for array in payload]
+        if isinstance(message, Data):
+            self._note(message)
+        if not self.is_lost:
+            self.under_way.append((message, content))
+        return [memoryview(it) for it in content]
+
+    def _note(self, data: Data) -> None:
         every = stride(self.study.routing, self.num_ranks)
         steps = range(data.index, data.index + data.num_steps * every, every)
         assert data.sequence == len(self.sent)
@@ -87,9 +90,6 @@ class Peer:
         places = [self.study.entered.index(index) for sent in self.sent[-2:] for index in sent]
         assert places == sorted(places), "steps are sent again in another order"
         self.study.was_sent |= set(steps)
-        if not self.is_lost:
-            self.under_way.append((data, content))
-        return [memoryview(it) for it in content]
 
     def receive(self) -> Message | None:
         if not self.answers:
@@ -125,7 +125,7 @@ class Study:
         # Steps that follow each other quickly travel together.
         self.step_s = 0.0 if may_pack else 1.0
         self.now = 0.0
-        self.epoch = 0
+        self.incarnation = 0
         self.is_there = False
         self.known: set[int] = set()
         self.committed: set[int] = set()
@@ -140,7 +140,7 @@ class Study:
 
     def start(self, known: set[int], num_ranks: int) -> None:
         """Another start, that knows these steps; all connections are gone."""
-        self.epoch += 1
+        self.incarnation += 1
         self.is_there = True
         self.num_ranks = num_ranks
         self.known, self.committed = set(known), set(known)
@@ -158,7 +158,7 @@ class Study:
 
     @property
     def must_be_held(self) -> set[int]:
-        """What no server is known to have, unless the client was left alone; and the newest steps that surely fit.
+        """The steps that no server is known to have, unless the client was left alone; and the newest that surely fit.
 
         Into the window fits what is under way beside them, or waits for room, or one message.
         """
@@ -182,8 +182,10 @@ class Study:
             peer.durable = peer.next_sequence
 
     def _hear(self, peer: Peer, message: Message, content: list[bytes]) -> None:
-        if isinstance(message, Open) and message.epoch != self.epoch:
-            peer.answers.append(Refusal(reason=Reason.STALE_EPOCH, text=f"the server is in epoch {self.epoch}"))
+        if isinstance(message, Open) and message.incarnation != self.incarnation:
+            peer.answers.append(
+                Refusal(reason=Reason.STALE_INCARNATION, text=f"the server is in incarnation {self.incarnation}")
+            )
         elif isinstance(message, Open):
             peer.is_open = True
             mine = [index for index in self.known if self.belongs(index, peer.rank)]
@@ -191,7 +193,7 @@ class Study:
             known[mine] = True
             peer.known = set(mine)
             packed = np.packbits(known, bitorder="little").tobytes()
-            peer.answers.append(Opened(epoch=self.epoch, credit=self.credit, known=packed))
+            peer.answers.append(Opened(incarnation=self.incarnation, credit=self.credit, known=packed))
         elif not peer.is_open:
             peer.answers.append(Refusal(reason=Reason.NOT_OPEN, text="nothing was opened on this connection"))
         elif isinstance(message, Data):
@@ -204,7 +206,7 @@ class Study:
             self._acknowledge(peer)
 
     def _take(self, peer: Peer, data: Data, content: list[bytes]) -> None:
-        assert (data.sequence, data.epoch) == (peer.next_sequence, self.epoch)
+        assert (data.sequence, data.incarnation) == (peer.next_sequence, self.incarnation)
         steps = peer.sent[data.sequence]
         assert b"".join(content) == b"".join(values_of(index).tobytes() for index in steps)
         assert all(self.belongs(index, peer.rank) for index in steps)
@@ -224,12 +226,12 @@ class Study:
         peer.answers.append(Ack(received=peer.received, durable=peer.durable, ended=peer.has_ended))
 
     def welcome(self) -> Welcome:
-        """What rank 0 answers to a Hello."""
+        """Rank 0's answer to a Hello."""
         return Welcome(
             study="s",
             simulation=SIMULATION,
             attempt=0,
-            epoch=self.epoch,
+            incarnation=self.incarnation,
             endpoints=tuple((str(rank),) for rank in range(self.num_ranks)),
             parameters={},
             time_steps=TimeSteps(num=None),
@@ -246,10 +248,10 @@ class Study:
         clock = SimpleNamespace(monotonic=lambda: self.now)
         with (
             mock.patch.object(session, "Transport", partial(_Transport, self)),
-            mock.patch.object(conversation, "ask", self._ask),
-            mock.patch.object(conversation, "RELEASE_S", TURN_S),
+            mock.patch.object(session, "ask", self._ask),
+            mock.patch.object(session, "RELEASE_S", TURN_S),
             mock.patch.object(data_connection, "time", clock),
-            mock.patch.object(patience, "time", clock),
+            mock.patch.object(handshake, "time", clock),
         ):
             yield
 
@@ -266,12 +268,12 @@ class Watch:
 
     def __init__(self, study: Study) -> None:
         self.study = study
-        self.file = SimpleNamespace(epoch=study.epoch, host="here", security=None)
+        self.file = SimpleNamespace(incarnation=study.incarnation, host="here", security=None)
 
-    def newer_than(self, epoch: int, *, look_now: bool = False) -> bool:
+    def newer_than(self, incarnation: int, *, look_now: bool = False) -> bool:
         if self.study.is_there and (look_now or self.study.random.random() < 0.5):
-            self.file.epoch = self.study.epoch
-        return bool(self.file.epoch > epoch)
+            self.file.incarnation = self.study.incarnation
+        return bool(self.file.incarnation > incarnation)
 
 
 class _Transport:

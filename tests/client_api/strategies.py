@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from stream_server.client_api.layouts import DTYPES
-from stream_server.client_api.messages import (
+from stream_server.messages.client import (
+    DTYPES,
     MAX_CLIENT_RANKS,
     MAX_PART_BYTES,
     Ack,
@@ -29,8 +29,9 @@ from stream_server.client_api.messages import (
 
 u32 = st.integers(0, 2**32 - 1)
 counts = st.integers(0, 2**63 - 1)
-texts = st.text(max_size=20)
-names = st.text(min_size=1, max_size=8)
+characters = st.characters(codec="utf-8", exclude_characters="\0")
+texts = st.text(characters, max_size=20)
+names = st.text(characters, min_size=1, max_size=8)
 parameters = st.dictionaries(texts, st.floats(allow_nan=False, allow_infinity=False), max_size=4)
 shapes = st.lists(st.integers(1, 100), max_size=8).map(tuple)
 
@@ -77,7 +78,7 @@ def opens(draw: st.DrawFn) -> Open:
         study=draw(texts),
         simulation=draw(counts),
         attempt=draw(u32),
-        epoch=draw(u32),
+        incarnation=draw(u32),
         blocks=draw(several(blocks)),
         **draw(ranks()),
     )
@@ -88,7 +89,7 @@ def whole_data(draw: st.DrawFn) -> Data:
     return Data(
         simulation=draw(counts),
         attempt=draw(u32),
-        epoch=draw(u32),
+        incarnation=draw(u32),
         sequence=draw(counts),
         index=draw(counts),
         num_steps=draw(st.integers(1, 2**32 - 1)),
@@ -103,7 +104,7 @@ def partial_data(draw: st.DrawFn) -> Data:
     return Data(
         simulation=draw(counts),
         attempt=draw(u32),
-        epoch=draw(u32),
+        incarnation=draw(u32),
         sequence=draw(counts),
         index=draw(counts),
         num_steps=1,
@@ -126,7 +127,7 @@ welcomes = st.builds(
     study=texts,
     simulation=counts,
     attempt=u32,
-    epoch=u32,
+    incarnation=u32,
     endpoints=st.lists(st.lists(texts, min_size=1, max_size=3).map(tuple), min_size=1, max_size=4).map(tuple),
     parameters=parameters,
     time_steps=time_steps,
@@ -140,10 +141,10 @@ messages: st.SearchStrategy[Message] = st.one_of(
     hellos(),
     welcomes,
     opens(),
-    st.builds(Opened, epoch=u32, credit=st.integers(1, 2**32 - 1), known=st.binary(max_size=40)),
+    st.builds(Opened, incarnation=u32, credit=st.integers(1, 2**32 - 1), known=st.binary(max_size=40)),
     whole_data(),
     partial_data(),
-    st.builds(End, simulation=counts, attempt=u32, epoch=u32, share=counts, total=counts),
+    st.builds(End, simulation=counts, attempt=u32, incarnation=u32, share=counts, total=counts),
     st.just(Ping()),
     st.builds(Ack, received=counts, durable=counts, ended=st.booleans(), stop=st.booleans()),
     st.builds(Invalidate, study=texts, simulation=counts, attempt=u32, reason=texts),

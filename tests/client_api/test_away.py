@@ -1,4 +1,4 @@
-"""What a simulation does while the server says nothing: the study's `client.if_server_away`."""
+"""The behaviour of a simulation while the server does not answer: the study's `client.if_server_away`."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from stream_server.client_api import connect, session, watch
-from stream_server.client_api.messages import Away, Data, End
 from stream_server.client_api.simulation import Simulation
 from stream_server.errors import SimulationError, Unreachable
-from tests.client_api.fake_server import FakeServer
+from stream_server.messages.client import Away, Data, End
 from tests.client_api.test_restart import SMALL, TINY, assert_has, messages, send
+from tests.support.fake_server import FakeServer
 
 TIMEOUT_S = 0.15
 FIRST = range(3)
@@ -57,7 +57,7 @@ def test_wait_waits_for_a_server_that_comes_back_after_the_time_limit(server: Fa
         sending = pool.submit(send, simulation, *range(3, 20))
         with pytest.raises(TimeoutError):
             sending.result(3 * TIMEOUT_S)
-        server.do_now(lambda: server.restart(epoch=4, known={0}))
+        server.do_now(lambda: server.restart(incarnation=4, known={0}))
         assert sending.result(20) == [True] * 17
         simulation.finish()
     assert_has(server, 20)
@@ -100,7 +100,7 @@ def test_continue_takes_part_again_when_the_server_comes_back(
 ) -> None:
     with begin_and_lose(server, Away.CONTINUE) as simulation:
         send(simulation, *range(3, 50))
-        server.do_now(lambda: server.restart(epoch=4, known={1}, num_ranks=3))
+        server.do_now(lambda: server.restart(incarnation=4, known={1}, num_ranks=3))
         send(simulation, *range(50, 60))
     assert_has(server, 60)
     assert capsys.readouterr().err == ""
@@ -109,7 +109,7 @@ def test_continue_takes_part_again_when_the_server_comes_back(
 def test_continue_looks_for_a_new_server_once_more_at_the_end(server: FakeServer) -> None:
     with begin_and_lose(server, Away.CONTINUE) as simulation:
         send(simulation, *range(3, 50))
-        server.do_now(lambda: server.restart(epoch=4))
+        server.do_now(lambda: server.restart(incarnation=4))
     assert_has(server, 50)
 
 
@@ -119,9 +119,9 @@ def test_continue_holds_no_more_than_the_window_and_stays_without_a_server_that_
     server.window_bytes = 10_000
     with begin_and_lose(server, Away.CONTINUE) as simulation:
         send(simulation, *range(3, 100))
-        retention = simulation._destination._conversation._retention  # type: ignore[attr-defined]
+        retention = simulation._session._retention  # type: ignore[attr-defined]
         assert 5_000 < retention.num_bytes <= 10_000
-        server.do_now(lambda: server.restart(epoch=4))
+        server.do_now(lambda: server.restart(incarnation=4))
         assert send(simulation, *range(100, 120)) == [True] * 20
     assert messages(server, Data) + messages(server, End) == []
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -136,13 +136,13 @@ def test_continue_does_not_wait_again_for_a_new_server_that_did_not_answer(
 
     def restart_silent() -> None:
         server.silent = True
-        server.restart(epoch=4)
+        server.restart(incarnation=4)
 
     server.do_now(restart_silent)
     assert send(simulation, *range(50, 100)) == [True] * 50
     assert len(server.hellos) == 2
     server.do_now(lambda: setattr(server, "silent", False))
-    server.move(epoch=5)
+    server.move(incarnation=5)
     simulation.finish()
     assert_has(server, 100)
 
@@ -184,6 +184,6 @@ def test_a_restarted_server_hears_of_an_invalid_simulation(server: FakeServer) -
     simulation = begin_and_lose(server, Away.WAIT)
     with ThreadPoolExecutor(1) as pool:
         invalidating = pool.submit(simulation.invalidate, "diverged")
-        server.do_now(lambda: server.restart(epoch=4))
+        server.do_now(lambda: server.restart(incarnation=4))
         invalidating.result(20)
     assert [it.reason for it in server.invalidated] == ["diverged"]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from stream_server.client_api import connect, simulations
-from stream_server.client_api.messages import (
+from stream_server.errors import ConfigError, Refused, Unreachable
+from stream_server.messages.client import (
     ALL_FIELDS,
     ATTACHING,
     MAX_PART_BYTES,
@@ -26,8 +27,7 @@ from stream_server.client_api.messages import (
     Stop,
     TimeSteps,
 )
-from stream_server.errors import Refused, Unreachable
-from tests.client_api.fake_server import FakeServer
+from tests.support.fake_server import FakeServer
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)
 TINY = np.arange(4.0)
@@ -451,6 +451,34 @@ def test_alone_every_call_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         simulation.declare_field("anything", shape=(3,))
         assert simulation.send(5, whatever="goes") is True
     assert [it.id for it in simulations()] == [12]
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "expected"),
+    [
+        (None, [], {}),
+        ('{"initial": 300, "left": -1.5}', ["--initial", "7"], {"initial": 300.0, "left": -1.5}),
+        (None, ["--initial", "300", "--left=-1.5", "-n", "3", "file", "--verbose"], {"initial": 300.0, "left": -1.5}),
+        (None, ["--name", "text", "--heat-flux", "1e3"], {"heat_flux": 1000.0}),
+    ],
+)
+def test_alone_the_parameters_come_from_the_environment_or_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, arguments: list[str], expected: dict[str, float]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["heat.py", *arguments])
+    if variable is not None:
+        monkeypatch.setenv("STREAM_PARAMETERS", variable)
+    with connect("none") as simulation:
+        assert simulation.parameters == expected
+    with connect("none", parameters={"x": 1.0}) as simulation:
+        assert simulation.parameters == {"x": 1.0}
+
+
+@pytest.mark.parametrize("variable", ["300", "[1]", '{"initial": "hot"}', '{"initial": null}', "initial=300"])
+def test_parameters_that_are_none_are_refused_with_an_example(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("STREAM_PARAMETERS", variable)
+    with pytest.raises(ConfigError, match=r'STREAM_PARAMETERS must be a JSON object such as \{"initial": 300'):
+        connect("none")
 
 
 def test_checksums_are_sent_over_tcp_in_the_clear_only() -> None:

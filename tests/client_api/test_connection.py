@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.client_api.connection import ConnectionFile, Security, find
 from stream_server.client_api.watch import watch
 from stream_server.errors import ConfigError
+from stream_server.messages.connection import ConnectionFile, Security, find
 
 FILE = ConnectionFile(
     study="heat/1",
-    epoch=2,
+    incarnation=2,
     host="node7",
     control=("ipc:///tmp/x/control", "tcp://node7:5555"),
     simulation=17,
@@ -53,8 +53,8 @@ def test_another_file_is_named_as_no_connection_file(tmp_path: Path, content: st
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("epoch", "three"),
-        ("epoch", 3.5),
+        ("incarnation", "three"),
+        ("incarnation", 3.5),
         ("study", 5),
         ("host", "a" * 2**16),
         ("control", "ipc:///tmp/x/control"),

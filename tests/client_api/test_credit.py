@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stream_server.client_api import connect, conversation, session
-from stream_server.client_api.messages import End
+from stream_server.client_api import connect, session
 from stream_server.errors import Unreachable
-from tests.client_api.fake_server import FakeServer
+from stream_server.messages.client import End
 from tests.client_api.test_client import SMALL, TINY, data, num_pings
+from tests.support.fake_server import FakeServer
 
 
 @pytest.mark.parametrize("credit", [4, 5, 7])
@@ -30,7 +30,7 @@ def test_steps_that_wait_for_company_count_to_the_credit(credit: int) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "RELEASE_S", 0.1)
+    monkeypatch.setattr(session, "RELEASE_S", 0.1)
     monkeypatch.setattr(session, "PING_S", 0.05)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stream_server.client_api.fields import Fields
-from stream_server.client_api.messages import FieldSpec
+from stream_server.messages.client import FieldSpec
 
 U = FieldSpec(name="temperature", shape=(6, 4))
 KEPT = FieldSpec(name="temperature", shape=(6, 4), dtype="<f4")

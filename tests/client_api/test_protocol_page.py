@@ -1,16 +1,20 @@
-"""docs/protocol.md shows each message with its bytes: they are the bytes that this code makes."""
+"""docs/reference/protocol.md shows each message as it is sent: so does this code."""
 
+import dataclasses
+import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from stream_server.client_api import wire
-from stream_server.client_api.layouts import DTYPES, KINDS
-from stream_server.client_api.messages import (
+from stream_server.messages import wire
+from stream_server.messages.client import (
+    DTYPES,
     Ack,
     Away,
     Block,
+    Control,
     Data,
     End,
     FieldSpec,
@@ -29,7 +33,7 @@ from stream_server.client_api.messages import (
     Welcome,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "protocol.md").read_text()
 
 EXAMPLES: dict[str, Message] = {
     "Hello": Hello(study="heat", simulation=17, attempt=1, rank=0, num_ranks=2),
@@ -37,7 +41,7 @@ EXAMPLES: dict[str, Message] = {
         study="heat",
         simulation=17,
         attempt=1,
-        epoch=3,
+        incarnation=3,
         endpoints=(("ipc:///tmp/s/0", "tcp://n1:5000"), ("tcp://n2:5000",)),
         parameters={"left": 100.0},
         time_steps=TimeSteps(num=100),
@@ -51,14 +55,16 @@ EXAMPLES: dict[str, Message] = {
         study="heat",
         simulation=17,
         attempt=1,
-        epoch=3,
+        incarnation=3,
         rank=1,
         num_ranks=2,
         blocks=(Block(field="u", dtype="<f8", shape=(6, 4), offset=(3, 0), count=(3, 4)),),
     ),
-    "Opened": Opened(epoch=3, credit=64, known=bytes([0b00000101])),
-    "Data": Data(simulation=17, attempt=1, epoch=3, sequence=0, index=1, num_steps=2, present=1, checksum=0xCBF43926),
-    "End": End(simulation=17, attempt=1, epoch=3, share=50, total=100),
+    "Opened": Opened(incarnation=3, credit=64, known=bytes([0b00000101])),
+    "Data": Data(
+        simulation=17, attempt=1, incarnation=3, sequence=0, index=1, num_steps=2, present=1, checksum=0xCBF43926
+    ),
+    "End": End(simulation=17, attempt=1, incarnation=3, share=50, total=100),
     "Ping": Ping(),
     "Ack": Ack(received=25, durable=0, ended=True),
     "Invalidate": Invalidate(study="heat", simulation=17, attempt=1, reason="diverged"),
@@ -69,27 +75,32 @@ EXAMPLES: dict[str, Message] = {
 
 
 def page_bytes(name: str) -> bytes:
-    """The example of the section of this name: hexadecimal bytes, with what they mean behind a #."""
-    match = re.search(rf"### {name} .*?```hex\n(.*?)```", PAGE, re.DOTALL)
-    assert match, f"docs/protocol.md has no example of {name}"
-    return bytes.fromhex(re.sub(r"#.*", "", match[1]))
+    """The example of the section of this name: JSON, or hexadecimal bytes with what they mean behind a #."""
+    match = re.search(rf"### {name}( \(kind \d\))?\n.*?```(json|hex)\n(.*?)```", PAGE, re.DOTALL)
+    assert match, f"docs/reference/protocol.md has no example of {name}"
+    if match[2] == "json":
+        return json.dumps(json.loads(match[3]), separators=(",", ":")).encode()
+    return bytes.fromhex(re.sub(r"#.*", "", match[3]))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_example_of_a_message_has_the_bytes_on_the_page(name: str) -> None:
+def test_the_example_of_a_message_is_what_is_sent(name: str) -> None:
     assert page_bytes(name) == wire.encode(EXAMPLES[name])[0]
     assert wire.decode(page_bytes(name)) == EXAMPLES[name]
 
 
-def test_every_message_has_an_example_and_its_kind_on_the_page() -> None:
-    kinds = {cls.__name__: kind for cls, kind in KINDS.items()} | {"Data": wire.DATA_KIND}
-    assert set(kinds) == set(EXAMPLES)
-    for name, kind in kinds.items():
-        assert f"### {name} (kind {kind})" in PAGE
+def test_every_message_has_an_example_with_all_its_keys_on_the_page() -> None:
+    assert {cls.__name__ for cls in get_args(Message)} == set(EXAMPLES)
+    assert f"### Data (kind {wire.DATA_KIND})" in PAGE
+    assert f"### Ack (kind {wire.ACK_KIND})" in PAGE
+    for cls in get_args(Control):
+        section = PAGE.split(f"\n### {cls.__name__}\n")[1].split("\n### ")[0]
+        for field in dataclasses.fields(cls):
+            assert f"| `{field.name}` |" in section
 
 
 def test_every_dtype_and_reason_is_on_the_page() -> None:
-    for code, dtype in enumerate(DTYPES[1:], start=1):
-        assert f"| {code} | `{dtype.removeprefix('|')}` |" in PAGE
+    for dtype in DTYPES[1:]:
+        assert f"| `{dtype.replace('|', chr(92) + '|')}` |" in PAGE
     for reason in Reason:
-        assert f"| {reason.value} | {reason.name} |" in PAGE
+        assert f"| {reason.name} |" in PAGE

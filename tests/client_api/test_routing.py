@@ -2,8 +2,8 @@
 
 import pytest
 
-from stream_server.client_api.messages import Routing
-from stream_server.client_api.routing import server_rank, share, stride
+from stream_server.messages.client import Routing
+from stream_server.messages.routing import server_rank, share, stride
 
 
 @pytest.mark.parametrize("routing", Routing)

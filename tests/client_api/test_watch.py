@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from stream_server.client_api import watch
-from stream_server.client_api.connection import ConnectionFile
 from stream_server.client_api.watch import ConnectionWatch
+from stream_server.messages.connection import ConnectionFile
 
-FILE = ConnectionFile(study="heat/1", epoch=2, host="node7", control=("tcp://node7:5555",))
+FILE = ConnectionFile(study="heat/1", incarnation=2, host="node7", control=("tcp://node7:5555",))
 
 
-def newer(epoch: int = 3) -> ConnectionFile:
-    return dataclasses.replace(FILE, epoch=epoch, control=("tcp://node8:5555",))
+def newer(incarnation: int = 3) -> ConnectionFile:
+    return dataclasses.replace(FILE, incarnation=incarnation, control=("tcp://node8:5555",))
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "connection.json"
 
 
-def test_a_file_of_a_later_epoch_is_noticed(path: Path) -> None:
+def test_a_file_of_a_later_incarnation_is_noticed(path: Path) -> None:
     watched = ConnectionWatch(FILE, path)
     assert not watched.newer_than(2, look_now=True)
     newer().write(path)
@@ -50,10 +50,10 @@ def test_a_file_that_did_not_change_is_not_read_again(path: Path, monkeypatch: p
     assert not watched.newer_than(2, look_now=True)
 
 
-def test_a_file_of_the_same_or_an_older_epoch_is_no_news(path: Path) -> None:
+def test_a_file_of_the_same_or_an_older_incarnation_is_no_news(path: Path) -> None:
     watched = ConnectionWatch(FILE, path)
-    for epoch in (2, 1):
-        newer(epoch).write(path)
+    for incarnation in (2, 1):
+        newer(incarnation).write(path)
         assert not watched.newer_than(2, look_now=True)
         assert watched.file == FILE
 

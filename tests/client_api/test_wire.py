@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import math
 import random
+import struct
 import time
 
 import numpy as np
@@ -10,22 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_server.client_api import wire
-from stream_server.client_api.layouts import LAYOUTS
-from stream_server.client_api.messages import (
+from stream_server.errors import MalformedMessage, WrongProtocol
+from stream_server.messages import wire
+from stream_server.messages.client import (
     MAX_PART_BYTES,
+    Ack,
     Block,
     Data,
     Hello,
     Message,
     Open,
-    Ping,
     Stop,
 )
-from stream_server.errors import MalformedMessage, WrongProtocol
 from tests.client_api.strategies import messages
+from tests.fuzz.mutation import mutated_json
+from tests.support.payloads import payload_sizes
 
-DATA = Data(simulation=1, attempt=0, epoch=0, sequence=0, index=4, num_steps=3, present=0b101)
+DATA = Data(simulation=1, attempt=0, incarnation=0, sequence=0, index=4, num_steps=3, present=0b101)
 BLOCKS = tuple(
     Block(field=name, dtype=dtype, shape=(2, 3), offset=(0, 0), count=(2, 3))
     for name, dtype in (("a", "<f8"), ("b", "<f4"), ("c", "|b1"))
@@ -48,10 +51,19 @@ def test_any_bytes_give_a_message_or_malformed_message(junk: bytes) -> None:
         wire.decode(junk)
 
 
-@given(st.sampled_from(sorted([*LAYOUTS, wire.DATA_KIND])), st.binary(max_size=200))
+@given(st.integers(0, 3), st.binary(max_size=200))
 def test_any_body_behind_a_good_prefix_gives_a_message_or_malformed_message(kind: int, body: bytes) -> None:
     with contextlib.suppress(MalformedMessage):
-        wire.decode(wire.PREFIX.pack(wire.MAGIC, 1, kind) + body)
+        wire.decode(wire.PREFIX.pack(wire.MAGIC, 2, kind) + body)
+
+
+@given(messages.filter(lambda it: not isinstance(it, Data | Ack)), st.integers(0, 2**32))
+def test_json_with_other_values_gives_a_message_or_malformed_message(message: Message, seed: int) -> None:
+    changed = mutated_json(header(message), random.Random(seed))
+    if changed is not None:
+        with contextlib.suppress(MalformedMessage):
+            decoded = wire.decode(changed)
+            assert wire.decode(header(decoded)) == decoded
 
 
 @given(messages, st.data())
@@ -70,24 +82,72 @@ def test_a_message_cut_short_is_malformed(message: Message, cut: int) -> None:
         wire.decode(header(message)[:-cut])
 
 
-@given(messages, st.binary(min_size=1, max_size=8))
+@given(messages, st.binary(min_size=1, max_size=8).filter(lambda it: it.strip(b" \t\n\r")))
 def test_bytes_behind_the_end_of_a_message_are_malformed(message: Message, surplus: bytes) -> None:
     with pytest.raises(MalformedMessage):
         wire.decode(header(message) + surplus)
 
 
-def test_another_version_of_the_protocol_is_named() -> None:
-    other = bytearray(header(Ping()))
-    other[4] = 2
-    with pytest.raises(WrongProtocol, match="version 2, but this is version 1"):
-        wire.decode(bytes(other))
+@pytest.mark.parametrize(
+    "other",
+    [
+        # A Ping of version 1, and of a later one.
+        b"STRM\x01\x00\x07\x00",
+        b'{"message":"Ping","protocol":1}',
+    ],
+)
+def test_another_version_of_the_protocol_is_named(other: bytes) -> None:
+    with pytest.raises(WrongProtocol, match="version 1, but this is version 2"):
+        wire.decode(other)
 
 
-def test_a_message_that_claims_a_million_entries_costs_no_more_than_its_bytes() -> None:
-    body = bytearray(header(Open(study="", simulation=0, attempt=0, epoch=0, rank=0, num_ranks=1, blocks=())))
-    body[-2:] = b"\xff\xff"
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'{"message":"Ping"}',
+        b'{"message":"Ping","protocol":2,"protocol":2}',
+        b'{"message":"Ping","protocol":2,"more":1}',
+        b'{"message":"Pong","protocol":2}',
+        b'{"message":["Ping"],"protocol":2}',
+        b'{"protocol":2}',
+        b'[{"message":"Ping","protocol":2}]',
+        b'\xef\xbb\xbf{"message":"Ping","protocol":2}',
+        '{"message":"Ping","protocol":2}'.encode("utf-16"),
+        b'{"message":"Invalidated","protocol":2,"simulation":1.0}',
+        b'{"message":"Invalidated","protocol":2,"simulation":-0}',
+        b'{"message":"Invalidated","protocol":2,"simulation":true}',
+        b'{"message":"Invalidated","protocol":2,"simulation":9223372036854775808}',
+        b'{"message":"Stop","protocol":2,"text":"\\ud800"}',
+        b'{"message":"Stop","protocol":2,"text":"\\u0000"}',
+        b'{"message":"Stop","protocol":2,"text":NaN}',
+        b'{"message":"Ping","protocol":2' + b" " * wire.MAX_CONTROL_BYTES + b"}",
+        b"[" * wire.MAX_CONTROL_BYTES,
+    ],
+    ids=lambda it: str(it[:60]),
+)
+def test_json_that_is_no_message_is_malformed(frame: bytes) -> None:
     with pytest.raises(MalformedMessage):
-        wire.decode(bytes(body))
+        wire.decode(frame)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_parameter_comes_back_bit_by_bit(value: float) -> None:
+    hello = Hello(study="", simulation=None, attempt=0, rank=0, num_ranks=1, parameters={"x": value})
+    decoded = wire.decode(header(hello))
+    assert isinstance(decoded, Hello)
+    assert decoded.parameters is not None
+    assert struct.pack("<d", decoded.parameters["x"]) == struct.pack("<d", value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_parameter_that_is_not_finite_is_not_encoded(value: float) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        wire.encode(Hello(study="", simulation=None, attempt=0, rank=0, num_ranks=1, parameters={"x": value}))
+
+
+def test_numbers_of_numpy_are_encoded() -> None:
+    hello = Hello(study="", simulation=np.int64(3), attempt=0, rank=0, num_ranks=1, parameters={"x": np.float64(0.1)})
+    assert wire.decode(header(hello)) == hello
 
 
 def test_decoding_takes_time_in_proportion_to_the_bytes() -> None:
@@ -150,12 +210,12 @@ def test_unknown_flags_of_data_are_malformed() -> None:
 def test_a_block_that_is_no_part_of_a_numeric_field_is_not_encoded(block: dict[str, object]) -> None:
     wrong = dataclasses.replace(BLOCKS[0], **block)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"."):
-        wire.encode(Open(study="", simulation=0, attempt=0, epoch=0, rank=0, num_ranks=1, blocks=(wrong,)))
+        wire.encode(Open(study="", simulation=0, attempt=0, incarnation=0, rank=0, num_ranks=1, blocks=(wrong,)))
 
 
 def test_a_field_that_occurs_twice_in_an_open_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
-        wire.encode(Open(study="", simulation=0, attempt=0, epoch=0, rank=0, num_ranks=1, blocks=BLOCKS[:1] * 2))
+        wire.encode(Open(study="", simulation=0, attempt=0, incarnation=0, rank=0, num_ranks=1, blocks=BLOCKS[:1] * 2))
 
 
 def test_the_header_of_data_has_68_bytes() -> None:
@@ -169,13 +229,13 @@ def test_prose_is_cut_between_two_characters() -> None:
 
 
 def test_each_payload_frame_of_whole_steps_holds_one_block_of_every_step() -> None:
-    assert wire.payload_sizes(DATA, BLOCKS) == (3 * 6 * 8, 3 * 6)
+    assert payload_sizes(DATA, BLOCKS) == (3 * 6 * 8, 3 * 6)
 
 
 def test_the_parts_of_a_field_are_of_the_largest_size_but_the_last() -> None:
     block = Block(field="u", dtype="<f8", shape=(10**6,), offset=(0,), count=(10**6,))
     sizes = [
-        wire.payload_sizes(dataclasses.replace(DATA, num_steps=1, present=1, field=0, offset=offset), (block,))
+        payload_sizes(dataclasses.replace(DATA, num_steps=1, present=1, field=0, offset=offset), (block,))
         for offset in (0, MAX_PART_BYTES)
     ]
     assert sizes == [(MAX_PART_BYTES,), (8 * 10**6 - MAX_PART_BYTES,)]
@@ -187,7 +247,7 @@ def test_the_parts_of_a_field_are_of_the_largest_size_but_the_last() -> None:
 )
 def test_a_payload_that_the_blocks_do_not_allow_is_malformed(changes: dict[str, int]) -> None:
     with pytest.raises(MalformedMessage):
-        wire.payload_sizes(dataclasses.replace(DATA, **changes), BLOCKS)
+        payload_sizes(dataclasses.replace(DATA, **changes), BLOCKS)
 
 
 def test_the_checksum_is_over_all_frames_in_order() -> None:
@@ -199,6 +259,6 @@ def test_the_checksum_is_over_all_frames_in_order() -> None:
 def test_ten_thousand_random_messages_do_not_upset_the_decoder() -> None:
     generator = random.Random(5)
     for _ in range(10_000):
-        junk = wire.PREFIX.pack(wire.MAGIC, 1, generator.randrange(14)) + generator.randbytes(generator.randrange(90))
+        junk = wire.PREFIX.pack(wire.MAGIC, 2, generator.randrange(4)) + generator.randbytes(generator.randrange(90))
         with contextlib.suppress(MalformedMessage):
             wire.decode(junk)

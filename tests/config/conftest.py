@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.studies import StudyFolder
+from tests.support.studies import StudyFolder
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What may differ between two runs of the same study, one of which continues the other."""
+"""The settings that may differ between two runs of the same study, one of which continues the other."""
 
 import json
 from fnmatch import fnmatch
@@ -9,8 +9,9 @@ import pytest
 from stream_server.config import StudyConfig, check_continuation
 from stream_server.config.changes import MAY_CHANGE
 from stream_server.errors import ConfigError
-from tests.config.studies import Changes, StudyFolder
+from tests.support.studies import Changes, StudyFolder
 
+NETWORK = {"class": "server.py:OtherServer", "args": {"lr": 0.1}}
 ALLOWED: list[Changes] = [
     {"study.output_dir": "elsewhere"},
     {"study.simulations": 200},
@@ -59,11 +60,14 @@ REFUSED: list[Changes] = [
     {"simulation.ranks": 2},
     {"simulation.per_job": 2, "launcher.max_running": 2},
     {"server.class": "server.py:OtherServer"},
-    {"buffer.policy": "fifo", "buffer.watermark": 1},
+    {"buffer.policy": "fifo"},
+    {"buffer.policy": "firo", "buffer.pseudo_epochs": 2},
     {"buffer.capacity": 2501},
     {"buffer.watermark": 501},
     {"buffer.routing": "simulations", "client.max_attached": 8},
     {"training.batch_size": 11},
+    {"training.model": NETWORK, "training.optimizer": NETWORK},
+    {"training.callbacks": [NETWORK]},
     {"training.draws_per_sample": 2.0},
     {"training.precision": "64-true"},
     {"training.accumulate": 2},
@@ -141,7 +145,7 @@ def test_every_key_is_tried(folder: StudyFolder) -> None:
     assert [path for path in untried if not any(fnmatch(path, pattern) for pattern in MAY_CHANGE)] == [
         "parameters.file",
         "simulation.templates",
-        "buffer.pseudo_epochs",
+        "training.lr_scheduler",
     ]
 
 

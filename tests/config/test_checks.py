@@ -1,4 +1,4 @@
-"""What must hold between the keys of a study, and between a study and its files."""
+"""Checks between the keys of a study, and between a study and its files."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import pytest
 from stream_server.config import check_ranks
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.errors import ConfigError
-from stream_server.launcher import command
-from tests.config.studies import StudyFolder
+from stream_server.launcher.simulations import attempts
+from tests.support.studies import StudyFolder
 
 
 def test_the_capacity_covers_the_watermark_and_the_simulations_at_once(folder: StudyFolder) -> None:
@@ -62,17 +62,20 @@ def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFo
     ("changes", "problem"),
     [
         ({"buffer.pseudo_epochs": 2}, "buffer.pseudo_epochs: 2 would be ignored by reservoir."),
-        ({"buffer.policy": "fifo", "buffer.watermark": 5}, "buffer.watermark: 5 would be ignored"),
-        ({"buffer.policy": "firo", "training.draws_per_sample": 2}, "2 would be ignored by firo."),
+        ({"buffer.policy": "fifo", "buffer.watermark": 5}, "buffer.watermark: 5 would be ignored by fifo."),
+        ({"buffer.policy": "firo", "training.draws_per_sample": 2}, "training.draws_per_sample: 2.0 would be ignored"),
         (
             {"buffer.policy": "firo", "buffer.routing": "simulations"},
             'buffer.routing: "simulations" is for the reservoir',
         ),
-        ({"simulation.on_failure": "stop", "simulation.max_failed": 0.5}, "simulation.max_failed: it would be ignored"),
-        ({"simulation.command": None, "simulation.retries": 5}, "simulation.retries: it would be ignored"),
-        ({"simulation.command": None, "launcher.max_running": 5}, "launcher.max_running: it would be ignored"),
+        (
+            {"simulation.on_failure": "stop", "simulation.max_failed": 0.5},
+            "simulation.max_failed: 0.5 would be ignored",
+        ),
+        ({"simulation.command": None, "simulation.retries": 5}, "simulation.retries: 5 would be ignored"),
+        ({"simulation.command": None, "launcher.max_running": 5}, "launcher.max_running: 5 would be ignored"),
         ({"simulation.command": None, "client.max_attached": 0}, "nobody could send anything"),
-        ({"client.if_server_away": "stop", "client.wait_s": 5}, "client.wait_s: it would be ignored"),
+        ({"client.if_server_away": "stop", "client.wait_s": 5}, "client.wait_s: 5.0 would be ignored"),
         ({"parameters.bounds": ...}, "parameters: neither bounds nor file is given."),
         ({"parameters.file": "design.csv"}, "parameters: both bounds and file are given."),
         ({"study.output_dir": ".."}, "study.output_dir:"),
@@ -110,22 +113,10 @@ def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[
     folder.load(changes)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"launcher.scheduler": "slurm"},
-        {"server.job.cores_per_rank": 2},
-        {"server.job.mpirun": ["mpirun"]},
-        {"simulation.job.setup": ["module load heat"]},
-        {"server.job.memory": "4GB"},
-    ],
-    ids=str,
-)
-def test_what_this_version_does_not_have_is_refused(folder: StudyFolder, changes: dict[str, Any]) -> None:
-    [path] = changes
-    problem = folder.problem(changes)
-    assert problem.startswith(f"{path}: ")
-    assert "is not available in this version" in problem
+def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(folder: StudyFolder) -> None:
+    assert folder.problem({"buffer.policy": "fifo", "buffer.watermark": 5}) == (
+        'buffer.watermark: 5 would be ignored by fifo. Leave it out, or write "reservoir" or "firo" in buffer.policy.'
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,9 +128,9 @@ def test_what_this_version_does_not_have_is_refused(folder: StudyFolder, changes
             "Write 3 or more; a multiple of 3 leaves no room unused.",
         ),
         (
-            {"simulation.job.mpirun": ["mpirun"]},
-            "simulation.job.mpirun: it would be ignored, for each simulation is one process of its own. "
-            "Leave it out, or write simulation.ranks or simulation.per_job.",
+            {"simulation.command": None, "simulation.job.mpirun": ["mpirun"]},
+            'simulation.job.mpirun: ["mpirun"] would be ignored, since without simulation.command no simulation is '
+            "started. Leave it out.",
         ),
         (
             {"simulation.ranks": 2, "simulation.job.mpirun": ["mpirun", "-n", "{rank}"]},
@@ -148,8 +139,7 @@ def test_what_this_version_does_not_have_is_refused(folder: StudyFolder, changes
         ),
         (
             {"simulation.ranks": 2, "simulation.job.mpirun": []},
-            'simulation.job.mpirun: the list is empty. Write a list such as ["mpirun", "-n", "{ranks}"], '
-            "or leave the key out.",
+            "simulation.job.mpirun: the list is empty. Write a program and its arguments, or leave the key out.",
         ),
         (
             {"simulation.ranks": 2, "simulation.command": ["a", ":", "b"]},
@@ -183,6 +173,7 @@ def test_what_cannot_be_started_by_mpirun_is_refused(folder: StudyFolder, change
         {"simulation.ranks": 4},
         {"simulation.per_job": 2, "launcher.max_running": 3},
         {"simulation.ranks": 4, "simulation.job.mpirun": ["mpiexec", "-np", "{ranks}", "--mca", "btl=tcp"]},
+        {"simulation.job.mpirun": ["mpirun"]},
         {"simulation.command": ["a", ":", "--map-by", "b"]},
         {"simulation.ranks": 2, "buffer.routing": "simulations"},
     ],
@@ -196,17 +187,6 @@ def test_a_word_of_mpirun_that_names_a_file_of_the_study_becomes_absolute(folder
     hosts = folder.write("hosts.txt", "localhost slots=4\n")
     config = folder.load({"simulation.ranks": 4, "simulation.job.mpirun": ["mpirun", "--hostfile", "hosts.txt"]})
     assert config.simulation.job.mpirun == ("mpirun", "--hostfile", str(hosts))
-
-
-def test_the_default_of_what_this_version_does_not_have_is_accepted(folder: StudyFolder) -> None:
-    folder.load(
-        {
-            "checkpoint.keep_best": 1,
-            "launcher.scheduler": "local",
-            "training.strategy": "ddp",
-            "simulation.job.setup": [],
-        }
-    )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +226,7 @@ def test_an_element_of_the_command_may_not_hold(folder: StudyFolder, element: st
 
 
 def test_the_placeholders_are_those_that_the_launcher_fills_in(folder: StudyFolder) -> None:
-    filled_in = command.placeholders({}, simulation=1, attempt=0, seed=0, study_dir=folder.path)
+    filled_in = attempts.placeholders({}, simulation=1, attempt=0, seed=0, study_dir=folder.path)
     assert {name: type(value) for name, value in filled_in.items()} == {
         name: type(value) for name, value in BUILT_IN.items()
     }
@@ -335,7 +315,7 @@ def _csv(folder: StudyFolder, text: str) -> dict[str, Any]:
         ("initial,left\n1,2\n3\n", "line 3 has 1 value for 2 columns."),
         ("initial,left\n1,2\n3,x\n", "line 3: could not convert string to float: 'x'."),
         ("initial,left\n1,2\n3,nan\n", "line 3 holds a value that is not finite."),
-        ("initial,le ft\n1,2\n3,4\n", '"le ft" is no name'),
+        ("initial,le ft\n1,2\n3,4\n", '"le ft" is not a name'),
         ("initial,initial\n1,2\n3,4\n", 'the column "initial" is there twice.'),
         ("simulation,initial,left\n1,1,2\n0,3,4\n", "must count 0, 1, 2, …."),
         ("initial,left,seed\n1,2,3\n3,4,5\n", "{seed} already stands for something else."),

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.client_api import messages
 from stream_server.config import StudyConfig, load, samples
 from stream_server.config.values import size_in_bytes
 from stream_server.errors import ConfigError
-from tests.config.studies import SMALLEST, StudyFolder
+from stream_server.messages import client as messages
+from tests.support.studies import SMALLEST, StudyFolder
 
 
 def error_of(path: Path) -> str:
@@ -180,7 +180,7 @@ def test_a_key_written_twice_is_refused(folder: StudyFolder) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[1]", "must hold one object"), ('{"user": NaN}', "NaN is no JSON"), ("[" * 100_000, "is no study")],
+    [("[1]", "must hold one object"), ('{"user": NaN}', "NaN is not JSON"), ("[" * 100_000, "is not a study")],
 )
 def test_json_that_is_no_study_is_refused(folder: StudyFolder, text: str, message: str) -> None:
     assert message in error_of(folder.write("study.json", text))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stream_server.config import load
 from stream_server.errors import ConfigError
-from tests.config.studies import SMALLEST, StudyFolder
+from tests.support.studies import SMALLEST, StudyFolder
 
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -30,7 +30,7 @@ def test_three_mistakes_are_reported_together_with_path_and_what_to_write(folder
     assert problems == [
         "simulation.command[1]: {intial} is neither a parameter nor built in. "
         "Write {initial}, or add intial to parameters.bounds.",
-        "training.batch_size: 0 is less than 1. Write 1 or more.",
+        "training.batch_size: 0 is out of range. Write 1 or more.",
         'bufer: unknown key. Write "buffer".',
     ]
 
@@ -64,51 +64,52 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
         ({"network.xyz": 3}, "Leave it out; keys known here are interface, ports, security."),
         ({"training.batch_size": ...}, 'training.batch_size: missing. Write "batch_size": 10'),
         ({"buffer": ...}, 'buffer: missing. Write "buffer": {"capacity": 2500}'),
-        ({"training.batch_size": "10"}, '"10" is not a whole number. Write 10 without quotes.'),
-        ({"training.batch_size": 10.0}, "10.0 is not a whole number. Write 10."),
+        ({"training.batch_size": "10"}, '"10" is not a whole number. Write a whole number without quotes.'),
+        ({"training.batch_size": 10.0}, "10.0 is not a whole number."),
         ({"training.batch_size": True}, "true is not a whole number."),
-        ({"training.compile": "true"}, '"true" is not true or false. Write true without quotes.'),
+        ({"training.compile": "true"}, '"true" is not true or false. Write true or false without quotes.'),
         ({"training.max_s": "1h"}, '"1h" is not a number.'),
-        ({"training.max_s": 0}, "0 is not greater than 0. Write a number above 0."),
-        ({"training.draws_per_sample": 0.5}, "0.5 is less than 1. Write 1 or more."),
-        ({"simulation.max_failed": 10}, "10 is greater than 1. Write 1 or less."),
-        ({"buffer.policy": "resevoir"}, 'Write "reservoir"; it can be "reservoir", "firo" or "fifo".'),
-        ({"buffer.policy": 1}, '1 is not known. Write "reservoir", "firo" or "fifo".'),
-        ({"buffer.capacity": "4G"}, '"4G" is no size. Write a number of samples, or a size such as "4GiB".'),
+        ({"training.max_s": 0}, "0 is out of range. Write more than 0."),
+        ({"training.draws_per_sample": 0.5}, "0.5 is out of range. Write 1 or more."),
+        ({"simulation.max_failed": 10}, "10 is out of range. Write 1 or less."),
+        ({"buffer.policy": "resevoir"}, '"resevoir" is not "reservoir", "firo" or "fifo". Write "reservoir".'),
+        ({"buffer.policy": 1}, 'buffer.policy: 1 is not "reservoir", "firo" or "fifo".'),
+        ({"buffer.capacity": "4G"}, '"4G" is not a size. Write a number of samples, or a size such as "4GiB".'),
         ({"buffer.capacity": "1kB"}, "buffer.capacity: 1kB holds not one sample. Write a larger size."),
-        ({"client.window": "64"}, '"64" is no size.'),
+        ({"client.window": "64"}, '"64" is not a size.'),
         ({"simulation.command": "python heat.py"}, 'Write a list: ["python", "heat.py"].'),
-        ({"simulation.command": []}, "Leave the key out when simulations attach by themselves."),
-        ({"simulation.command": ["heat", 3]}, 'simulation.command[1]: 3 is not text in quotes. Write "3".'),
-        ({"simulation.job": {"walltime": "1h"}}, 'simulation.job.walltime: "1h" is no time. Write "HH:MM:SS"'),
-        ({"study.fields": {}}, "study.fields: {} has no elements. Write at least 1."),
-        ({"study.fields.temperature": [100, -1]}, "study.fields.temperature[1]: -1 is less than 1."),
+        ({"simulation.command": []}, "the list is empty. Write a program and its arguments, or leave the key out."),
+        ({"simulation.command": ["heat", 3]}, 'simulation.command[1]: 3 is not text in quotes.'),
+        ({"validation.every_batches": 0}, "validation.every_batches: 0 is neither a number of batches nor a fraction"),
+        ({"checkpoint.keep_at": [1, 1.5]}, "checkpoint.keep_at[1]: 1.5 is neither a number of batches nor a fraction"),
+        ({"study.fields": {}}, "study.fields: {} has 0 elements. Write at least 1."),
+        ({"study.fields.temperature": [100, -1]}, "study.fields.temperature[1]: -1 is out of range. Write 1 or more."),
         ({"study.fields.temperature": [1] * 9}, "has 9 elements. Write at most 8."),
-        ({"study.fields": {"u": {"shape": [1], "dtype": "flt"}}}, 'study.fields.u.dtype: "flt" is no NumPy type.'),
-        ({"study.fields": {"u": {"shape": [1], "dtype": "O"}}}, '"O" is no numeric type'),
+        ({"study.fields": {"u": {"shape": [1], "dtype": "flt"}}}, 'study.fields.u.dtype: "flt" is not a NumPy type.'),
+        ({"study.fields": {"u": {"shape": [1], "dtype": "O"}}}, '"O" is not a numeric type'),
         ({"study.fields": {"a b": [1]}}, 'study.fields.a b: "a b" is not a name'),
         ({"study.fields": {"u": {"dtype": "int8"}}}, "study.fields.u.shape: missing. Write"),
         ({"study.name": "a/b"}, '"a/b" cannot name a folder.'),
-        ({"study.seed": -1}, "-1 is less than 0."),
-        ({"study.time_steps": 0}, "0 is no number of time steps. Write 1 or more, or null"),
-        ({"study.time_steps": "10"}, 'study.time_steps: "10" is no number of time steps.'),
+        ({"study.seed": -1}, "-1 is out of range. Write 0 or more."),
+        ({"study.time_steps": 0}, "study.time_steps: 0 is not a number of time steps. Write 1 or more, "),
+        ({"study.time_steps": "10"}, 'study.time_steps: "10" is not a number of time steps.'),
         ({"study.time_steps": {"first": 5, "last": 1}}, "last (1) is before first (5)."),
         ({"study.time_steps": {"last": 100, "every": 3}}, 'Write "last": 99 or 102.'),
         ({"parameters.bounds.left": [5, 1]}, "low (5) must be less than high (1). Write [1, 5]."),
         ({"parameters.bounds.left": [0, 1, "log"]}, "low (0) must be positive on a logarithmic scale."),
-        ({"parameters.bounds.left": [1, 2, "lin"]}, '"lin" in [1, 2, "lin"] is no scale.'),
-        ({"parameters.bounds.left": [1, "2"]}, '"2" in [1, "2"] is no finite number.'),
-        ({"parameters.bounds.left": 3}, 'left: 3 is no range. Write [low, high] or [low, high, "log"].'),
-        ({"parameters.sampler": "sobel"}, '"sobel" is no sampler. Write "sobol".'),
+        ({"parameters.bounds.left": [1, 2, "lin"]}, '"lin" in [1, 2, "lin"] is not a scale.'),
+        ({"parameters.bounds.left": [1, "2"]}, '"2" in [1, "2"] is not a finite number.'),
+        ({"parameters.bounds.left": 3}, 'left: 3 is not a range. Write [low, high] or [low, high, "log"].'),
+        ({"parameters.sampler": "sobel"}, '"sobel" is not a sampler. Write "sobol", or FILE.py:Class.'),
         ({"server.class": "server.py"}, '"server.py" names no class. Write "FILE.py:Class"'),
         ({"server.class": ""}, '"" names no class.'),
-        ({"study.output_dir": ""}, '"" is no path.'),
-        ({"study.fields.temperature": 100}, "study.fields.temperature: 100 is no shape. Write a list"),
+        ({"study.output_dir": ""}, '"" is not a path.'),
+        ({"study.fields.temperature": 100}, "study.fields.temperature: 100 is not a shape. Write a list"),
         ({"study.seed": 2**64}, "study.seed: the number does not fit 64 bits."),
-        ({"study.name": "\ud800"}, "study.name: '\\ud800' is no text."),
+        ({"study.name": "\ud800"}, "study.name: '\\ud800' is not valid text."),
         ({"user.a": json.loads("[" * 40 + "]" * 40)}, "levels deep. Write something flatter."),
-        ({"study_dir": 3}, "study_dir: 3 is no path."),
-        ({"network.ports": [0, 70000]}, "network.ports[0]: 0 is less than 1."),
+        ({"study_dir": 3}, "study_dir: 3 is not a path."),
+        ({"network.ports": [0, 70000]}, "network.ports[0]: 0 is out of range."),
     ],
     ids=str,
 )  # fmt: skip
@@ -116,6 +117,11 @@ def test_a_mistake_says_what_was_found_and_what_to_write(
     folder: StudyFolder, changes: dict[str, Any], problem: str
 ) -> None:
     assert problem in "\n".join(folder.problems(changes))
+
+
+@pytest.mark.parametrize("value", ["ten", 0, 1.5, None, [1], True, -0.5])
+def test_a_mistake_in_a_number_of_batches_or_fraction_of_the_run_is_told_once(folder: StudyFolder, value: Any) -> None:
+    assert folder.problem({"training.log_every_batches": value}).startswith("training.log_every_batches: ")
 
 
 @given(data=st.data())

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from stream_server.server.record.layout import SAMPLES, Kind
-from stream_server.server.record.rank_record import RankRecord
-from tests.mpi.launch import alone
-from tests.study.runs import Run, run_study
+from stream_server.server.replay.record_format import SAMPLES, EntryKind
+from stream_server.server.replay.recording import RankRecord
+from tests.support.launch import alone
+from tests.support.runs import Run, run_study
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EXAMPLES = {"c": "heat.c", "fortran": "heat.f90", "cpp": "heat.cpp", "mpi4py": "heat.py"}
@@ -103,7 +103,7 @@ def start(folder: Path, argv: Sequence[str], connection: str) -> "subprocess.Com
 
 
 def run(folder: Path, argv: Sequence[str]) -> str:
-    """What a program says that is run in a folder, without a study; it must succeed, and a compiler must not warn."""
+    """Run a program in a folder, without a study; returns its output. It must succeed, and a compiler must not warn."""
     done = start(folder, argv, "none")
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
     assert "warning" not in done.stderr.lower(), done.stderr
@@ -122,7 +122,7 @@ def solver(language: str) -> list[str]:
 
 
 def mean_temperature(language: str, folder: Path) -> float:
-    """What an example says at its end."""
+    """The mean temperature that an example prints at its end."""
     (mean,) = re.findall(r"mean temperature (\S+) K", run(folder, solver(language)))
     return float(mean)
 
@@ -136,7 +136,7 @@ def recorded(done: Run) -> tuple[Fields, dict[int, npt.NDArray[np.float64]]]:
         for entry in map(record.read, range(len(record))):
             if entry.kind in SAMPLES:
                 fields[entry.simulation, entry.time_step] = entry.fields["temperature"]
-            elif entry.kind is Kind.PARAMETERS:
+            elif entry.kind is EntryKind.PARAMETERS:
                 parameters[entry.simulation] = entry.parameters
         record.close()
     return fields, parameters

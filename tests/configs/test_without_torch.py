@@ -5,10 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.configs.test_studies import CONFIGS, assert_all_finished, first_and_last_loss
-from tests.study.runs import Run, run_study
+from tests.support.runs import Run, run_study
 
 WITHOUT_TORCH = {"PYTHONPATH": str(Path(__file__).parent / "without_torch")}
 FEWER = {
@@ -40,7 +38,6 @@ def test_torch_really_cannot_be_imported_there() -> None:
     assert "was imported where there is no torch" in done.stderr
 
 
-@pytest.mark.timeout(120)
 def test_least_squares_with_numpy_learn_on_two_ranks(tmp_path: Path) -> None:
     settings = {"buffer.watermark": 400, "training.batch_size": 10, "validation.every_batches": 5}
     done = run_on_two_ranks("heat-numpy", tmp_path, settings)
@@ -50,7 +47,6 @@ def test_least_squares_with_numpy_learn_on_two_ranks(tmp_path: Path) -> None:
     assert last < first / 3
 
 
-@pytest.mark.timeout(120)
 def test_a_network_in_jax_learns_on_two_ranks(tmp_path: Path) -> None:
     settings = {"training.batch_size": 20, "training.draws_per_sample": 4, "validation.every_batches": None}
     done = run_on_two_ranks("heat-jax", tmp_path, settings | {"validation.at": [2]})

@@ -1,14 +1,15 @@
-"""State after state, drawn from a seed: put on a disk, restarted, checked."""
+"""The power fails at any moment, and a restart must find what was promised."""
 
 import logging
-import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
+from tests.campaigns import Campaign, Round, option
 from tests.disk.model import History, Synced, Told, Tree
 from tests.disk.recording import recorded
 from tests.disk.scenarios import SCENARIOS, Scenario
@@ -19,62 +20,39 @@ AT_A_CHANGE = 0.7
 AGAIN = 0.4
 MOST_CUTS = 3
 NOTHING = "nothing"
+CUT_AGAIN = "restarts cut short"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Violation:
-    """Case `number` of a seed: the power failed after so many steps, and then what must hold did not."""
-
-    number: int
-    scenario: str
-    cuts: Sequence[int]
-    losses: Sequence[str]
-    text: str
-
-
-@dataclass(kw_only=True, slots=True)
-class Counts:
-    """What was tried: states by scenario and by what was lost. In `num_again` the restart after another one was cut."""
-
-    scenarios: Counter[str] = field(default_factory=Counter)
-    losses: Counter[str] = field(default_factory=Counter)
-    num_again: int = 0
-    num_cases: int = 0
-    violations: list[Violation] = field(default_factory=list)
-    wall_s: float = 0.0
-
-    @property
-    def num_states(self) -> int:
-        return self.scenarios.total()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Campaign:
-    """`num_states` states of all scenarios in turn, drawn from `seed`; the first case is number `first`.
+@dataclass(frozen=True, kw_only=True)
+class PowerFailures(Campaign):
+    """`states` states of the disk, of all scenarios in turn.
 
     With `unheard` "files" or "folders" nothing that the program does to sync them has an effect, which must be found
-    out: the campaign ends at its first violation then. `on_case` is told of each case.
+    out: the campaign ends at its first violation then.
     """
 
-    num_states: int
-    seed: int
-    first: int = 0
+    figure: ClassVar[str] = "disk states"
+
+    states: int = option(2000, "how many states of the disk are restarted")
+    first: int = option(0, "begin with case N of the seed")
     scenarios: Sequence[Scenario] = SCENARIOS
     unheard: Collection[str] = ()
-    on_case: Callable[[Counts], None] = lambda counts: None
 
-    def run(self, counts: Counts) -> Counts:
-        """Run it; whatever ends it, `counts` has what was found by then."""
-        start = time.monotonic()
+    @property
+    def total(self) -> int:
+        return self.states
+
+    def run(self) -> Generator[Round, None, None]:
+        num_states, number = 0, self.first
         with _quiet(), scratch() as ground:
             runs = [Run(scenario, ground, self.unheard) for scenario in self.scenarios]
-            while counts.num_states < self.num_states and not (self.unheard and counts.violations):
-                number = self.first + counts.num_cases
-                runs[number % len(runs)].case(number, Random(f"{self.seed}/{number}"), ground, counts)
-                counts.num_cases += 1
-                counts.wall_s = time.monotonic() - start
-                self.on_case(counts)
-        return counts
+            while num_states < self.states:
+                case = runs[number % len(runs)].case(number, Random(f"{self.seed}/{number}"), ground)
+                num_states += case.size
+                number += 1
+                yield case
+                if self.unheard and case.violations:
+                    return
 
 
 class Run:
@@ -88,25 +66,28 @@ class Run:
         with recorded(self.folder, taken(self.folder), unheard=unheard) as self.history:
             scenario.run(self.folder, self.told, self.history.tell)
 
-    def case(self, number: int, random: Random, ground: Scratch, counts: Counts) -> None:
+    def case(self, number: int, random: Random, ground: Scratch) -> Round:
         """Let the power fail, and perhaps again while the restart after that goes on."""
         history, told = self.history, self.told
         cuts: list[int] = []
-        losses: list[str] = []
-        while not cuts or (len(cuts) < MOST_CUTS and random.random() < AGAIN):
+        lost: list[Collection[str]] = []
+        problem = ""
+        while not cuts or (not problem and len(cuts) < MOST_CUTS and random.random() < AGAIN):
             cuts.append(_cut(history, random))
             state = Moment(history, cuts[-1]).drawn(random)
             told = [*told, *history.facts(cuts[-1])]
-            losses += sorted(state.losses)
-            counts.scenarios[self.scenario.name] += 1
-            counts.losses.update(state.losses or {NOTHING})
-            counts.num_again += len(cuts) > 1
+            lost.append(sorted(state.losses) or [NOTHING])
             history, problem = self._restarted(state.tree, told, ground)
-            if problem:
-                counts.violations.append(
-                    Violation(number=number, scenario=self.scenario.name, cuts=cuts, losses=losses, text=problem)
-                )
-                break
+        moments = (f"after step {cut} ({', '.join(names)} lost)" for cut, names in zip(cuts, lost, strict=True))
+        name, num = self.scenario.name, len(cuts)
+        return Round(
+            cases={name: num},
+            table={(name, "states"): num, (name, CUT_AGAIN): num - 1},
+            totals=Counter(f"with loss of {it}" for names in lost for it in names),
+            violations=[f"{name}: the power failed {', then '.join(moments)}\n{problem}"] if problem else [],
+            again=f"--first {number} --states 1",
+            size=num,
+        )
 
     def _restarted(self, tree: Tree, told: Sequence[object], ground: Scratch) -> tuple[History, str]:
         """The steps of a restart on a disk, and what is wrong."""

@@ -1,4 +1,4 @@
-"""What may become of changes that were not synced, of one file or one folder."""
+"""The possible outcomes of unsynced changes of one file or one folder."""
 
 from collections.abc import Callable, Sequence
 from random import Random

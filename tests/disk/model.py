@@ -100,7 +100,7 @@ class History:
         self.steps.append(Told(fact))
 
     def facts(self, num_steps: int) -> list[object]:
-        """What was told within the first steps."""
+        """The facts that were told within the first steps."""
         return [step.fact for step in self.steps[:num_steps] if isinstance(step, Told)]
 
     def _add(self, tree: Tree, folder: int, numbers: Iterator[int]) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stream_server import disk
+from stream_server.storage import disk
 from tests.disk.model import TOP, History, Linked, Renamed, Resized, Synced, Tree, Unlinked, Wrote
 
 

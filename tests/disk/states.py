@@ -33,7 +33,7 @@ LOSSES = (*FILE_LOSSES, *FOLDER_LOSSES, SINCE_A_MOMENT)
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is on the disk, and which of `LOSSES` it has suffered."""
+    """The contents of the disk, and which of `LOSSES` it has suffered."""
 
     tree: Tree
     losses: frozenset[str]
@@ -95,7 +95,7 @@ class Moment:
             self._files[node] = whole(self._files[node], changes)
 
     def _as_at(self, moment: int) -> State:
-        """What was synced since is there all the same."""
+        """The state at a moment; what was synced since is there all the same."""
         files, folders, lost = dict(self._files), dict(self._folders), {}
         for node, changes in self._changes.items():
             kept = [change for change, place in zip(changes, self._places[node], strict=True) if place < moment]
@@ -126,7 +126,7 @@ class Moment:
 
 
 def _state(files: Mapping[int, bytes], folders: Mapping[int, Names], lost: Mapping[int, str]) -> State:
-    """What can be reached from the top; what happened to all else nobody can see."""
+    """The state as far as it can be reached from the top; losses elsewhere are invisible."""
     losses: set[str] = set()
 
     def tree(folder: int) -> Tree:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stream_server.server.checkpoint.best_folder import BestFolder
+from stream_server.server.model.best_models import BestFolder
 from tests.disk.model import History
 from tests.disk.recording import recorded
 from tests.disk.scenarios.best import FOLDER, check, keep, there

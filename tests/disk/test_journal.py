@@ -1,4 +1,4 @@
-"""What the launcher's journal is after a power failure, at the moments at which it once was wrong."""
+"""The launcher's journal after a power failure, at the moments at which it once was wrong."""
 
 import errno
 import os
@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from stream_server import disk
 from stream_server.errors import ConfigError
-from stream_server.launcher import records
-from stream_server.launcher.journal import JOURNAL_FILE, Journal
-from stream_server.launcher.records import PlanTaken, Record
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.journal.records import PlanTaken, Record
+from stream_server.storage import disk
 from tests.disk.model import Synced, Tree, Wrote
 from tests.disk.recording import recorded
 from tests.disk.scratch import put, taken
 from tests.disk.states import Moment
 
-RECORDS: tuple[Record, ...] = tuple(PlanTaken(epoch=number) for number in range(3))
+RECORDS: tuple[Record, ...] = tuple(PlanTaken(incarnation=number) for number in range(3))
 WHOLE = b"".join(map(records.encode, RECORDS))
 
 
@@ -44,13 +44,13 @@ def test_records_that_are_written_together_go_to_disk_one_by_one(tmp_path: Path)
     assert all(isinstance(history.steps[place + 1], Synced) for place in writes)
 
 
-@pytest.mark.parametrize("torn", [bytes(300) + b'"}\n', b'{"record": ' + bytes(1024) + b'"}\n', bytes(2000) + b"\n"])
+@pytest.mark.parametrize("torn", [bytes(300) + b'"}\n', b'{"message": ' + bytes(1024) + b'"}\n', bytes(2000) + b"\n"])
 def test_a_last_record_of_which_sectors_are_missing_was_never_written(tmp_path: Path, torn: bytes) -> None:
     put({JOURNAL_FILE: WHOLE + torn}, str(tmp_path / "run"))
     with Journal(tmp_path / "run") as journal:
-        assert journal.past.epoch == 2
-        journal.write(PlanTaken(epoch=3))
-        assert journal.file.read_bytes() == WHOLE + records.encode(PlanTaken(epoch=3))
+        assert journal.history.incarnation == 2
+        journal.write(PlanTaken(incarnation=3))
+        assert journal.file.read_bytes() == WHOLE + records.encode(PlanTaken(incarnation=3))
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -65,7 +65,7 @@ def test_missing_sectors_before_the_last_record_are_damage(tmp_path: Path, place
 def test_a_torn_end_is_cut_off_on_disk_before_anything_follows(tmp_path: Path) -> None:
     put({JOURNAL_FILE: WHOLE + b'{"rec'}, str(tmp_path / "run"))
     with recorded(tmp_path, taken(tmp_path)) as history, Journal(tmp_path / "run") as journal:
-        journal.write(PlanTaken(epoch=3))
+        journal.write(PlanTaken(incarnation=3))
     [place] = [place for place, step in enumerate(history.steps) if isinstance(step, Wrote)]
     assert journal_of(Moment(history, place).synced().tree) == WHOLE
 

@@ -1,12 +1,12 @@
-"""What was logged before a restart is still there when the power fails during it."""
+"""Metrics that were logged before a restart are still there when the power fails during it."""
 
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from stream_server.server.training.log_record import AXES
-from stream_server.server.training.writers import CsvWriter, JsonLinesWriter
+from stream_server.server.metrics.log_record import AXES
+from stream_server.server.metrics.writers import CsvWriter, JsonLinesWriter
 from tests.disk.recording import recorded
 from tests.disk.scratch import put, taken
 from tests.disk.states import Moment

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from stream_server.server.output import OutputFolder
-from tests.config.studies import StudyFolder
+from stream_server.server.run.output import OutputFolder
 from tests.disk.recording import recorded
 from tests.disk.states import Moment
+from tests.support.studies import StudyFolder
 
 
 def test_the_folder_of_a_new_study_is_on_disk(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the record of samples is after a power failure, at the moments at which it once was wrong."""
+"""The record of samples after a power failure, at the moments at which it once was wrong."""
 
 from pathlib import Path
 

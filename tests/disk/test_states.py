@@ -1,4 +1,4 @@
-"""What the model of a disk lets a power failure do, and what it does not."""
+"""The effects of a power failure that the model of a disk allows, and those that it does not."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from stream_server import disk
+from stream_server.storage import disk
 from tests.disk.model import Tree
 from tests.disk.recording import recorded
 from tests.disk.scratch import put

@@ -1,16 +1,20 @@
-"""Every target in a process of its own, for its share of the time."""
+"""Every parser of bytes from outside gets random inputs, each in a process of its own."""
 
 import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
+from tests.campaigns import Campaign, Round, option
 from tests.fuzz import scratch
-from tests.fuzz.programs import Program
+from tests.fuzz.programs import Program, programs
+from tests.fuzz.target import CORPORA
 
 ROOT = Path(__file__).parent.parent.parent
 # At the end, and, of a process that was interrupted, on the way.
@@ -24,7 +28,7 @@ MOST_FILES, MOST_BYTES = 100, 200_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of one target. `found` is the input that broke a promise, `told` what was said of it."""
+    """The outcome of one target. `found` is the input that broke a promise, `told` what was said of it."""
 
     name: str
     num_inputs: int
@@ -35,24 +39,46 @@ class Outcome:
     told: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Campaign:
-    """`seconds` of wall time for all programs together, of which `at_once` run side by side, or `runs` inputs for each.
+@dataclass(frozen=True, kw_only=True)
+class Fuzzing(Campaign):
+    """`seconds` of wall time for all targets together, of which `at_once` run side by side, or `runs` inputs for each.
 
-    `folder` takes what is needed on the way. With `keeps`, new inputs that reach more of a target come into its corpus.
+    With `keep`, new inputs that reach more of a target come into its corpus, which is below `corpora`.
     """
 
-    programs: Sequence[Program]
-    folder: Path
-    seed: int
-    seconds: float = 0.0
-    runs: int = 0
-    at_once: int = 2
-    keeps: bool = False
-    outcomes: list[Outcome] = field(default_factory=list)
+    figure: ClassVar[str] = "fuzz"
 
-    def run(self) -> Iterator[Outcome]:
+    targets: Sequence[str] = option((), "what is fuzzed (all)", nargs="*", metavar="TARGET")
+    seconds: float = option(300.0, "how long all of it takes")
+    at_once: int = option(2, "processes side by side")
+    keep: bool = option(False, "keep new inputs that reach more, in tests/fuzz/corpus")
+    runs: int = 0
+    corpora: Path = CORPORA
+
+    def __post_init__(self) -> None:
+        assert self.programs
+
+    @cached_property
+    def programs(self) -> list[Program]:
+        return programs(tuple(self.targets), self.folder, corpora=self.corpora)
+
+    @property
+    def total(self) -> int:
+        return len(self.programs)
+
+    def run(self) -> Generator[Round, None, None]:
+        for it in self.outcomes():
+            numbers = {"inputs": it.num_inputs, "new ones": it.num_new, "MiB at most": it.peak_mib}
+            yield Round(
+                cases={it.name: it.num_inputs},
+                table={(it.name, column): num for column, num in numbers.items()},
+                violations=[f"{it.name}: BROKEN by {it.found}\n{it.told}"] if it.told else [],
+                again=f"{it.name}; of this input: python -m tests.fuzz.process {it.name} {it.found}",
+            )
+
+    def outcomes(self) -> Iterator[Outcome]:
         """Run all, and tell of each target that has ended. An interrupt ends those that run; the others never begin."""
+        told: list[Outcome] = []
         with ThreadPoolExecutor(self.at_once) as pool:
             futures: list[Future[Outcome]] = []
             try:
@@ -60,16 +86,11 @@ class Campaign:
                     program.prepare()
                 futures += [pool.submit(self._fuzz, program) for program in self.programs]
                 for future in as_completed(futures):
-                    yield self._noted(future)
+                    told.append(future.result())
+                    yield told[-1]
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)
-                for future in futures:
-                    if not future.cancelled() and future.result() not in self.outcomes:
-                        yield self._noted(future)
-
-    def _noted(self, future: Future[Outcome]) -> Outcome:
-        self.outcomes.append(future.result())
-        return future.result()
+                yield from (it.result() for it in futures if not it.cancelled() and it.result() not in told)
 
     def _fuzz(self, program: Program) -> Outcome:
         new = self.folder / f"{program.name}-new"
@@ -79,7 +100,7 @@ class Campaign:
         options += [f"-runs={self.runs}"] if self.runs else [f"-max_total_time={max(1, round(self._seconds(program)))}"]
         start = time.monotonic()
         log, code = self._told(program, [*options, str(new), str(program.corpus)])
-        if self.keeps and code == 0 and not program.is_native:
+        if self.keep and code == 0 and not program.is_native:
             self._keep(program, new)
         found = WRITTEN.search(log)
         return Outcome(

@@ -1,4 +1,4 @@
-"""What hostile clients say to one server rank, made out of bytes: mostly what the protocol allows, at any time."""
+"""Messages of hostile clients to one server rank, made out of bytes: mostly what the protocol allows, at any time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.client_api.messages import ALL_FIELDS, Block, Data, End, FieldSpec, Open
+from stream_server.messages.client import ALL_FIELDS, Block, Data, End, FieldSpec, Open
 
-STUDY, EPOCH = "s", 3
+STUDY, INCARNATION = "s", 3
 FIELDS = (FieldSpec(name="u", shape=(4,), dtype="<f8"), FieldSpec(name="v", shape=(), optional=True))
 NUM_FAULTS = 32
 MISSING, TOO_MANY, TOO_SHORT, TOO_LONG, NOT_A_NUMBER = range(1, 6)
@@ -39,7 +39,7 @@ class Script:
 
 
 def value(simulation: int, index: int, rank: int) -> float:
-    """What a client rank sends in all values of a step."""
+    """The number that a client rank sends in all values of a step."""
     return float(simulation * 10_000 + index * 10 + rank % 4 + 1)
 
 
@@ -87,7 +87,7 @@ class Peer:
         data = Data(
             simulation=self.opening.simulation,
             attempt=self.opening.attempt,
-            epoch=EPOCH,
+            incarnation=INCARNATION,
             sequence=script.one_of(8) if oddity == 4 else self.sequence,
             index=script.one_of(12) if oddity in (3, 5, 6) else self.index,
             num_steps=1 + script.one_of(4) if is_whole else 1,
@@ -104,7 +104,7 @@ class Peer:
         """An `End` that may say too little or too much."""
         share, total = script.one_of(12), script.one_of(12)
         simulation, attempt = self.opening.simulation, self.opening.attempt
-        return End(simulation=simulation, attempt=attempt, epoch=EPOCH, share=share, total=total)
+        return End(simulation=simulation, attempt=attempt, incarnation=INCARNATION, share=share, total=total)
 
     def _payload(self, fault: int, data: Data) -> list[bytes]:
         is_fit = fault != NOT_A_NUMBER
@@ -137,7 +137,7 @@ def opening(simulation: int, rank: int, num_ranks: int, blocks: Sequence[Block],
         study=STUDY,
         simulation=simulation,
         attempt=attempt,
-        epoch=EPOCH,
+        incarnation=INCARNATION,
         rank=rank,
         num_ranks=num_ranks,
         blocks=tuple(blocks),

@@ -1,15 +1,15 @@
-"""Seals that fit: a fuzzer would never guess a checksum, and what is behind it would never be read."""
+"""Checksums that fit: a fuzzer would never guess one, and what is behind it would never be read."""
 
 import json
 
-from stream_server.server.sealed import sealed
+from stream_server.storage.checksums import checksummed_json
 
 
 def resealed(data: bytes) -> bytes:
-    """A sealed JSON file with another content, and the checksum of that; what is no JSON object stays as it is."""
+    """A checksummed JSON file with the checksum of its content; what is no JSON object stays as it is."""
     try:
         plain = json.loads(data)
         plain.pop("xxh3", None)
-        return sealed(plain)
+        return checksummed_json(plain)
     except (ValueError, TypeError, AttributeError, RecursionError):
         return data

@@ -1,4 +1,4 @@
-"""What a target of the fuzzer is, and where to find one."""
+"""A target of the fuzzer, and the search for targets."""
 
 import importlib
 import pkgutil

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.campaign import MOST_BYTES, MOST_FILES, Campaign, replace
+from tests.fuzz.campaign import MOST_BYTES, MOST_FILES, Fuzzing, replace
 from tests.fuzz.mutation import hard_inputs, mutated
 from tests.fuzz.programs import programs
 from tests.fuzz.target import CORPORA, Target, corpus, load, names
@@ -64,11 +64,11 @@ def test_every_corpus_belongs_to_a_target() -> None:
 
 
 def test_a_campaign_reports_a_planted_bug_and_keeps_the_input(tmp_path: Path) -> None:
-    [program] = programs(("tests.fuzz.planted",), tmp_path, corpora=tmp_path)
-    [outcome] = Campaign(programs=[program], folder=tmp_path, seed=1, runs=MOST_RUNS).run()
+    campaign = Fuzzing(targets=("tests.fuzz.planted",), folder=tmp_path, corpora=tmp_path, seed=1, runs=MOST_RUNS)
+    [outcome] = campaign.outcomes()
     assert "AssertionError: the planted bug" in outcome.told
     assert outcome.found is not None
-    assert outcome.found.parent == program.corpus
+    assert outcome.found.parent == campaign.programs[0].corpus
     assert outcome.found.read_bytes().startswith(b"bug")
     assert 0 < outcome.num_inputs <= MOST_RUNS
 

@@ -5,7 +5,7 @@ Each thing that the launcher does passes a door, at which it may be killed; what
 
 import errno
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any
 from unittest import mock
 
 from stream_server import failpoints
-from stream_server.launcher import blame, ensemble, link, records, starter
-from stream_server.launcher.attempts import CONNECTION_FILE
-from stream_server.launcher.job_spec import Ended, JobSpec, describe
-from stream_server.launcher.journal import Journal
-from stream_server.launcher.past import Past
-from stream_server.launcher.processes import Leader
+from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, describe
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.history import History
+from stream_server.launcher.journal.journal import Journal
+from stream_server.launcher.simulations import attempt_jobs, ensemble, starter
+from stream_server.launcher.simulations.attempts import CONNECTION_FILE
+from stream_server.messages import launcher_link
 from tests.launcher.one_rank import OneRank
 
 Attempt = tuple[int, int]
@@ -55,11 +56,15 @@ class Process:
 
 @dataclass(kw_only=True)
 class Job:
-    """Processes that were started together; mpirun, if it is several. `exit_code` None: it has left no word."""
+    """Processes that were started together; mpirun, if it is several. `exit_code` None: it has left no word.
+
+    `was_seen`: the launcher that started it has seen its end.
+    """
 
     processes: list[Process]
     is_told_to_end: bool = False
     has_ended: bool = False
+    was_seen: bool = False
     exit_code: int | None = None
 
     def end(self, exit_code: int | None) -> None:
@@ -71,7 +76,7 @@ class Job:
 
 @dataclass(kw_only=True)
 class Node:
-    """What outlives launchers: the journal, folders, jobs.
+    """The things that outlive launchers: the journal, folders, jobs.
 
     The launcher is killed at the last of `doors_left`. `num_counted` are the failures that it held against simulations.
     """
@@ -151,7 +156,7 @@ class Node:
             mock.patch.object(starter, "time", clock),
             mock.patch.object(ensemble, "shutil", shell),
             mock.patch.object(starter, "shutil", shell),
-            mock.patch.object(blame, "_codes", self.codes),
+            mock.patch.object(attempt_jobs, "_codes", self.codes),
             mock.patch.object(failpoints, "_ARMED", _EveryFailpoint(self)),
         ):
             yield
@@ -166,7 +171,7 @@ class NodeJournal(Journal):
     def __init__(self, node: Node) -> None:
         super().__init__(Path("/study"))
         self.node = node
-        self.past = Past.of(records.decode(node.journal))
+        self.history = History.of(records.decode(node.journal))
 
     def _append(self, lines: Iterable[bytes]) -> None:
         if self.node.disk_is_full:
@@ -221,68 +226,72 @@ class NodeMpirun:
         return JobSpec(command=("mpirun",), environment={}, folder=specs[0].folder, marks=marks)
 
 
-class NodeJobs:
-    """The jobs that one launcher watches; see `LocalJobs`."""
+class NodeBackend:
+    """The backend of one launcher; see `Backend`. The handle of a job is its folder."""
 
-    busy = False
+    query_interval_s = 0.0
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.watched: set[Path] = set()
-        self.cancelled: set[Path] = set()
+        self.adopted: set[Path] = set()
 
-    def submit(self, spec: JobSpec) -> Leader:
-        self.watched.add(spec.folder)
+    def submit(self, spec: JobSpec) -> str:
         self.node.start(spec)
-        return Leader(pid=1, started=1)
+        return str(spec.folder)
 
-    def adopt(self, folder: Path, marks: Iterable[str], leader: Leader | None) -> None:
-        self.watched.add(folder)
+    def reattach(self, job: SavedJob) -> str:
+        self.adopted.add(job.folder)
+        return str(job.folder)
 
-    def cancel_all(self, folders: set[Path], now: float) -> None:
-        for folder in folders & self.watched:
+    def cancel(self, handles: Collection[str]) -> None:
+        for handle in sorted(handles):
             self.node.door()
-            self.cancelled.add(folder)
-            if job := self.node.jobs.get(folder):
+            if job := self.node.jobs.get(Path(handle)):
                 job.is_told_to_end = True
 
-    def poll(self, now: float) -> list[Ended]:
+    def query(self, handles: Collection[str]) -> Mapping[str, JobStatus]:
         self.node.door()
-        gone = [it for it in sorted(self.watched) if it not in self.node.jobs or self.node.jobs[it].has_ended]
-        self.watched -= set(gone)
-        return [self._how_it_ended(folder) for folder in gone]
+        return {handle: self._status(Path(handle)) for handle in sorted(handles)}
 
-    def _how_it_ended(self, folder: Path) -> Ended:
+    def close(self) -> None:
+        pass
+
+    def _status(self, folder: Path) -> JobStatus:
         job = self.node.jobs.get(folder)
+        if job is not None and not job.has_ended:
+            return JobStatus(state=JobState.ENDING if job.is_told_to_end else JobState.RUNNING)
         if job is None or job.exit_code is None:
-            reason, unseen = "ended without a word", folder not in self.cancelled
-            return Ended(folder=folder, exit_code=None, reason=reason, unseen=unseen)
-        return Ended(folder=folder, exit_code=job.exit_code, reason=describe(job.exit_code))
+            if job is not None:
+                job.was_seen |= folder not in self.adopted
+                for process in job.processes if not (job.was_seen or job.is_told_to_end) else ():
+                    process.blameless = process.blameless or "nobody saw its end"
+            return JobStatus(state=JobState.ENDED, reason="ended without a word")
+        return JobStatus(state=JobState.ENDED, exit_code=job.exit_code, reason=describe(job.exit_code))
 
 
 class NodeLink:
-    """The link of one launcher; see `Link`. Nothing is heard of a rank 0 before it says that it is there."""
+    """The `ServerConnection` of one launcher. Nothing is heard of a rank 0 before it says that it is there."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.peer: OneRank | None = None
 
-    def receive(self) -> list[link.ToLauncher]:
+    def receive(self) -> list[launcher_link.ToLauncher]:
         server, heard = self.node.server, []
         while server is not None and server.to_launcher:
-            message = link.to_launcher(link.encode(server.to_launcher.popleft()))
-            if isinstance(message, link.Here | link.Plan):
+            message = launcher_link.to_launcher(launcher_link.encode(server.to_launcher.popleft()))
+            if isinstance(message, launcher_link.Here | launcher_link.Plan):
                 self.peer = server
             if self.peer is server:
                 heard.append(message)
         return heard
 
-    def send(self, message: link.ToServer) -> None:
+    def send(self, message: launcher_link.ToServer) -> None:
         self.node.door()
-        if isinstance(message, link.Failed) and "not counted against it" not in message.reason:
+        if isinstance(message, launcher_link.Failed) and "not counted against it" not in message.reason:
             self.node.num_counted[message.simulation] += 1
         if self.peer is not None and self.peer is self.node.server:
-            self.peer.from_launcher.append(link.to_server(link.encode(message)))
+            self.peer.from_launcher.append(launcher_link.to_server(launcher_link.encode(message)))
 
     def forget_peer(self) -> None:
         self.peer = None

@@ -5,18 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream_server.client_api.messages import Away, Routing, TimeSteps
-from stream_server.launcher import link
-from stream_server.server import events, notices
-from stream_server.server.coordinator import Coordinator
-from stream_server.server.lobby import StudyFacts
-from stream_server.server.roster import Roster
+from stream_server.messages import launcher_link, notices
+from stream_server.messages.client import Away, Routing, TimeSteps
+from stream_server.server.intake import mailbox
+from stream_server.server.reception.coordinator import Coordinator
+from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.simulations.handshake import StudyFacts
+from stream_server.server.simulations.roster import Roster
 
 NUM_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class Checkpoint:
     """A checkpoint: what the roster knew, and how many steps of each simulation were settled."""
 
     roster: dict[str, Any]
@@ -25,17 +26,17 @@ class Generation:
 
 @dataclass(kw_only=True)
 class OneRank:
-    """One start of the server; it goes on with the `generation` that was committed last, if there is one.
+    """One start of the server; it goes on with the `checkpoint` that was committed last, if there is one.
 
     `to_launcher` is what it has said and nobody has heard, `from_launcher` what it has not heard.
     """
 
-    epoch: int
+    incarnation: int
     num_simulations: int
     num_spare: int
-    generation: Generation | None
-    to_launcher: deque[link.ToLauncher] = field(default_factory=deque)
-    from_launcher: deque[link.ToServer] = field(default_factory=deque)
+    checkpoint: Checkpoint | None
+    to_launcher: deque[launcher_link.ToLauncher] = field(default_factory=deque)
+    from_launcher: deque[launcher_link.ToServer] = field(default_factory=deque)
     settled: dict[int, int] = field(default_factory=dict)
     received: dict[tuple[int, int], int] = field(default_factory=dict)
     failed: str = ""
@@ -43,7 +44,7 @@ class OneRank:
     def __post_init__(self) -> None:
         facts = StudyFacts(
             study="s",
-            epoch=self.epoch,
+            incarnation=self.incarnation,
             endpoints=(("ipc://nowhere",),),
             time_steps=TimeSteps(num=NUM_STEPS),
             fields=(),
@@ -59,22 +60,25 @@ class OneRank:
             num_held_out=0,
             num_ranks=1,
         )
-        if self.generation is not None:
-            self.settled = dict(self.generation.settled)
+        if self.checkpoint is not None:
+            self.settled = dict(self.checkpoint.settled)
             finished = {it: NUM_STEPS for it, num in self.settled.items() if num == NUM_STEPS}
-            self.roster.load_state_dict(self.generation.roster, finished)
+            self.roster.load_state_dict(self.checkpoint.roster, finished)
         self.coordinator = Coordinator(
             self.roster,
             {},
-            access=None,
+            access=CurveAccess(KeyPair.make()),
             refuse=_refuse,
             reply=lambda peer, message: None,
+            answer=lambda peer, answer: None,
             tell_launcher=self.to_launcher.append,
             tell_main=self._hear_failure,
             apply=lambda notice: None,
         )
         self.say_here()
-        plan = link.Plan(study="s", epoch=self.epoch, output_dir="/study", connection={}, simulations=())
+        plan = launcher_link.Plan(
+            study="s", incarnation=self.incarnation, output_dir="/study", connection={}, simulations=()
+        )
         self.coordinator.begin(plan)
 
     @property
@@ -84,19 +88,21 @@ class OneRank:
 
     def say_here(self) -> None:
         """As once a second."""
-        self.to_launcher.append(link.Here(epoch=self.epoch))
+        self.to_launcher.append(launcher_link.Here(incarnation=self.incarnation))
 
     def listen(self) -> None:
         """Hear what the launcher has said; a study that is over then tells it to leave."""
         while self.from_launcher:
             self.coordinator.launcher(self.from_launcher.popleft())
         if self.is_over:
-            self.coordinator.perform(self.roster.stop("the study is over", 5.0))
+            self.coordinator.perform(
+                self.roster.stop(launcher_link.StopSimulations(reason="the study is over", grace_s=5.0))
+            )
 
     def admits(self, simulation: int, attempt: int) -> bool:
         """Whether the clients of an attempt may send."""
         entry = self.roster.entries[simulation]
-        return entry.state.value == "running" and entry.attempt == attempt
+        return entry.phase.value == "running" and entry.attempt == attempt
 
     def take_step(self, simulation: int, attempt: int, index: int) -> None:
         """A client sends a step, perhaps again."""
@@ -120,12 +126,12 @@ class OneRank:
         )
         self.coordinator.share(0, share)
 
-    def save(self) -> Generation:
-        """What a checkpoint has of it."""
-        return Generation(roster=self.roster.state_dict(), settled=dict(self.settled))
+    def save(self) -> Checkpoint:
+        """The part of a checkpoint that it saves."""
+        return Checkpoint(roster=self.roster.state_dict(), settled=dict(self.settled))
 
-    def _hear_failure(self, event: events.Event) -> None:
-        if isinstance(event, events.StudyFailed):
+    def _hear_failure(self, event: mailbox.Event) -> None:
+        if isinstance(event, mailbox.SimulationsFailed):
             self.failed = event.text
 
 

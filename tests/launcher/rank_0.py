@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,9 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
-from stream_server.launcher import link, processes
+from stream_server.machine import processes
+from stream_server.messages import launcher_link
+from tests.support.timing import Deadline, until
 
 DEADLINE_S = 30.0
 
@@ -25,17 +26,25 @@ STUDY = {
 }
 SERVER = "from stream_server import StreamServer\n\n\nclass Server(StreamServer):\n    pass\n"
 
-Message = TypeVar("Message", bound=link.ToServer)
+Message = TypeVar("Message", bound=launcher_link.ToServer)
 
 
 def plan(
-    num: int, *, output_dir: Path, epoch: int = 1, security: dict[str, str] | None = None, attempt: int = -1
-) -> link.Plan:
+    num: int, *, output_dir: Path, incarnation: int = 1, security: dict[str, str] | None = None, attempt: int = -1
+) -> launcher_link.Plan:
     """A plan of `num` simulations, of which `attempt` is known."""
-    planned = tuple(link.Planned(simulation=i, parameters={"left": 100.0 + i}, attempt=attempt) for i in range(num))
-    connection = {"study": "heat-1", "epoch": epoch, "host": "node", "control": ["ipc:///tmp/x"], "security": security}
-    return link.Plan(
-        study="heat-1", epoch=epoch, output_dir=str(output_dir), connection=connection, simulations=planned
+    planned = tuple(
+        launcher_link.Planned(simulation=i, parameters={"left": 100.0 + i}, attempt=attempt) for i in range(num)
+    )
+    connection = {
+        "study": "heat-1",
+        "incarnation": incarnation,
+        "host": "node",
+        "control": ["ipc:///tmp/x"],
+        "security": security,
+    }
+    return launcher_link.Plan(
+        study="heat-1", incarnation=incarnation, output_dir=str(output_dir), connection=connection, simulations=planned
     )
 
 
@@ -46,7 +55,7 @@ class Rank0:
         self.folder = folder
         self.output_dir = folder / "runs" / folder.name
         self.log = self.output_dir / "logs" / "launcher.log"
-        self.seen: list[link.ToServer] = []
+        self.seen: list[launcher_link.ToServer] = []
         self._overrides = overrides
         study: dict[str, Any] = dict(STUDY)
         if script is not None:
@@ -69,7 +78,7 @@ class Rank0:
     def _start(self, address: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             [
-                *(sys.executable, "-W", "error", "-m", "stream_server.launcher.supervise"),
+                *(sys.executable, "-W", "error", "-m", "stream_server.launcher.supervision.supervise"),
                 *("--simulations-only", "--config", str(self.folder / "study.json"), "--link", address),
                 *(f"--set={override}" for override in self._overrides),
             ],
@@ -97,38 +106,35 @@ class Rank0:
 
     def plan(self, num: int, security: dict[str, str] | None = None, attempt: int = -1) -> None:
         """Rank 0 is there, and has a plan of `num` simulations for the launcher that asks."""
-        self.send(link.Here(epoch=1))
-        self.wait_for(link.AskPlan)
+        self.send(launcher_link.Here(incarnation=1))
+        self.wait_for(launcher_link.AskPlan)
         self.send(plan(num, output_dir=self.output_dir, security=security, attempt=attempt))
 
-    def send(self, message: link.ToLauncher) -> None:
+    def send(self, message: launcher_link.ToLauncher) -> None:
         """Say something to the launcher."""
-        self._socket.send(link.encode(message))
+        self._socket.send(launcher_link.encode(message))
 
     def wait_for(self, kind: type[Message]) -> Message:
         """The next message of this kind; what comes before it is in `seen`."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = Deadline(DEADLINE_S)
         while True:
             while not self._socket.poll(100):
                 assert self.launcher.poll() is None
-                assert time.monotonic() < deadline, f"no {kind.__name__} came, but {self.seen}"
-            message = link.to_server(self._socket.recv())
+                assert not deadline.has_passed, f"no {kind.__name__} came, but {self.seen}"
+            message = launcher_link.to_server(self._socket.recv())
             self.seen.append(message)
             if isinstance(message, kind):
                 return message
 
     def wait_for_output(self, simulation: int, attempt: int = 0) -> str:
-        """What an attempt has printed, once that is a whole line."""
+        """The output of an attempt, once that is a whole line."""
         log = self.folder_of(simulation, attempt) / "output.log"
         self.wait_until(lambda: log.exists() and "\n" in log.read_text())
         return log.read_text()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for what the launcher does to files."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(condition)
 
     def folder_of(self, simulation: int, attempt: int = 0) -> Path:
         """The folder of an attempt."""
@@ -144,5 +150,5 @@ class Rank0:
         return self.launcher.wait(DEADLINE_S)
 
     def processes(self) -> list[processes.Process]:
-        """What still runs of any simulation of this study."""
+        """The processes of this study's simulations that still run."""
         return [it for it in processes.running("STREAM_CONNECTION") if it.mark.startswith(str(self.output_dir))]

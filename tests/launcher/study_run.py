@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from stream_server.launcher import link, processes
-from stream_server.launcher.journal import JOURNAL_FILE
+from stream_server.launcher.journal.journal import JOURNAL_FILE
+from stream_server.machine import processes
+from stream_server.messages import launcher_link
 from tests.launcher.rank_0 import SERVER, STUDY
+from tests.support.timing import until
 
 DEADLINE_S = 30.0
 SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(120)"
@@ -59,7 +60,7 @@ class StudyRun:
         programs.mkdir()
         (programs / "python").symlink_to(os.path.realpath(sys.executable))
         for name in ("mpirun", "stream-server"):
-            start = f"from tests.launcher.fake_server import main; main({str(programs / name)!r})"
+            start = f"from tests.launcher.scripted_server import main; main({str(programs / name)!r})"
             (programs / name).write_text(f"#!{sys.executable}\n{start}\n")
             (programs / name).chmod(0o755)
         (folder / "server.py").write_text(SERVER)
@@ -93,7 +94,7 @@ class StudyRun:
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """Give the command once more."""
-        command = ["-m", "stream_server.launcher.supervise", "--config", str(self.folder / "study.json")]
+        command = ["-m", "stream_server.launcher.supervision.supervise", "--config", str(self.folder / "study.json")]
         options = ["-X", "faulthandler", "-W", "error"]
         path = os.pathsep.join([str(PROJECT), *sys.path])
         # Not into pipes: the server would hold them open when the launcher is gone.
@@ -111,17 +112,17 @@ class StudyRun:
 
     @property
     def output(self) -> str:
-        """What launcher and server have printed."""
+        """The output of launcher and server."""
         return (self.folder / "output").read_text()
 
     @property
     def errors(self) -> str:
-        """What they have said went wrong."""
+        """The errors that they have printed."""
         return (self.folder / "errors").read_text()
 
     @property
     def log(self) -> str:
-        """What the launcher wrote into its log."""
+        """The log of the launcher."""
         return (self.output_dir / "logs" / "launcher.log").read_text()
 
     def kill_and_restart(self) -> None:
@@ -146,14 +147,13 @@ class StudyRun:
 
     def wait_until(self, condition: Callable[[], Any], limit_s: float = DEADLINE_S) -> None:
         """Wait until something is so, which must be while the launcher runs."""
-        deadline = time.monotonic() + limit_s
-        while not condition():
-            assert self.launcher.poll() is None, self.errors
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: condition() or self._assert_running(), limit_s, told=lambda: self.errors)
+
+    def _assert_running(self) -> None:
+        assert self.launcher.poll() is None, self.errors
 
     def facts(self, number: int, rank: int = 0) -> dict[str, Any]:
-        """What a rank of the server's start has seen of its world, once it has started."""
+        """The world as a rank of the server's start has seen it, once it has started."""
         file = self.folder / f"start-{number}-{rank}.json"
         self.wait_until(lambda: file.exists() and file.read_text().endswith("}"))
         return json.loads(file.read_text())  # type: ignore[no-any-return]
@@ -162,17 +162,17 @@ class StudyRun:
     def num_starts(self) -> int:
         return len(list(self.folder.glob("start-*-0.json")))
 
-    def heard(self, number: int) -> list[link.ToServer]:
-        """What the server's start has heard of the launcher."""
+    def heard(self, number: int) -> list[launcher_link.ToServer]:
+        """The messages that the server's start has received from the launcher."""
         file = self.folder / f"heard-{number}.jsonl"
-        return [link.to_server(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+        return [launcher_link.to_server(line) for line in file.read_bytes().splitlines()] if file.exists() else []
 
     def attempts(self, number: int) -> list[tuple[int, int]]:
         """The attempts of which the server's start was told: simulation and number."""
-        return [(it.simulation, it.attempt) for it in self.heard(number) if isinstance(it, link.Attempt)]
+        return [(it.simulation, it.attempt) for it in self.heard(number) if isinstance(it, launcher_link.Attempt)]
 
     def wait_for_output(self, simulation: int, attempt: int = 0) -> str:
-        """What an attempt has printed, once that is a whole line."""
+        """The output of an attempt, once that is a whole line."""
         log = self.folder_of(simulation, attempt) / "output.log"
         self.wait_until(lambda: log.exists() and "\n" in log.read_text())
         return log.read_text()
@@ -181,7 +181,7 @@ class StudyRun:
         return self.output_dir / "simulations" / str(simulation) / f"attempt-{attempt}"
 
     def processes(self, mark: str) -> list[processes.Process]:
-        """What still runs of this study."""
+        """The processes of this study that still run."""
         return [it for it in processes.running(mark) if self._is_ours(it.mark)]
 
     @property

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher import link
-from stream_server.launcher.journal import Journal
+from stream_server.launcher.journal.journal import Journal
+from stream_server.messages import launcher_link
 from tests.launcher.rank_0 import Rank0, plan
 from tests.launcher.study_run import SLEEPING, StudyRun
-from tests.mpi.launch import MPICH_PREFIX
+from tests.support.launch import MPICH_PREFIX
+
+pytestmark = pytest.mark.slow
 
 STAYING = [["live"], ["plan", 1], ["wait_for_file", "go"], ["finish", 0], ["stop_all"], ["report", 0]]
 QUICK = [
@@ -70,10 +72,10 @@ def test_a_simulation_that_ended_while_no_launcher_ran_is_judged_by_its_exit_cod
             pass
         run.launcher = run.start()
         run.wait_until(lambda: (0, 1) in run.attempts(0))
-        (failed,) = [message for message in run.heard(0) if isinstance(message, link.Failed)]
+        (failed,) = [message for message in run.heard(0) if isinstance(message, launcher_link.Failed)]
         assert failed.reason == "was killed by SIGKILL"
-        (ended,) = [record for record in run.journal if record["record"] == "AttemptEnded"]
-        assert ended["counted"]
+        (ended,) = [record for record in run.journal if record["message"] == "Fail"]
+        assert not ended["excuse"]
 
 
 def test_a_simulation_of_which_nothing_is_left_has_not_failed_by_itself(tmp_path: Path) -> None:
@@ -85,8 +87,8 @@ def test_a_simulation_of_which_nothing_is_left_has_not_failed_by_itself(tmp_path
             os.kill(process.pid, signal.SIGKILL)
         run.launcher = run.start()
         run.wait_until(lambda: (0, 1) in run.attempts(0))
-        (ended,) = [record for record in run.journal if record["record"] == "AttemptEnded"]
-        assert not ended["counted"]
+        (ended,) = [record for record in run.journal if record["message"] == "Fail"]
+        assert ended["excuse"]
 
 
 def test_a_rank_that_is_stopped_under_a_launcher_that_did_not_start_it_is_killed(tmp_path: Path) -> None:
@@ -139,36 +141,38 @@ def test_rank_0_can_start_another_launcher_which_takes_over_its_simulations(tmp_
         pid = rank_0.wait_for_output(0)
         rank_0.kill_and_restart_launcher()
         rank_0.plan(1, attempt=0)
-        assert rank_0.wait_for(link.Attempt) == link.Attempt(simulation=0, attempt=0, public_key=None, goes_on=True)
+        assert rank_0.wait_for(launcher_link.Attempt) == launcher_link.Attempt(
+            simulation=0, attempt=0, public_key=None, goes_on=True
+        )
         assert rank_0.wait_for_output(0) == pid
         os.kill(int(pid), signal.SIGKILL)
-        assert rank_0.wait_for(link.Failed).reason == "was killed by SIGKILL"
-        assert rank_0.wait_for(link.Attempt).attempt == 1
+        assert rank_0.wait_for(launcher_link.Failed).reason == "was killed by SIGKILL"
+        assert rank_0.wait_for(launcher_link.Attempt).attempt == 1
 
 
 def test_a_given_up_simulation_is_given_up_again_by_the_next_launcher(tmp_path: Path) -> None:
     with Rank0(tmp_path, "import sys; sys.exit(3)", "simulation.retries=0") as rank_0:
         rank_0.plan(1)
-        first = rank_0.wait_for(link.GaveUp)
+        first = rank_0.wait_for(launcher_link.GaveUp)
         rank_0.kill_and_restart_launcher()
         rank_0.plan(1, attempt=0)
-        assert rank_0.wait_for(link.GaveUp) == first
+        assert rank_0.wait_for(launcher_link.GaveUp) == first
 
 
 def test_a_client_that_attached_keeps_its_attempt_under_the_next_launcher(tmp_path: Path) -> None:
     with Rank0(tmp_path, None) as rank_0:
         rank_0.plan(2)
-        rank_0.send(link.AttachRequest(token=5, simulation=1, client="b"))
-        rank_0.wait_for(link.Attached)
+        rank_0.send(launcher_link.AttachRequest(token=5, simulation=1, client="b"))
+        rank_0.wait_for(launcher_link.Attached)
         rank_0.kill_and_restart_launcher()
         rank_0.plan(2, attempt=0)
-        assert rank_0.wait_for(link.Attempt) == link.Attempt(
+        assert rank_0.wait_for(launcher_link.Attempt) == launcher_link.Attempt(
             simulation=1, attempt=0, public_key=None, attached=True, goes_on=True
         )
-        rank_0.send(link.AttachRequest(token=6, simulation=None, client="b"))
-        assert rank_0.wait_for(link.Attached) == link.Attached(token=6, simulation=1, attempt=0)
-        rank_0.send(link.AttachRequest(token=7, simulation=None, client="c"))
-        assert rank_0.wait_for(link.Attached) == link.Attached(token=7, simulation=0, attempt=1)
+        rank_0.send(launcher_link.AttachRequest(token=6, simulation=None, client="b"))
+        assert rank_0.wait_for(launcher_link.Attached) == launcher_link.Attached(token=6, simulation=1, attempt=0)
+        rank_0.send(launcher_link.AttachRequest(token=7, simulation=None, client="c"))
+        assert rank_0.wait_for(launcher_link.Attached) == launcher_link.Attached(token=7, simulation=0, attempt=1)
 
 
 def test_a_new_run_by_hand_ends_what_is_left_of_the_last_and_never_uses_a_number_again(tmp_path: Path) -> None:
@@ -179,7 +183,7 @@ def test_a_new_run_by_hand_ends_what_is_left_of_the_last_and_never_uses_a_number
         (shell, simulation) = first.processes()
         with Rank0(tmp_path, SLEEPING) as second:
             second.plan(1)
-            assert second.wait_for(link.Attempt).attempt == 1
+            assert second.wait_for(launcher_link.Attempt).attempt == 1
             assert {shell.pid, simulation.pid} & {it.pid for it in second.processes()} == set()
 
 
@@ -190,12 +194,12 @@ def test_the_journal_of_a_run_by_hand_tells_the_whole_story(tmp_path: Path) -> N
         rank_0.go()
         assert rank_0.wait_for_end() == 0
         lines = (rank_0.output_dir / "journal.jsonl").read_text().splitlines()
-        assert [json.loads(line)["record"] for line in lines] == [
+        assert [json.loads(line)["message"] for line in lines] == [
             *("LauncherStarted", "PlanTaken", "AttemptStarting", "AttemptStarted", "LauncherLeft"),
         ]
         with Journal(rank_0.output_dir) as journal:
-            assert journal.past.ended_in_order
-            assert journal.past.highest == {0: 0}
+            assert journal.history.ended_in_order
+            assert journal.history.highest == {0: 0}
 
 
 # Simulation 0 fails once, and takes simulation 1 with it. Now and then MPICH's hydra overlooks that a rank has ended:
@@ -244,7 +248,7 @@ while not os.path.exists("go"):
 
 
 def failed(rank_0: Rank0) -> tuple[int, str]:
-    message = rank_0.wait_for(link.Failed)
+    message = rank_0.wait_for(launcher_link.Failed)
     return message.simulation, message.reason
 
 
@@ -254,7 +258,7 @@ def test_of_a_job_that_fails_one_is_to_blame_and_each_is_tried_again_alone(tmp_p
         assert failed(rank_0) == (0, "a rank ended with exit code 3")
         assert failed(rank_0) == (1, f"was ended with its job ({EXCUSE})")
         rank_0.wait_for_output(0, 1)
-        rank_0.send(link.Progress(simulation=0, attempt=1, received=1, blocked=False))
+        rank_0.send(launcher_link.ProgressReport(simulation=0, attempt=1, received=1, blocked=False))
         rank_0.wait_for_output(1, 1)
         for simulation in (0, 1):
             assert not (rank_0.folder_of(simulation, 1) / "ranks.exit").exists()
@@ -284,10 +288,10 @@ def test_one_that_failed_is_to_blame_for_those_that_waited_for_it_until_their_ti
         told = dict([failed(rank_0), failed(rank_0)])
         excuse = "not counted against it, for simulation 1, which shared the job, failed"
         assert told == {0: f"was ended with its job ({excuse})", 1: "a rank ended with exit code 3"}
-        ends = {it["simulation"]: it["counted"] for it in journal(rank_0) if it["record"] == "AttemptEnded"}
+        ends = {it["simulation"]: not it["excuse"] for it in journal(rank_0) if it["message"] == "Fail"}
         assert ends == {0: False, 1: True}
         # The next launcher knows that it was cancelled, and does not wait for the time to be up again.
-        cancels = [it["simulation"] for it in journal(rank_0) if it["record"] == "AttemptCancelled"]
+        cancels = [it["simulation"] for it in journal(rank_0) if it["message"] == "AttemptCancelled"]
         assert sorted(cancels) == [0, 1]
 
 
@@ -295,10 +299,10 @@ def test_the_folder_of_a_job_stays_until_all_in_it_are_judged(tmp_path: Path) ->
     with Rank0(tmp_path, ONE_FAILS, *TOGETHER, "simulation.keep_folders=failed") as rank_0:
         rank_0.plan(2)
         rank_0.wait_until(lambda: "simulation 1, attempt 0: a rank ended with exit code 3" in rank_0.log.read_text())
-        rank_0.send(link.Finished(simulation=0))
+        rank_0.send(launcher_link.Finished(simulation=0))
         rank_0.wait_for_output(0)
         (rank_0.folder_of(0) / "go").touch()
-        message = rank_0.wait_for(link.Failed)
+        message = rank_0.wait_for(launcher_link.Failed)
         assert (message.simulation, message.reason) == (1, "a rank ended with exit code 3")
         # It never wrote anything: mpirun's words are in the log of the first.
         assert message.log == str(rank_0.folder_of(0) / "output.log")
@@ -314,8 +318,8 @@ def test_a_job_is_that_of_the_first_that_could_be_prepared(tmp_path: Path) -> No
         rank_0.plan(3)
         for simulation in (1, 2):
             rank_0.wait_for_output(simulation)
-        assert rank_0.wait_for(link.Failed).reason.startswith("could not be prepared: ")
-        starting = [it for it in journal(rank_0) if it["record"] == "AttemptStarting"]
+        assert rank_0.wait_for(launcher_link.Failed).reason.startswith("could not be prepared: ")
+        starting = [it for it in journal(rank_0) if it["message"] == "AttemptStarting"]
         job = str(rank_0.folder_of(1))
         assert [(it["simulation"], it["job"], it["ranks"]) for it in starting] == [(1, job, 1), (2, job, 1)]
 
@@ -328,16 +332,16 @@ def test_a_launcher_that_is_killed_at_any_record_of_a_shared_job_blames_nobody_w
     monkeypatch.setenv("STREAM_FAILPOINTS", f"launcher.after_journal=kill@{record}")
     monkeypatch.setenv("STREAM_FAILPOINTS_DIR", str(tmp_path / "failpoints"))
     with Rank0(tmp_path, FAILING, *TOGETHER) as rank_0:
-        rank_0.send(link.Here(epoch=1))
-        rank_0.wait_for(link.AskPlan)
+        rank_0.send(launcher_link.Here(incarnation=1))
+        rank_0.wait_for(launcher_link.AskPlan)
         rank_0.send(plan(2, output_dir=rank_0.output_dir))
         assert rank_0.wait_for_end() == -signal.SIGKILL
         rank_0.kill_and_restart_launcher()
         rank_0.plan(2, attempt=0)
         rank_0.wait_for_output(0, 1)
-        rank_0.send(link.Progress(simulation=0, attempt=1, received=1, blocked=False))
+        rank_0.send(launcher_link.ProgressReport(simulation=0, attempt=1, received=1, blocked=False))
         rank_0.wait_for_output(1, 1)
-        ended = [it for it in journal(rank_0) if it["record"] == "AttemptEnded"]
-        ends = {(it["simulation"], it["attempt"]): it["counted"] for it in ended}
+        ended = [it for it in journal(rank_0) if it["message"] == "Fail"]
+        ends = {(it["simulation"], it["attempt"]): not it["excuse"] for it in ended}
         # Before its job was submitted, nobody has done anything wrong.
         assert ends == {(0, 0): record > 3, (1, 0): False}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher import cpu_quota
+from stream_server.machine import cgroups
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def test_a_limit_of_cpu_time_is_found_in_either_version_of_cgroups(
         file = tmp_path / "root" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    assert cpu_quota.cpu_quota(tmp_path / "root", tmp_path / "own") == expected
+    assert cgroups.cpu_quota(tmp_path / "root", tmp_path / "own") == expected
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(math.inf, 8), (8.0, 8), (2.5, 2), (0.5, 1)])
 def test_cores_beyond_the_limit_of_cpu_time_do_not_count(
     monkeypatch: pytest.MonkeyPatch, quota: float, expected: int
 ) -> None:
-    monkeypatch.setattr(cpu_quota, "cpu_quota", lambda: quota)
-    assert cpu_quota.within_quota(8) == expected
+    monkeypatch.setattr(cgroups, "cpu_quota", lambda: quota)
+    assert cgroups.within_quota(8) == expected

@@ -10,31 +10,32 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from stream_server.launcher import records
-from stream_server.launcher.actions import GiveUp
-from stream_server.launcher.attempt_jobs import AttemptJobs
-from stream_server.launcher.ensemble import Ensemble
-from stream_server.launcher.entry import RESTARTED, SETTLE_S
-from stream_server.launcher.limits import Limits
-from stream_server.launcher.past import Past
-from stream_server.launcher.recalled import entries_of
-from stream_server.launcher.schedule import POSTPONE_S, Schedule
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.history import History, entries_of
+from stream_server.launcher.schedule.actions import Fail, GiveUp
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
+from stream_server.launcher.schedule.schedule import POSTPONE_S, SimulationSchedule
+from stream_server.launcher.schedule.simulation import CONFIRM_S, RESTARTED
+from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
+from stream_server.launcher.simulations.ensemble import Ensemble
+from stream_server.messages import operator
 from tests.launcher.node import (
     KILLED_BY_TERM,
     LauncherKilled,
     Node,
     NodeAttempts,
-    NodeJobs,
+    NodeBackend,
     NodeJournal,
     NodeLink,
     NodeMpirun,
     Process,
 )
-from tests.launcher.one_rank import NUM_STEPS, Generation, OneRank
+from tests.launcher.one_rank import NUM_STEPS, Checkpoint, OneRank
 
 ROUND_S = 0.7
 TIMEOUT_S = 8.0
 MAX_TROUBLES = 8
+TROUBLES_BEFORE_FINISH = 4
 CALM_ROUNDS = 1500
 HANGING_ROUNDS = 15
 AFTER = st.integers(0, 4)
@@ -55,7 +56,7 @@ class EnsembleMachine(RuleBasedStateMachine):
     def begin(
         self, num: int, max_running: int, per_job: int, retries: int, redraws: bool, cursed: set[int], pace: int
     ) -> None:
-        self.limits = Limits(
+        self.limits = ScheduleLimits(
             max_running=max(max_running, per_job),
             per_job=per_job,
             retries=retries,
@@ -67,9 +68,10 @@ class EnsembleMachine(RuleBasedStateMachine):
         self.num = num
         self.cursed, self.pace = cursed, pace
         self.node = Node(max_running=self.limits.max_running, per_job=per_job)
-        self.generation: Generation | None = None
-        self.epoch = self.num_troubles = self.num_restarts = self.num_rounds = 0
+        self.checkpoint: Checkpoint | None = None
+        self.incarnation = self.num_troubles = self.num_restarts = self.num_rounds = 0
         self.server_back = self.launcher_back = 0
+        self.is_finishing = False
         self.ensemble: Ensemble | None = None
         self.inhabited = self.node.inhabited()
         self.inhabited.__enter__()
@@ -82,9 +84,9 @@ class EnsembleMachine(RuleBasedStateMachine):
         return self.num_troubles < MAX_TROUBLES
 
     def start_server(self) -> None:
-        self.epoch += 1
+        self.incarnation += 1
         self.node.server = OneRank(
-            epoch=self.epoch, num_simulations=self.num, num_spare=self.num, generation=self.generation
+            incarnation=self.incarnation, num_simulations=self.num, num_spare=self.num, checkpoint=self.checkpoint
         )
         for process in self.node.alive:
             process.blameless = process.blameless or "it saw a restart"
@@ -93,29 +95,28 @@ class EnsembleMachine(RuleBasedStateMachine):
     def start_launcher(self) -> None:
         node = self.node
         journal = NodeJournal(node)
-        past = journal.past
+        past = journal.history
         started = records.LauncherStarted(
             pid=1, boot="b", link="l", supervises=True, resumed=past.launcher is not None and not past.ended_in_order
         )
         attempts = NodeAttempts(node)
         mpirun = NodeMpirun() if self.limits.per_job > 1 else None
         ensemble = Ensemble(
-            schedule=Schedule(self.limits),
-            attempts=attempts,  # type: ignore[arg-type]
-            jobs=AttemptJobs(NodeJobs(node), attempts, mpirun),  # type: ignore[arg-type]
+            schedule=SimulationSchedule(self.limits),
+            jobs=AttemptJobs(NodeBackend(node), attempts, mpirun),  # type: ignore[arg-type]
             server=NodeLink(node),  # type: ignore[arg-type]
             journal=journal,
             keep_finished=True,
         )
         try:
             journal.note(started)
-            ensemble.recall(past)
+            ensemble.restore(past)
             self.ensemble = ensemble
         except LauncherKilled:
             self.launcher_dies(1)
 
     def go_on(self, rounds: int) -> None:
-        """What happens where nothing goes wrong; who is away comes back in its time."""
+        """Let everything go on without further faults; parts that are away come back in time."""
         for _ in range(rounds):
             self.node.now += ROUND_S
             self.num_rounds += 1
@@ -144,10 +145,12 @@ class EnsembleMachine(RuleBasedStateMachine):
             if self.launcher_back <= 0:
                 self.start_launcher()
             return
+        was_finishing, num_before = bool(self.ensemble.schedule.why_finishing), len(self.node.processes)
         try:
             self.check_cancels()
         except LauncherKilled:
             self.launcher_dies(1)
+        assert not was_finishing or len(self.node.processes) == num_before, "a study that finishes starts something"
 
     def check_cancels(self) -> None:
         """Whoever is cancelled was quiet for so long, or belongs to somebody who was, or to a study that has ended."""
@@ -173,7 +176,7 @@ class EnsembleMachine(RuleBasedStateMachine):
         if server is None or process.hangs or not process.alive:
             return
         entry = server.roster.entries.get(process.simulation)
-        if entry is None or (entry.state.terminal and entry.attempt <= process.attempt):
+        if entry is None or (entry.phase.terminal and entry.attempt <= process.attempt):
             self.end_well(process)
         elif entry.begun and entry.attempt > process.attempt:
             process.blameless = process.blameless or "a later attempt is there"
@@ -195,7 +198,7 @@ class EnsembleMachine(RuleBasedStateMachine):
 
     def judge_what_is_given_up(self, server: OneRank) -> None:
         for simulation, entry in server.roster.entries.items():
-            if entry.state.value != "given_up":
+            if entry.phase.value != "given_up":
                 continue
             failures = [it for it in self.node.processes_of(simulation) if self.is_failure(it)]
             num = len(failures) + self.node.num_unprepared.get(simulation, 0)
@@ -228,10 +231,7 @@ class EnsembleMachine(RuleBasedStateMachine):
         self.trouble(after)
         running = [job for job in self.node.jobs.values() if not job.has_ended]
         if running:
-            job = data.draw(st.sampled_from(running))
-            for process in job.processes:
-                process.blameless = process.blameless or "nobody saw its end"
-            job.end(None)
+            data.draw(st.sampled_from(running)).end(None)
 
     @precondition(lambda self: self.may_go_wrong)
     @rule(data=st.data(), after=AFTER, at_its_end=st.booleans(), doors=st.none() | st.integers(10, 60))
@@ -272,11 +272,20 @@ class EnsembleMachine(RuleBasedStateMachine):
         if self.ensemble is not None:
             self.ensemble.server_is_gone()
 
+    @precondition(lambda self: self.num_troubles >= TROUBLES_BEFORE_FINISH)
+    @rule(after=AFTER)
+    def an_operator_lets_the_study_finish(self, after: int) -> None:
+        """Whoever dies afterwards: once the launcher has heard of it, nothing is started any more."""
+        self.go_on(after)
+        if self.node.server is not None:
+            self.is_finishing = True
+            self.node.server.coordinator.desk.hear(operator.encode(operator.AskStop(finish=True)))
+
     @rule(after=AFTER)
     def a_checkpoint_is_committed(self, after: int) -> None:
         self.go_on(after)
         if self.node.server is not None:
-            self.generation = self.node.server.save()
+            self.checkpoint = self.node.server.save()
 
     @precondition(lambda self: self.may_go_wrong)
     @rule(after=AFTER, rounds=st.integers(1, 20))
@@ -293,7 +302,7 @@ class EnsembleMachine(RuleBasedStateMachine):
         self.node.unpreparable.add(simulation)
 
     @precondition(lambda self: self.may_go_wrong)
-    @rule(after=AFTER, seconds=st.sampled_from([SETTLE_S, POSTPONE_S, 3 * TIMEOUT_S]))
+    @rule(after=AFTER, seconds=st.sampled_from([CONFIRM_S, POSTPONE_S, 3 * TIMEOUT_S]))
     def the_launcher_is_stopped_for_a_while(self, after: int, seconds: float) -> None:
         self.trouble(after)
         ensemble, self.ensemble, self.launcher_back = self.ensemble, None, 1000
@@ -326,11 +335,11 @@ class EnsembleMachine(RuleBasedStateMachine):
         assert all(job.has_ended for job in self.node.jobs.values())
         server = self.node.server
         assert server is not None
-        states = {it: entry.state.value for it, entry in server.roster.entries.items()}
-        assert server.failed or set(states.values()) <= {"finished", "given_up"}
+        states = {it: entry.phase.value for it, entry in server.roster.entries.items()}
+        assert server.failed or set(states.values()) <= {"finished", "given_up", *(["stopped"] * self.is_finishing)}
         finished = [it for it, state in states.items() if state == "finished"]
         assert all(server.settled[it] == NUM_STEPS for it in finished)
-        highest = Past.of(records.decode(self.node.journal)).highest
+        highest = History.of(records.decode(self.node.journal)).highest
         for simulation, number in Counter(it.simulation for it in self.node.processes).items():
             assert highest[simulation] >= number - 1
             excused = [it for it in self.node.processes_of(simulation) if it.blameless]
@@ -338,9 +347,9 @@ class EnsembleMachine(RuleBasedStateMachine):
             assert number <= allowed, f"simulation {simulation} ran {number} times"
 
     def story(self) -> str:
-        """What keeps the study from its end."""
+        """The state that keeps the study from its end."""
         server = self.node.server
-        entries = None if server is None else {it: entry.state.value for it, entry in server.roster.entries.items()}
+        entries = None if server is None else {it: entry.phase.value for it, entry in server.roster.entries.items()}
         schedule = None if self.ensemble is None else self.ensemble.schedule.counts
         return f"roster {entries}, schedule {schedule}, processes {self.node.alive}"
 
@@ -351,17 +360,17 @@ TestEnsemble.settings = settings(max_examples=40, stateful_step_count=15, deadli
 
 def test_an_attempt_that_saw_a_restart_is_excused_though_the_launcher_was_killed_since() -> None:
     started = records.AttemptStarting(simulation=0, attempt=0, folder="/0", public_key=None)
-    past = Past.of([records.PlanTaken(epoch=1), started, records.PlanTaken(epoch=2)])
+    past = History.of([records.PlanTaken(incarnation=1), started, records.PlanTaken(incarnation=2)])
     (entry,) = entries_of(past, 0.0)
     assert entry.excuse == RESTARTED
 
 
 def test_a_simulation_whose_launcher_was_killed_before_it_gave_it_up_is_not_tried_again() -> None:
     started = records.AttemptStarting(simulation=0, attempt=0, folder="/0", public_key=None)
-    ended = records.AttemptEnded(simulation=0, attempt=0, counted=True, reason="ended with exit code 1")
-    past = Past.of([records.PlanTaken(epoch=1), started, ended])
-    schedule = Schedule(Limits(retries=0, max_failed=1.0))
-    schedule.recall(past.highest, entries_of(past, 0.0))
+    ended = Fail(simulation=0, attempt=0, reason="ended with exit code 1", excuse="")
+    past = History.of([records.PlanTaken(incarnation=1), started, ended])
+    schedule = SimulationSchedule(ScheduleLimits(retries=0, max_failed=1.0))
+    schedule.restore(past.highest, entries_of(past, 0.0))
     assert schedule.replan({0: 0}, 0.0) == [
         GiveUp(simulation=0, attempts=1, reason="ended with exit code 1", redraw=False)
     ]
@@ -369,6 +378,6 @@ def test_a_simulation_whose_launcher_was_killed_before_it_gave_it_up_is_not_trie
 
 def test_an_attempt_that_saw_no_restart_is_not_excused() -> None:
     started = records.AttemptStarting(simulation=0, attempt=0, folder="/0", public_key=None)
-    past = Past.of([records.PlanTaken(epoch=2), started, records.PlanTaken(epoch=2)])
+    past = History.of([records.PlanTaken(incarnation=2), started, records.PlanTaken(incarnation=2)])
     (entry,) = entries_of(past, 0.0)
     assert not entry.excuse

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher import environment
-from stream_server.launcher.environment import (
+from stream_server.launcher.backends import environment
+from stream_server.launcher.backends.environment import (
     THREAD_VARIABLES,
     scrubbed,
     simulation_environment,
     with_threads,
     with_virtual_environment,
 )
-from tests.config.studies import StudyFolder
+from tests.support.studies import StudyFolder
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_threads_of_simulations_sleep_while_they_wait_where_the_simulations_take
 def test_the_launcher_gets_back_the_cores_that_mpirun_took_from_rank_0() -> None:
     cores = os.sched_getaffinity(0)
     launcher = (
-        "import os; from stream_server.launcher.environment import release_cores; "
+        "import os; from stream_server.launcher.backends.environment import release_cores; "
         "release_cores(); print(*os.sched_getaffinity(0))"
     )
     rank_0 = (

@@ -1,4 +1,4 @@
-"""What ends a process for which two signals were not enough."""
+"""The forced exit of a process for which two signals were not enough."""
 
 import signal
 import subprocess
@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from stream_server.launcher.forced_exit import EXIT_FORCED, UrgentSignals
+from stream_server.machine.forced_exit import EXIT_FORCED, UrgentSignals
 
 # It handles the signals, as we do, but no handler of Python runs while its main thread is in a call that none ends.
 DEAF = """
 import ctypes, signal
-from stream_server.launcher.forced_exit import ForcedExit
+from stream_server.machine.forced_exit import ForcedExit
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, lambda number, frame: None)
 with ForcedExit(lambda number: print(number, flush=True)):
@@ -23,6 +23,7 @@ with ForcedExit(lambda number: print(number, flush=True)):
 """
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_a_process_within_5_s_whatever_it_does(second: signal.Signals) -> None:
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What one launcher writes, the next one reads; whatever became of the file."""
+"""The journal that one launcher writes and the next one reads, whatever happened to the file."""
 
 import fcntl
 import json
@@ -12,49 +12,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_server.errors import ConfigError
-from stream_server.launcher import records
-from stream_server.launcher.journal import Journal
-from stream_server.launcher.past import OpenAttempt, Past
-from stream_server.launcher.processes import Leader
-from stream_server.launcher.recalled import entries_of
-from stream_server.launcher.records import (
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.history import History, OpenAttempt, entries_of
+from stream_server.launcher.journal.journal import Journal
+from stream_server.launcher.journal.records import (
     AttemptCancelled,
     AttemptEnded,
-    AttemptGiven,
     AttemptStarted,
     AttemptStarting,
     DamagedJournal,
     FirstStep,
-    GivenUp,
     LauncherLeft,
     LauncherStarted,
     PlanTaken,
     Record,
     ServerEnded,
-    ServerProgressed,
     ServerStarted,
     ServerStarting,
 )
+from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
+from stream_server.messages.launcher_link import Committed, FinishSimulations
 
 BEGIN = LauncherStarted(pid=1, boot="b", link="", supervises=True, resumed=False)
 RESUME = LauncherStarted(pid=2, boot="b", link="", supervises=True, resumed=True)
-SERVER = ServerStarting(number=3, ranks=2, folder="/tmp/x/3", alive="ipc:///tmp/x/alive-3", words_before="- -")
+SERVER = ServerStarting(number=3, ranks=2, folder="/tmp/x/3", alive="ipc:///tmp/x/alive-3", reports_before="- -")
 
 RECORDS: list[Record] = [
     BEGIN,
-    PlanTaken(epoch=2),
+    PlanTaken(incarnation=2),
     SERVER,
     ServerStarted(number=3, pid=10, started=11),
-    ServerProgressed(generation=4),
+    Committed(checkpoint=4, batches=1),
     ServerEnded(number=3, exit_code=7, num_in_a_row=2, failed_batch=None),
     AttemptStarting(simulation=0, attempt=1, folder="/runs/é", public_key=None),
     AttemptStarting(simulation=2, attempt=0, folder="/runs/2", public_key="k", job="/runs/0", ranks=4),
-    AttemptStarted(simulation=0, attempt=1, pid=20, started=21),
-    AttemptGiven(simulation=1, attempt=0),
+    AttemptStarted(simulation=0, attempt=1, handle="20 11 boot"),
+    Give(token=1, simulation=1, attempt=0),
     AttemptCancelled(simulation=0, attempt=1, reason="no new time step for 60 s", excuse=""),
-    AttemptEnded(simulation=0, attempt=1, counted=True, reason="crashed"),
-    GivenUp(simulation=0, reason="crashed"),
+    AttemptEnded(simulation=0, attempt=1, reason="ended with exit code 0"),
+    Fail(simulation=0, attempt=1, reason="crashed", excuse=""),
+    GiveUp(simulation=0, attempts=1, redraw=False, reason="crashed"),
     FirstStep(),
+    FinishSimulations(reason="enough"),
     LauncherLeft(exit_code=0),
 ]
 
@@ -83,12 +82,12 @@ def test_a_journal_that_is_torn_anywhere_has_all_whole_records(num_bytes: int) -
         b"[]",
         b"3",
         b"{}",
-        b'{"record": "Nonsense"}',
-        b'{"record": "FirstStep", "more": 1}',
-        b'{"record": "PlanTaken"}',
-        b'{"record": "PlanTaken", "epoch": "1"}',
-        b'{"record": "PlanTaken", "epoch": true}',
-        b'{"record": ["FirstStep"]}',
+        b'{"message": "Nonsense"}',
+        b'{"message": "FirstStep", "more": 1}',
+        b'{"message": "PlanTaken"}',
+        b'{"message": "PlanTaken", "incarnation": "1"}',
+        b'{"message": "PlanTaken", "incarnation": true}',
+        b'{"message": ["FirstStep"]}',
     ],
 )
 def test_junk_gives_one_error_that_names_the_line(line: bytes) -> None:
@@ -109,15 +108,15 @@ def test_what_was_written_is_there_for_the_next_launcher(tmp_path: Path) -> None
         for record in RECORDS:
             journal.write(record)
     with Journal(tmp_path / "run") as journal:
-        assert journal.past == Past.of(RECORDS)
+        assert journal.history == History.of(RECORDS)
 
 
 def test_a_torn_record_does_not_spoil_the_next_one(tmp_path: Path) -> None:
-    (tmp_path / "journal.jsonl").write_bytes(journal_of(BEGIN) + b'{"record": "Plan')
+    (tmp_path / "journal.jsonl").write_bytes(journal_of(BEGIN) + b'{"message": "Plan')
     with Journal(tmp_path) as journal:
-        journal.write(PlanTaken(epoch=1))
+        journal.write(PlanTaken(incarnation=1))
     with Journal(tmp_path) as journal:
-        assert journal.past.epoch == 1
+        assert journal.history.incarnation == 1
 
 
 def test_a_damaged_journal_is_refused_with_advice(tmp_path: Path) -> None:
@@ -151,15 +150,15 @@ def test_a_full_disk_tears_no_record_and_what_was_only_noted_follows_later(tmp_p
         resource.setrlimit(resource.RLIMIT_FSIZE, (journal.file.stat().st_size + 5, before[1]))
         try:
             with pytest.raises(OSError, match=r"could be written|too large"):
-                journal.write(PlanTaken(epoch=1))
-            journal.note(PlanTaken(epoch=2))
+                journal.write(PlanTaken(incarnation=1))
+            journal.note(PlanTaken(incarnation=2))
             journal.note(FirstStep())
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert [json.loads(line)["record"] for line in journal.file.read_text().splitlines()] == ["LauncherStarted"]
-        journal.note(PlanTaken(epoch=3))
+        assert [json.loads(line)["message"] for line in journal.file.read_text().splitlines()] == ["LauncherStarted"]
+        journal.note(PlanTaken(incarnation=3))
         kinds = list(records.decode(journal.file.read_bytes()))
-        assert kinds == [BEGIN, PlanTaken(epoch=2), FirstStep(), PlanTaken(epoch=3)]
+        assert kinds == [BEGIN, PlanTaken(incarnation=2), FirstStep(), PlanTaken(incarnation=3)]
 
 
 def attempt(simulation: int, number: int) -> AttemptStarting:
@@ -167,11 +166,11 @@ def attempt(simulation: int, number: int) -> AttemptStarting:
 
 
 def test_an_attempt_without_an_end_is_open() -> None:
-    past = Past.of([BEGIN, attempt(0, 0), AttemptStarted(simulation=0, attempt=0, pid=5, started=6), attempt(1, 3)])
+    past = History.of(
+        [BEGIN, attempt(0, 0), AttemptStarted(simulation=0, attempt=0, handle="5 11 boot"), attempt(1, 3)]
+    )
     assert past.attempts == {
-        0: OpenAttempt(
-            simulation=0, attempt=0, folder="/0/0", job="/0/0", public_key="k", leader=Leader(pid=5, started=6)
-        ),
+        0: OpenAttempt(simulation=0, attempt=0, folder="/0/0", job="/0/0", public_key="k", handle="5 11 boot"),
         1: OpenAttempt(simulation=1, attempt=3, folder="/1/3", job="/1/3", public_key="k"),
     }
     assert past.highest == {0: 0, 1: 3}
@@ -181,48 +180,52 @@ def test_attempts_of_one_job_are_known_as_such_also_when_some_have_ended() -> No
     group = [
         AttemptStarting(simulation=it, attempt=0, folder=f"/{it}/0", public_key="k", job="/0/0") for it in range(3)
     ]
-    ended = AttemptEnded(simulation=0, attempt=0, counted=True, reason="")
-    past = Past.of([BEGIN, *group, attempt(3, 0), ended])
+    ended = Fail(simulation=0, attempt=0, reason="", excuse="")
+    past = History.of([BEGIN, *group, attempt(3, 0), ended])
     assert past.jobs == {"/0/0": ((0, 0), (1, 0), (2, 0))}
     assert [it.simulation for it in past.in_job("/0/0")] == [1, 2]
     assert [it.simulation for it in past.in_job("/3/0")] == [3]
 
 
-def test_a_journal_of_a_launcher_that_knew_no_shared_jobs_is_read() -> None:
-    line = b'{"record": "AttemptStarting", "simulation": 0, "attempt": 1, "folder": "/0", "public_key": null'
-    [record] = records.decode(records.sealed(line) + b"\n")
-    assert record == AttemptStarting(simulation=0, attempt=1, folder="/0", public_key=None)
+def test_a_journal_of_another_format_is_refused_and_says_so(tmp_path: Path) -> None:
+    line = b'{"message": "LauncherStarted", "pid": 1, "boot": "b", "link": "", "supervises": true, "resumed": false'
+    (tmp_path / "journal.jsonl").write_bytes(records.with_checksum(line) + b"\n")
+    with (
+        pytest.raises(ConfigError, match="another version: it is of format 1, this version knows 3 only"),
+        Journal(tmp_path),
+    ):
+        pass
 
 
 def test_how_many_ranks_a_job_has_is_a_matter_of_its_start() -> None:
     starting = AttemptStarting(simulation=0, attempt=0, folder="/0/0", public_key=None, job="/0/0", ranks=4)
-    assert Past.of([BEGIN, starting]).attempts[0].ranks == 4
+    assert History.of([BEGIN, starting]).attempts[0].ranks == 4
 
 
 def test_a_cancel_outlives_the_launcher_that_sent_it_but_not_its_attempt() -> None:
     cancelled = AttemptCancelled(simulation=0, attempt=0, reason="late", excuse="not its fault")
-    past = Past.of([BEGIN, attempt(0, 0), attempt(1, 0), cancelled])
+    past = History.of([BEGIN, attempt(0, 0), attempt(1, 0), cancelled])
     found = {it.id: (it.cancelled, it.reason, it.excuse) for it in entries_of(past, 0.0)}
     assert found == {0: (True, "late", "not its fault"), 1: (False, "", "")}
-    assert Past.of([BEGIN, attempt(0, 0), cancelled, attempt(0, 1)]).attempts[0].cancelled is None
+    assert History.of([BEGIN, attempt(0, 0), cancelled, attempt(0, 1)]).attempts[0].cancelled is None
 
 
 def test_failures_count_only_when_they_count() -> None:
-    ends = [AttemptEnded(simulation=0, attempt=i, counted=i != 1, reason="") for i in range(3)]
-    past = Past.of([BEGIN, *ends])
+    ends = [Fail(simulation=0, attempt=i, reason="", excuse="restarted" if i == 1 else "") for i in range(3)]
+    past = History.of([BEGIN, *ends])
     assert past.failures == {0: 2}
     assert past.attempts == {}
 
 
 def test_a_new_run_knows_only_what_numbers_were_used() -> None:
-    before = [BEGIN, SERVER, attempt(0, 4), AttemptEnded(simulation=0, attempt=4, counted=True, reason=""), FirstStep()]
+    before = [BEGIN, SERVER, attempt(0, 4), Fail(simulation=0, attempt=4, reason="", excuse=""), FirstStep()]
     new = LauncherStarted(pid=3, boot="b", link="l", supervises=False, resumed=False)
-    assert Past.of([*before, new]) == Past(launcher=new, ended_in_order=False, highest={0: 4}, num_starts=3)
+    assert History.of([*before, new]) == History(launcher=new, ended_in_order=False, highest={0: 4}, num_starts=3)
 
 
 def test_a_launcher_that_resumes_knows_everything() -> None:
-    before = [BEGIN, SERVER, attempt(0, 4), FirstStep(), GivenUp(simulation=1, reason="r")]
-    past = Past.of([*before, RESUME])
+    before = [BEGIN, SERVER, attempt(0, 4), FirstStep(), GiveUp(simulation=1, attempts=1, redraw=False, reason="r")]
+    past = History.of([*before, RESUME])
     assert past.launcher == RESUME
     assert past.server is not None
     assert past.anything_came
@@ -232,12 +235,12 @@ def test_a_launcher_that_resumes_knows_everything() -> None:
 
 def test_restarts_in_a_row_are_those_since_the_last_checkpoint() -> None:
     ended = ServerEnded(number=3, exit_code=7, num_in_a_row=2, failed_batch=9)
-    assert Past.of([BEGIN, SERVER, ended]).num_in_a_row == 2
-    past = Past.of([BEGIN, SERVER, ended, SERVER, ServerProgressed(generation=1)])
+    assert History.of([BEGIN, SERVER, ended]).num_in_a_row == 2
+    past = History.of([BEGIN, SERVER, ended, SERVER, Committed(checkpoint=1, batches=1)])
     assert (past.num_in_a_row, past.failed_batch) == (0, 9)
 
 
 def test_a_launcher_that_left_has_ended_in_order_and_one_that_did_not_has_not() -> None:
-    assert Past.of([]).ended_in_order
-    assert not Past.of([BEGIN]).ended_in_order
-    assert Past.of([BEGIN, LauncherLeft(exit_code=7)]).ended_in_order
+    assert History.of([]).ended_in_order
+    assert not History.of([BEGIN]).ended_in_order
+    assert History.of([BEGIN, LauncherLeft(exit_code=7)]).ended_in_order

@@ -10,9 +10,12 @@ import psutil
 import pytest
 import zmq
 
-from stream_server.launcher import link, processes
-from stream_server.server.launcher_process import LauncherProcess
+from stream_server.machine import processes
+from stream_server.messages import launcher_link
+from stream_server.server.simulations.launcher_process import LauncherProcess
 from tests.launcher.rank_0 import Rank0, plan
+
+pytestmark = pytest.mark.slow
 
 SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(120)"
 DEADLINE_MS = 20_000
@@ -44,20 +47,22 @@ def make(study: Rank0, address: str) -> LauncherProcess:
     )
 
 
-def begin(rank_0: "zmq.Socket[bytes]", study: Rank0) -> link.Attempt:
+def begin(rank_0: "zmq.Socket[bytes]", study: Rank0) -> launcher_link.Attempt:
     """Tell the launcher what to run; the first attempt of which it then speaks."""
-    rank_0.send(link.encode(link.Here(epoch=1)))
+    rank_0.send(launcher_link.encode(launcher_link.Here(incarnation=1)))
     while rank_0.poll(DEADLINE_MS):
-        message = link.to_server(rank_0.recv())
-        if isinstance(message, link.AskPlan):
-            rank_0.send(link.encode(plan(1, output_dir=study.output_dir)))
-        if isinstance(message, link.Attempt):
+        message = launcher_link.to_server(rank_0.recv())
+        if isinstance(message, launcher_link.AskPlan):
+            rank_0.send(launcher_link.encode(plan(1, output_dir=study.output_dir)))
+        if isinstance(message, launcher_link.Attempt):
             return message
     raise TimeoutError
 
 
 def kill(launcher: LauncherProcess) -> None:
-    (child,) = [it for it in psutil.Process().children() if "stream_server.launcher.supervise" in it.cmdline()]
+    (child,) = [
+        it for it in psutil.Process().children() if "stream_server.launcher.supervision.supervise" in it.cmdline()
+    ]
     child.send_signal(signal.SIGKILL)
     assert launcher.wait(20)
     assert launcher.exit_code == -signal.SIGKILL

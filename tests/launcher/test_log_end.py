@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from stream_server.launcher.log_end import log_end
+from stream_server.machine.log_end import log_end
 
 
 def test_the_end_of_a_log_is_its_last_whole_lines(tmp_path: Path) -> None:

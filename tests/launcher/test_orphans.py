@@ -3,8 +3,12 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.launcher.study_run import StudyRun
 from tests.launcher.test_adoption import STAYING
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_job_whose_launcher_was_killed_right_after_its_start_is_taken_over(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher import processes
-from stream_server.launcher.processes import Leader, Process, end_all, members, send
+from stream_server.machine import processes
+from stream_server.machine.processes import Leader, Process, end_all, members, send
 
 # Each shell says its number, starts the next one, and waits for it.
 NESTED = 'echo $$; [ $1 = 1 ] && exec sleep 60; sh -c "$NESTED" sh $(($1 - 1)); true'

@@ -4,15 +4,21 @@ import math
 
 import pytest
 
-from stream_server.launcher.actions import Action, Cancel, Continue, Fail, Give, GiveUp, StopStudy, Submit
-from stream_server.launcher.entry import RESTARTED, SETTLE_FAILED_S, SETTLE_S, Entry, State
-from stream_server.launcher.limits import Limits
-from stream_server.launcher.schedule import POSTPONE_S, Schedule
+from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Fail, Give, GiveUp, Submit
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
+from stream_server.launcher.schedule.schedule import POSTPONE_S, SimulationSchedule
+from stream_server.launcher.schedule.simulation import (
+    CONFIRM_FAILURE_S,
+    CONFIRM_S,
+    RESTARTED,
+    ScheduledSimulation,
+    ScheduledState,
+)
 
 
-def running(simulations: int, **limits: object) -> Schedule:
+def running(simulations: int, **limits: object) -> SimulationSchedule:
     """A schedule of these many simulations, at time 0, of which something has come."""
-    schedule = Schedule(Limits(**limits))  # type: ignore[arg-type]
+    schedule = SimulationSchedule(ScheduleLimits(**limits))  # type: ignore[arg-type]
     schedule.replan(dict.fromkeys(range(simulations), -1), 0.0)
     schedule.progress(0, 0, 1, False, 0.0)
     return schedule
@@ -55,28 +61,32 @@ def test_a_simulation_whose_job_ended_while_the_server_was_away_runs_again_and_h
     assert schedule.replan({0: 0}, 2.0) == [Submit(simulation=0, attempt=1)]
 
 
-def recalled(entry: Entry, **limits: object) -> Schedule:
+def recalled(entry: ScheduledSimulation, **limits: object) -> SimulationSchedule:
     """A schedule of one simulation, of which another launcher has started attempt 0."""
-    schedule = Schedule(Limits(**limits))  # type: ignore[arg-type]
-    schedule.recall({0: 0}, [entry], anything_came=True)
+    schedule = SimulationSchedule(ScheduleLimits(**limits))  # type: ignore[arg-type]
+    schedule.restore({0: 0}, [entry], anything_came=True)
     return schedule
 
 
 def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_has_failed() -> None:
-    entry = Entry(id=0, state=State.RUNNING, attempt=0, has_job=True, cancelled=True, reason="no new time step for 8 s")
+    entry = ScheduledSimulation(
+        id=0, state=ScheduledState.RUNNING, attempt=0, has_job=True, cancelled=True, reason="no new time step for 8 s"
+    )
     schedule = recalled(entry, retries=1)
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0) == []
-    assert schedule.replan({0: 0}, 2.0, new_epoch=False) == [
+    assert schedule.replan({0: 0}, 2.0, new_incarnation=False) == [
         Fail(simulation=0, attempt=0, reason="no new time step for 8 s"),
         Submit(simulation=0, attempt=1),
     ]
 
 
 def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_fails_with_its_excuse() -> None:
-    entry = Entry(id=0, state=State.RUNNING, attempt=0, has_job=True, cancelled=True, reason="over", excuse="another")
+    entry = ScheduledSimulation(
+        id=0, state=ScheduledState.RUNNING, attempt=0, has_job=True, cancelled=True, reason="over", excuse="another"
+    )
     schedule = recalled(entry, retries=0)
     schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0)
-    fail, submit = schedule.replan({0: 0}, 2.0, new_epoch=False)
+    fail, submit = schedule.replan({0: 0}, 2.0, new_incarnation=False)
     assert fail == Fail(simulation=0, attempt=0, reason="over", excuse="another")
     assert submit == Submit(simulation=0, attempt=1)
 
@@ -85,7 +95,7 @@ def test_what_was_cancelled_as_the_study_stopped_has_not_failed_when_it_goes_on(
     schedule = running(1, retries=0)
     schedule.stop(1.0)
     schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 2.0)
-    assert schedule.replan({0: 0}, 3.0, new_epoch=False) == [Submit(simulation=0, attempt=1)]
+    assert schedule.replan({0: 0}, 3.0, new_incarnation=False) == [Submit(simulation=0, attempt=1)]
 
 
 def test_a_simulation_whose_last_word_was_awaited_runs_again() -> None:
@@ -108,14 +118,14 @@ def test_a_finished_simulation_that_the_server_has_lost_goes_on_if_its_job_still
     schedule.finished(0, 1.0)
     schedule.pause()
     assert schedule.replan({0: 0}, 3.0) == [Continue(simulation=0, attempt=0, attached=False)]
-    assert schedule.state(0) is State.RUNNING
+    assert schedule.state(0) is ScheduledState.RUNNING
 
 
 def test_what_runs_but_is_not_planned_is_finished_and_hears_so_and_may_end_by_itself() -> None:
     schedule = running(2, timeout_s=60)
     schedule.pause()
     assert schedule.replan({1: -1}, 100.0) == [Continue(simulation=0, attempt=0, attached=False)]
-    assert schedule.state(0) is State.FINISHED
+    assert schedule.state(0) is ScheduledState.FINISHED
     assert schedule.wake_at == 160.0
     assert schedule.job_ended(0, 0, 0, "over", 110.0) == [Submit(simulation=1, attempt=0)]
 
@@ -126,33 +136,33 @@ def test_a_simulation_that_waits_and_is_not_planned_any_more_is_never_started() 
     schedule.replan({0: 0, 2: -1}, 1.0)
     schedule.finished(0, 2.0)
     assert schedule.job_ended(0, 0, 0, "over", 2.0) == [Submit(simulation=2, attempt=0)]
-    assert schedule.state(1) is State.FINISHED
+    assert schedule.state(1) is ScheduledState.FINISHED
 
 
 def test_a_simulation_that_was_given_up_and_is_planned_is_given_up_again() -> None:
     schedule = running(20, retries=0)
     schedule.job_ended(0, 0, 1, "crashed", 1.0)
-    schedule.tick(1.0 + SETTLE_FAILED_S)
+    schedule.tick(1.0 + CONFIRM_FAILURE_S)
     schedule.pause()
     actions = schedule.replan(dict.fromkeys(range(20), -1), 5.0)
     assert GiveUp(simulation=0, attempts=1, reason="crashed", redraw=False) in actions
-    assert not any(isinstance(action, StopStudy) for action in actions)
+    assert not any(isinstance(action, AbortStudy) for action in actions)
 
 
 def test_too_many_that_were_given_up_stop_the_next_server_too() -> None:
     schedule = running(2, retries=0)
     schedule.job_ended(0, 0, 1, "crashed", 1.0)
-    schedule.tick(1.0 + SETTLE_FAILED_S)
+    schedule.tick(1.0 + CONFIRM_FAILURE_S)
     schedule.pause()
     stop, give_up = schedule.replan({0: 0, 1: -1}, 5.0)
-    assert isinstance(stop, StopStudy)
+    assert isinstance(stop, AbortStudy)
     assert isinstance(give_up, GiveUp)
 
 
 def test_a_redrawn_simulation_that_the_server_has_lost_is_known_when_it_comes_again() -> None:
     schedule = running(1, retries=0, on_failure="redraw", max_failed=1.0)
     schedule.job_ended(0, 0, 1, "crashed", 1.0)
-    schedule.tick(1.0 + SETTLE_FAILED_S)
+    schedule.tick(1.0 + CONFIRM_FAILURE_S)
     assert schedule.add(1, 3.0) == [Submit(simulation=1, attempt=0)]
     schedule.pause()
     assert schedule.replan({0: 0}, 5.0) == [GiveUp(simulation=0, attempts=1, reason="crashed", redraw=True)]
@@ -164,14 +174,14 @@ def test_the_last_word_of_a_simulation_is_awaited_even_after_a_stop_that_did_not
     schedule.job_ended(0, 0, 0, "over", 1.0)
     schedule.pause()
     schedule.stop(2.0)
-    assert schedule.replan({0: 0}, 3.0, new_epoch=False) == []
-    failed, again = schedule.tick(3.0 + SETTLE_S)
+    assert schedule.replan({0: 0}, 3.0, new_incarnation=False) == []
+    failed, again = schedule.tick(3.0 + CONFIRM_S)
     assert isinstance(failed, Fail)
     assert again == Submit(simulation=0, attempt=1)
 
 
-def fail(schedule: Schedule, attempt: int, now: float) -> list[Action]:
-    return [*schedule.job_ended(0, attempt, 1, "lost steps", now), *schedule.tick(now + SETTLE_FAILED_S)]
+def fail(schedule: SimulationSchedule, attempt: int, now: float) -> list[Action]:
+    return [*schedule.job_ended(0, attempt, 1, "lost steps", now), *schedule.tick(now + CONFIRM_FAILURE_S)]
 
 
 def test_the_failure_of_an_attempt_that_saw_a_restart_does_not_count_but_the_next_one_does() -> None:
@@ -190,31 +200,31 @@ def test_the_failure_of_an_attempt_that_saw_a_restart_does_not_count_but_the_nex
 def test_under_the_same_server_a_failure_counts_whatever_launcher_sees_it() -> None:
     schedule = running(1, retries=0, max_failed=1.0)
     schedule.pause()
-    schedule.replan({0: 0}, 1.0, new_epoch=False)
+    schedule.replan({0: 0}, 1.0, new_incarnation=False)
     assert any(isinstance(action, GiveUp) for action in fail(schedule, 0, 2.0))
 
 
 def test_under_the_same_server_a_last_word_is_still_awaited() -> None:
-    schedule = Schedule(Limits())
-    schedule.recall({0: 0}, [Entry(id=0, state=State.RUNNING, attempt=0, has_job=True)])
+    schedule = SimulationSchedule(ScheduleLimits())
+    schedule.restore({0: 0}, [ScheduledSimulation(id=0, state=ScheduledState.RUNNING, attempt=0, has_job=True)])
     schedule.job_ended(0, 0, 0, "over", 1.0)
-    assert schedule.replan({0: 0}, 5.0, new_epoch=False) == []
-    assert schedule.wake_at == 5.0 + SETTLE_S
+    assert schedule.replan({0: 0}, 5.0, new_incarnation=False) == []
+    assert schedule.wake_at == 5.0 + CONFIRM_S
     assert schedule.finished(0, 6.0) == []
-    assert schedule.state(0) is State.FINISHED
+    assert schedule.state(0) is ScheduledState.FINISHED
 
 
 def test_an_end_that_nobody_saw_does_not_count() -> None:
     schedule = running(1, retries=0)
     schedule.job_ended(0, 0, None, "gone", 1.0, excuse=RESTARTED)
-    assert schedule.tick(1.0 + SETTLE_FAILED_S) == [
+    assert schedule.tick(1.0 + CONFIRM_FAILURE_S) == [
         Fail(simulation=0, attempt=0, reason="gone", excuse=RESTARTED),
         Submit(simulation=0, attempt=1),
     ]
 
 
 def test_an_attached_client_keeps_its_attempt() -> None:
-    schedule = Schedule(Limits(starts_jobs=False))
+    schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False))
     schedule.replan({0: -1, 1: -1}, 0.0)
     schedule.attach(7, 1, 0.0)
     schedule.pause()
@@ -224,8 +234,8 @@ def test_an_attached_client_keeps_its_attempt() -> None:
 
 @pytest.mark.parametrize(("own", "planned", "attempt"), [(0, 5, 6), (7, 5, 8)])
 def test_numbers_of_attempts_never_go_back(own: int, planned: int, attempt: int) -> None:
-    schedule = Schedule(Limits())
-    schedule.recall({0: own})
+    schedule = SimulationSchedule(ScheduleLimits())
+    schedule.restore({0: own})
     assert schedule.replan({0: planned}, 0.0) == [Submit(simulation=0, attempt=attempt)]
 
 
@@ -240,7 +250,7 @@ def test_an_attempt_that_the_server_knows_to_be_an_old_one_is_ended() -> None:
 
 
 def test_an_attempt_may_be_renumbered_before_it_is_submitted() -> None:
-    schedule = Schedule(Limits())
+    schedule = SimulationSchedule(ScheduleLimits())
     schedule.replan({0: -1}, 0.0)
     schedule.renumber(0, 4)
     schedule.progress(0, 4, 1, False, 0.0)
@@ -269,11 +279,11 @@ def test_a_study_that_was_stopped_goes_on_under_the_next_server() -> None:
 
 def test_max_failed_is_a_share_of_the_whole_study_not_of_what_is_left_of_it() -> None:
     schedule = running(2, retries=0, max_failed=0.1, num_simulations=20)
-    assert not any(isinstance(action, StopStudy) for action in fail(schedule, 0, 1.0))
+    assert not any(isinstance(action, AbortStudy) for action in fail(schedule, 0, 1.0))
 
 
 def test_a_client_that_attached_to_a_study_that_was_stopped_is_watched_again_under_the_next_server() -> None:
-    schedule = Schedule(Limits(starts_jobs=False, timeout_s=60))
+    schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, timeout_s=60))
     schedule.replan({0: -1}, 0.0)
     schedule.attach(7, 0, 0.0)
     schedule.stop(1.0)

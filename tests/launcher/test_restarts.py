@@ -1,6 +1,6 @@
 import pytest
 
-from stream_server.launcher.restarts import MAX_PAUSE_S, GiveIn, Restart, Restarts, ServerEnd
+from stream_server.launcher.supervision.server_restart import MAX_PAUSE_S, NoRestart, Restart, Restarts, ServerEnd
 
 LOST = ServerEnd(exit_code=7, message="the server was lost")
 
@@ -9,9 +9,9 @@ def raised(batch: int | None, code: int = 3) -> ServerEnd:
     return ServerEnd(exit_code=code, message="user code raised", batch=batch)
 
 
-def exit_code(decision: Restart | GiveIn) -> int | None:
+def exit_code(decision: Restart | NoRestart) -> int | None:
     """None for a restart."""
-    return decision.exit_code if isinstance(decision, GiveIn) else None
+    return decision.exit_code if isinstance(decision, NoRestart) else None
 
 
 def test_a_lost_server_is_started_again_at_once_and_then_after_growing_pauses() -> None:

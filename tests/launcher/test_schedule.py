@@ -2,29 +2,30 @@ import math
 
 import pytest
 
-from stream_server.launcher.actions import Cancel, Decline, Fail, Give, GiveUp, StopStudy, Submit
-from stream_server.launcher.entry import SETTLE_FAILED_S, SETTLE_S, State
-from stream_server.launcher.limits import Limits
-from stream_server.launcher.requests import ATTACH_WAIT_S
-from stream_server.launcher.schedule import Schedule
+from stream_server.launcher.schedule.actions import AbortStudy, Cancel, Drop, Fail, Give, GiveUp, Submit
+from stream_server.launcher.schedule.queues import ATTACH_WAIT_S
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
+from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, ScheduledState
+from stream_server.messages.launcher_link import NoneLeft
 
 
-def running(simulations: int, **limits: object) -> Schedule:
+def running(simulations: int, **limits: object) -> SimulationSchedule:
     """A schedule of these many simulations, at time 0."""
-    schedule = Schedule(Limits(**limits))  # type: ignore[arg-type]
+    schedule = SimulationSchedule(ScheduleLimits(**limits))  # type: ignore[arg-type]
     schedule.replan(dict.fromkeys(range(simulations), -1), 0.0)
     return schedule
 
 
-def after_the_first_step(schedule: Schedule, simulation: int = 0) -> Schedule:
+def after_the_first_step(schedule: SimulationSchedule, simulation: int = 0) -> SimulationSchedule:
     schedule.progress(simulation, 0, 1, False, 0.0)
     return schedule
 
 
-def fail(schedule: Schedule, simulation: int, attempt: int, now: float) -> list[object]:
+def fail(schedule: SimulationSchedule, simulation: int, attempt: int, now: float) -> list[object]:
     """The job of an attempt ends badly and the server has no other word."""
     actions = schedule.job_ended(simulation, attempt, 1, "crashed", now)
-    return [*actions, *schedule.tick(now + SETTLE_FAILED_S)]
+    return [*actions, *schedule.tick(now + CONFIRM_FAILURE_S)]
 
 
 def submits(actions: list[object]) -> list[Submit]:
@@ -32,7 +33,7 @@ def submits(actions: list[object]) -> list[Submit]:
 
 
 def test_at_most_max_running_jobs_run_and_the_lowest_ids_start_first() -> None:
-    schedule = Schedule(Limits(max_running=2))
+    schedule = SimulationSchedule(ScheduleLimits(max_running=2))
     assert schedule.replan(dict.fromkeys(range(5), -1), 0.0) == [
         Submit(simulation=0, attempt=0),
         Submit(simulation=1, attempt=0),
@@ -49,7 +50,7 @@ def test_a_simulation_that_the_server_has_is_finished_whatever_its_exit_code() -
     schedule = running(1)
     schedule.finished(0, 1.0)
     assert schedule.job_ended(0, 0, 139, "was killed by SIGSEGV", 2.0) == []
-    assert schedule.state(0) is State.FINISHED
+    assert schedule.state(0) is ScheduledState.FINISHED
 
 
 def test_the_server_may_say_that_a_simulation_finished_after_its_job_has_ended() -> None:
@@ -57,7 +58,19 @@ def test_the_server_may_say_that_a_simulation_finished_after_its_job_has_ended()
     assert schedule.job_ended(0, 0, 0, "", 1.0) == []
     assert schedule.finished(0, 1.5) == []
     assert schedule.tick(100.0) == []
-    assert schedule.state(0) is State.FINISHED
+    assert schedule.state(0) is ScheduledState.FINISHED
+
+
+def test_a_program_that_never_connects_is_told_what_was_expected_of_it() -> None:
+    schedule = running(1)
+    schedule.job_ended(0, 0, 0, "ended with exit code 0", 1.0)
+    failed, _ = schedule.tick(1.0 + CONFIRM_S)
+    assert isinstance(failed, Fail)
+    assert failed.reason == (
+        "ended with exit code 0, but had not finished: no time step had come. The program that simulation.command "
+        "starts must connect with the client library, which reads STREAM_CONNECTION, send its time steps and "
+        "call finish(); see docs/guide/clients.md"
+    )
 
 
 def test_exit_code_0_without_all_time_steps_is_a_failure() -> None:
@@ -65,8 +78,8 @@ def test_exit_code_0_without_all_time_steps_is_a_failure() -> None:
     schedule.job_ended(0, 0, 0, "ended with exit code 0", 1.0)
     # The last steps of a job may be heard of after its end.
     schedule.progress(0, 0, 1, False, 1.0)
-    assert schedule.tick(0.99 + SETTLE_S) == []
-    failed, again = schedule.tick(1.0 + SETTLE_S)
+    assert schedule.tick(0.99 + CONFIRM_S) == []
+    failed, again = schedule.tick(1.0 + CONFIRM_S)
     assert failed == Fail(
         simulation=0,
         attempt=0,
@@ -90,7 +103,7 @@ def test_after_its_retries_a_simulation_is_given_up_and_the_next_one_starts() ->
         GiveUp(simulation=0, attempts=2, reason="crashed", redraw=False),
         Submit(simulation=1, attempt=0),
     ]
-    assert schedule.state(0) is State.GIVEN_UP
+    assert schedule.state(0) is ScheduledState.GIVEN_UP
 
 
 def test_a_redraw_is_asked_for_and_the_new_simulation_runs() -> None:
@@ -102,7 +115,7 @@ def test_a_redraw_is_asked_for_and_the_new_simulation_runs() -> None:
 def test_on_failure_stop_stops_the_study_at_the_first_simulation_that_fails_for_good() -> None:
     schedule = after_the_first_step(running(20, retries=0, on_failure="stop"))
     stop, give_up = fail(schedule, 0, 0, 1.0)[-2:]
-    assert isinstance(stop, StopStudy)
+    assert isinstance(stop, AbortStudy)
     assert isinstance(give_up, GiveUp)
     assert "simulation.on_failure is stop" in stop.text
 
@@ -111,7 +124,7 @@ def test_above_max_failed_the_study_stops() -> None:
     schedule = after_the_first_step(running(20, retries=0, max_failed=0.05))
     assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(simulation=1, attempt=0)]
     stop = fail(schedule, 1, 0, 3.0)[-2]
-    assert isinstance(stop, StopStudy)
+    assert isinstance(stop, AbortStudy)
     assert "2 of 20 simulations failed for good, more than simulation.max_failed = 0.05" in stop.text
 
 
@@ -119,9 +132,9 @@ def test_above_max_failed_the_study_stops() -> None:
 def test_three_failures_before_anything_came_stop_the_study(max_running: int) -> None:
     schedule = running(10, max_running=max_running, max_failed=1.0)
     seen = [*fail(schedule, 0, 0, 1.0), *fail(schedule, 1, 0, 3.0)]
-    assert not any(isinstance(action, StopStudy) for action in seen)
+    assert not any(isinstance(action, AbortStudy) for action in seen)
     stop = fail(schedule, 2, 0, 5.0)[-1]
-    assert stop == StopStudy(
+    assert stop == AbortStudy(
         text="3 attempts in a row failed and no time step ever came: simulation 2 crashed", simulation=2, attempt=0
     )
     assert schedule.stopped
@@ -158,9 +171,9 @@ def test_a_simulation_without_progress_is_cancelled_and_started_again() -> None:
 
 def test_while_the_launcher_slept_no_simulation_was_silent() -> None:
     schedule = running(1, timeout_s=60.0)
-    schedule.overslept(40.0, 50.0)
+    schedule.was_suspended(40.0, 50.0)
     assert schedule.tick(99.0) == []
-    schedule.overslept(1000.0, 99.0)
+    schedule.was_suspended(1000.0, 99.0)
     assert schedule.wake_at == 159.0
     assert schedule.tick(159.0) == [Cancel(simulation=0, attempt=0)]
 
@@ -186,7 +199,7 @@ def test_a_new_attempt_has_time_to_catch_up_with_the_one_before() -> None:
     for second in range(0, 600, 50):
         schedule.progress(0, 0, second + 1, False, float(second))
     fail(schedule, 0, 0, 600.0)
-    started = 600.0 + SETTLE_FAILED_S
+    started = 600.0 + CONFIRM_FAILURE_S
     assert schedule.wake_at == started + 60.0 + 550.0
 
 
@@ -206,14 +219,14 @@ def test_a_job_that_goes_on_after_its_simulation_finished_is_cancelled_after_the
     assert schedule.tick(69.0) == []
     assert schedule.tick(70.0) == [Cancel(simulation=0, attempt=0)]
     assert schedule.job_ended(0, 0, 143, "", 71.0) == []
-    assert schedule.state(0) is State.FINISHED
+    assert schedule.state(0) is ScheduledState.FINISHED
 
 
 def test_an_invalid_simulation_is_not_tried_again() -> None:
     schedule = running(2)
     schedule.invalid(0, 1.0)
     assert schedule.job_ended(0, 0, 0, "", 2.0) == [Submit(simulation=1, attempt=0)]
-    assert schedule.state(0) is State.INVALID
+    assert schedule.state(0) is ScheduledState.INVALID
 
 
 def test_a_client_that_attaches_gets_the_next_simulation() -> None:
@@ -247,7 +260,7 @@ def test_a_client_that_asks_again_gets_the_simulation_that_it_has() -> None:
 
 
 def test_a_client_whose_attempt_has_failed_gets_another_one() -> None:
-    schedule = Schedule(Limits(starts_jobs=False, timeout_s=60))
+    schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, timeout_s=60))
     schedule.replan({0: -1}, 0.0)
     schedule.attach(1, None, 0.0, client="b")
     schedule.tick(60.0)
@@ -276,27 +289,27 @@ def test_all_ranks_of_a_client_that_attaches_get_the_same_attempt() -> None:
 def test_a_simulation_that_cannot_be_attached_is_declined(simulation: int, text: str, busy: bool) -> None:
     schedule = running(2)
     schedule.finished(1, 0.0)
-    assert schedule.attach(7, simulation, 1.0) == [Decline(token=7, text=text, busy=busy)]
+    assert schedule.attach(7, simulation, 1.0) == [NoneLeft(token=7, text=text, busy=busy)]
 
 
 def test_a_study_without_a_command_only_waits_for_clients() -> None:
-    schedule = Schedule(Limits(starts_jobs=False))
+    schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False))
     assert schedule.replan(dict.fromkeys(range(2), -1), 0.0) == []
     assert schedule.wake_at == math.inf
     assert schedule.attach(1, None, 5.0) == [Give(token=1, simulation=0, attempt=0)]
 
 
 def test_no_more_than_max_attached_clients_are_attached_at_once() -> None:
-    schedule = Schedule(Limits(starts_jobs=False, max_attached=1))
+    schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, max_attached=1))
     schedule.replan(dict.fromkeys(range(2), -1), 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.attach(2, None, 1.0) == []
     text = "1 simulations are attached, as many as client.max_attached allows"
-    assert schedule.tick(1.0 + ATTACH_WAIT_S) == [Decline(token=2, text=text, busy=True)]
+    assert schedule.tick(1.0 + ATTACH_WAIT_S) == [NoneLeft(token=2, text=text, busy=True)]
 
 
 def test_a_worker_may_ask_for_its_next_simulation_before_the_server_says_that_it_finished_one() -> None:
-    schedule = Schedule(Limits(starts_jobs=False, max_attached=1))
+    schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, max_attached=1))
     schedule.replan(dict.fromkeys(range(2), -1), 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.attach(2, None, 1.0) == []
@@ -304,16 +317,16 @@ def test_a_worker_may_ask_for_its_next_simulation_before_the_server_says_that_it
 
 
 def test_a_worker_that_asks_when_everything_is_done_is_told_so() -> None:
-    schedule = Schedule(Limits(starts_jobs=False))
+    schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False))
     schedule.replan({0: -1}, 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.attach(2, None, 1.0) == []
     text = "every simulation is running or done"
-    assert schedule.finished(0, 1.1) == [Decline(token=2, text=text, busy=False)]
+    assert schedule.finished(0, 1.1) == [NoneLeft(token=2, text=text, busy=False)]
 
 
 def test_an_attached_simulation_without_progress_waits_for_another_client() -> None:
-    schedule = Schedule(Limits(starts_jobs=False, timeout_s=60))
+    schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, timeout_s=60))
     schedule.replan({0: -1}, 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.tick(60.0) == [Fail(simulation=0, attempt=0, reason="no new time step for 60 s")]
@@ -327,12 +340,46 @@ def test_stop_cancels_what_runs_and_starts_nothing_more() -> None:
     assert not schedule.done
     assert schedule.job_ended(1, 0, 143, "", 2.0) == []
     assert schedule.done
-    assert schedule.attach(1, None, 3.0) == [Decline(token=1, text="the study has ended", busy=False)]
+    assert schedule.attach(1, None, 3.0) == [NoneLeft(token=1, text="the study has ended", busy=False)]
 
 
 def test_a_schedule_that_stops_by_itself_is_done_only_when_the_server_has_said_stop() -> None:
     schedule = running(1, retries=0, on_failure="stop")
-    assert any(isinstance(action, StopStudy) for action in fail(schedule, 0, 0, 1.0))
+    assert any(isinstance(action, AbortStudy) for action in fail(schedule, 0, 0, 1.0))
     assert not schedule.done
     schedule.stop(3.0)
     assert schedule.done
+
+
+def test_a_study_that_is_to_finish_starts_nothing_and_lets_go_of_what_waits() -> None:
+    schedule = after_the_first_step(running(4, max_running=2))
+    assert schedule.finish("enough", 1.0) == [Drop(simulations=(2, 3), reason="enough")]
+    assert schedule.finish("enough", 1.0) == []
+    assert schedule.state(0) is ScheduledState.RUNNING
+    schedule.finished(0, 2.0)
+    assert schedule.job_ended(0, 0, 0, "", 2.0) == []
+
+
+def test_an_attempt_that_fails_while_a_study_finishes_is_not_repeated() -> None:
+    schedule = after_the_first_step(running(1, retries=2))
+    schedule.finish("enough", 1.0)
+    failure, drop = fail(schedule, 0, 0, 2.0)
+    assert isinstance(failure, Fail)
+    assert drop == Drop(simulations=(0,), reason="enough")
+
+
+def test_a_study_that_finishes_starts_nothing_for_a_new_server_either() -> None:
+    schedule = after_the_first_step(running(3, max_running=1))
+    schedule.finish("enough", 1.0)
+    schedule.pause()
+    schedule.job_ended(0, 0, 1, "crashed", 2.0)
+    # The new server continues from a checkpoint in which all of them were still to come.
+    assert schedule.replan({0: 0, 1: -1, 2: -1}, 3.0) == [Drop(simulations=(0, 1, 2), reason="enough")]
+
+
+def test_a_client_that_attaches_while_a_study_finishes_gets_nothing() -> None:
+    schedule = running(2, starts_jobs=False)
+    schedule.finish("enough", 1.0)
+    (answer,) = schedule.attach(7, None, 2.0)
+    assert isinstance(answer, NoneLeft)
+    assert not answer.busy

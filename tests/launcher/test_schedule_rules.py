@@ -4,10 +4,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stream_server.launcher.actions import Action, Cancel, Continue, Fail, Give, GiveUp, StopStudy, Submit
-from stream_server.launcher.entry import State
-from stream_server.launcher.limits import Limits
-from stream_server.launcher.schedule import Schedule
+from stream_server.launcher.schedule.actions import (
+    AbortStudy,
+    Action,
+    Cancel,
+    Continue,
+    Fail,
+    Give,
+    GiveUp,
+    Submit,
+)
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
+from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.schedule.simulation import ScheduledState
+from stream_server.messages.launcher_link import NoneLeft
 
 
 class ScheduleRules(RuleBasedStateMachine):
@@ -24,19 +34,19 @@ class ScheduleRules(RuleBasedStateMachine):
         starts_jobs=st.booleans(),
     )
     def begin(self, num: int, max_running: int, per_job: int, **limits: object) -> None:
-        self.limits = Limits(
+        self.limits = ScheduleLimits(
             timeout_s=60.0,
             max_running=max(max_running, per_job),
             per_job=per_job,
             **limits,  # type: ignore[arg-type]
         )
-        self.schedule = Schedule(self.limits)
+        self.schedule = SimulationSchedule(self.limits)
         self.now = 0.0
         self.next_id = num
         self.attempts = dict.fromkeys(range(num), -1)
         self.failures = dict.fromkeys(range(num), 0)
         self.jobs: dict[int, int] = {}
-        self.mates: dict[int, tuple[int, ...]] = {}
+        self.job_members: dict[int, tuple[int, ...]] = {}
         self.cancelled: set[int] = set()
         self.attached: set[int] = set()
         self.terminal: set[int] = set()
@@ -56,7 +66,7 @@ class ScheduleRules(RuleBasedStateMachine):
                     if isinstance(action, Submit):
                         assert simulation not in self.attached
                         self.jobs[simulation] = attempt
-                        self.mates[simulation] = (simulation,)
+                        self.job_members[simulation] = (simulation,)
                     if simulation not in self.attached:
                         assert attempt == self.attempts[simulation] + 1
                     self.attempts[simulation] = attempt
@@ -67,7 +77,7 @@ class ScheduleRules(RuleBasedStateMachine):
                         group = (simulation, *(it.simulation for it in action.beside))
                         assert len(group) <= self.limits.per_job
                         assert all(self.attempts[it] == 0 for it in group)
-                        self.mates |= dict.fromkeys(group, group)
+                        self.job_members |= dict.fromkeys(group, group)
                 case Continue(simulation=simulation, attempt=attempt, attached=attached):
                     assert attempt == self.attempts[simulation]
                     assert attached or simulation in self.jobs
@@ -77,22 +87,26 @@ class ScheduleRules(RuleBasedStateMachine):
                 case Cancel(simulation=simulation, attempt=attempt):
                     assert self.jobs[simulation] == attempt
                     assert simulation not in self.cancelled
-                    self.cancelled |= set(self.mates[simulation])
-                case Fail(simulation=simulation, attempt=attempt, counted=counted):
+                    self.cancelled |= set(self.job_members[simulation])
+                case Fail(simulation=simulation, attempt=attempt, excuse=excuse):
                     assert simulation not in self.jobs
                     assert simulation not in self.terminal
                     assert attempt == self.attempts[simulation]
                     self.attached.discard(simulation)
-                    self.failures[simulation] += counted
+                    self.failures[simulation] += not excuse
                     assert not self.away
                 case GiveUp(simulation=simulation, attempts=attempts, redraw=redraw):
                     assert attempts == self.attempts[simulation] + 1
                     assert self.failures[simulation] == self.limits.retries + 1
                     self.terminal.add(simulation)
                     self.redraws += redraw
-                case StopStudy():
+                case AbortStudy():
                     assert not self.stopped
                     self.stopped = True
+                case NoneLeft():
+                    pass
+                case _:
+                    raise AssertionError(f"an action without a rule here: {action}")
 
     @rule()
     def the_server_is_lost(self) -> None:
@@ -100,19 +114,19 @@ class ScheduleRules(RuleBasedStateMachine):
         self.schedule.pause()
 
     @precondition(lambda self: self.away)
-    @rule(data=st.data(), new_epoch=st.booleans())
-    def a_server_comes(self, data: st.DataObject, new_epoch: bool) -> None:
+    @rule(data=st.data(), new_incarnation=st.booleans())
+    def a_server_comes(self, data: st.DataObject, new_incarnation: bool) -> None:
         """It may have lost what was finished, and have finished what we do not know of."""
         planned = data.draw(st.lists(st.sampled_from(sorted(self.attempts)), unique=True))
         self.away = self.stopped = self.told_to_stop = False
         self.terminal = {it for it in self.attempts if it not in planned}
         self.attached &= set(planned)
-        self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now, new_epoch=new_epoch))
+        self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now, new_incarnation=new_incarnation))
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def a_job_ends(self, data: st.DataObject) -> None:
-        for simulation in data.draw(st.permutations(self.mates[data.draw(st.sampled_from(sorted(self.jobs)))])):
+        for simulation in data.draw(st.permutations(self.job_members[data.draw(st.sampled_from(sorted(self.jobs)))])):
             exit_code = data.draw(st.sampled_from([0, 1, None]))
             excuse = data.draw(st.sampled_from(["", "another one failed"]))
             self.end_of_job(simulation, exit_code, excuse)
@@ -168,7 +182,9 @@ class ScheduleRules(RuleBasedStateMachine):
         if hasattr(self, "schedule"):
             assert len(self.jobs) <= self.limits.max_running * self.limits.starts_jobs
             assert len(self.attached) <= self.limits.max_attached
-            assert self.schedule.counts[State.RUNNING] <= len(self.jobs) + len(self.attached) + self.stopped * 99
+            assert (
+                self.schedule.counts[ScheduledState.RUNNING] <= len(self.jobs) + len(self.attached) + self.stopped * 99
+            )
             assert self.schedule.done == (self.told_to_stop and not self.jobs)
 
     def teardown(self) -> None:

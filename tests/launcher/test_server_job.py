@@ -5,16 +5,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stream_server.launcher import processes, server_job
-from stream_server.launcher.processes import Leader
-from stream_server.launcher.server_job import MARK, ServerJob
+from stream_server.launcher.supervision import server_job
+from stream_server.launcher.supervision.server_job import MARK, ServerJob
+from stream_server.machine import processes
+from stream_server.machine.processes import Leader
+from tests.support.timing import until
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 RANK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 # A rank in a session of its own, as below a proxy of mpirun.
 SPREAD = f"""
@@ -35,13 +37,6 @@ def mark(tmp_path: Path) -> Iterator[str]:
 
 def alive(mark: str) -> set[int]:
     return {it.pid for it in processes.running(MARK) if it.mark == mark}
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def ended(job: ServerJob) -> bool:

@@ -4,10 +4,10 @@ from itertools import permutations
 
 import pytest
 
-from stream_server.launcher.actions import Action, Cancel, Continue, Fail, GiveUp, StopStudy, Submit
-from stream_server.launcher.entry import SETTLE_FAILED_S, SETTLE_S, Entry, State
-from stream_server.launcher.limits import Limits
-from stream_server.launcher.schedule import Schedule
+from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Fail, GiveUp, Submit
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
+from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, ScheduledSimulation, ScheduledState
 
 EXCUSE = "simulation 0, which shared the job, failed"
 CANCELLED = "simulation 0, which shared the job, was cancelled"
@@ -20,13 +20,13 @@ def together(*simulations: int) -> Submit:
     return Submit(simulation=first.simulation, attempt=0, beside=tuple(others))
 
 
-def begun(num: int, **limits: object) -> tuple[Schedule, list[Action]]:
+def begun(num: int, **limits: object) -> tuple[SimulationSchedule, list[Action]]:
     limits = {"per_job": 2, "max_running": 2, "max_failed": 1.0, **limits}
-    schedule = Schedule(Limits(**limits))  # type: ignore[arg-type]
+    schedule = SimulationSchedule(ScheduleLimits(**limits))  # type: ignore[arg-type]
     return schedule, schedule.replan(dict.fromkeys(range(num), -1), 0.0)
 
 
-def running(num: int, **limits: object) -> Schedule:
+def running(num: int, **limits: object) -> SimulationSchedule:
     """A schedule of these many simulations at time 0, of which something has come."""
     schedule, _ = begun(num, **limits)
     schedule.progress(0, 0, 1, False, 0.0)
@@ -54,13 +54,13 @@ def test_an_attempt_after_a_failure_has_a_job_of_its_own() -> None:
     schedule = running(4)
     schedule.job_ended(0, 0, 1, "crashed", 1.0)
     schedule.job_ended(1, 0, None, "was ended with its job", 1.0, excuse=EXCUSE)
-    actions = schedule.tick(1.0 + SETTLE_FAILED_S)
+    actions = schedule.tick(1.0 + CONFIRM_FAILURE_S)
     assert submits(actions) == [Submit(simulation=0, attempt=1), Submit(simulation=1, attempt=1)]
 
 
 def test_what_was_ever_tried_under_another_server_has_a_job_of_its_own() -> None:
-    schedule = Schedule(Limits(per_job=2, max_running=4))
-    schedule.recall({2: 0})
+    schedule = SimulationSchedule(ScheduleLimits(per_job=2, max_running=4))
+    schedule.restore({2: 0})
     actions = schedule.replan({0: -1, 1: 3, 2: -1, 3: -1}, 0.0)
     assert actions == [together(0, 3), Submit(simulation=1, attempt=4), Submit(simulation=2, attempt=1)]
 
@@ -84,14 +84,14 @@ def test_in_whatever_order_ends_are_told_each_member_is_judged_by_its_own(
         actions += schedule.job_ended(simulation, 0, exit_code, reason, 1.0, excuse=excuse)
     if not said_before:
         actions += schedule.finished(2, 1.5)
-    actions += schedule.tick(1.0 + SETTLE_FAILED_S)
+    actions += schedule.tick(1.0 + CONFIRM_FAILURE_S)
     assert [it for it in actions if not isinstance(it, Submit)] == [
         Fail(simulation=0, attempt=0, reason="crashed"),
         GiveUp(simulation=0, attempts=1, reason="crashed", redraw=False),
         Fail(simulation=1, attempt=0, reason="was ended with its job", excuse=EXCUSE),
     ]
     assert submits(actions) == [Submit(simulation=1, attempt=1)]
-    assert schedule.state(2) is State.FINISHED
+    assert schedule.state(2) is ScheduledState.FINISHED
 
 
 def test_one_that_made_no_progress_ends_the_job_and_the_others_are_excused() -> None:
@@ -142,11 +142,11 @@ def test_a_job_that_fails_before_anything_came_counts_once_for_all_in_it() -> No
     schedule, _ = begun(9, per_job=3, max_running=3)
     actions: list[Action] = []
     for first in (0, 3, 6):
-        assert not any(isinstance(it, StopStudy) for it in actions)
+        assert not any(isinstance(it, AbortStudy) for it in actions)
         now = 10.0 * first
         actions = [it for i in range(3) for it in schedule.job_ended(first + i, 0, 1, "crashed", now)]
-        actions += schedule.tick(now + SETTLE_FAILED_S)
-    assert [it.simulation for it in actions if isinstance(it, StopStudy)] == [6]
+        actions += schedule.tick(now + CONFIRM_FAILURE_S)
+    assert [it.simulation for it in actions if isinstance(it, AbortStudy)] == [6]
 
 
 def test_all_of_a_job_go_on_under_the_next_server_and_what_is_finished_waits_for_the_others() -> None:
@@ -162,9 +162,12 @@ def test_all_of_a_job_go_on_under_the_next_server_and_what_is_finished_waits_for
 
 
 def test_those_that_a_launcher_finds_in_one_job_are_cancelled_with_it() -> None:
-    schedule = Schedule(Limits(per_job=2, max_running=2, timeout_s=60))
-    found = [Entry(id=it, state=State.RUNNING, attempt=0, has_job=True, mates=(0, 1)) for it in (0, 1)]
-    schedule.recall({0: 0, 1: 0}, found, anything_came=True)
+    schedule = SimulationSchedule(ScheduleLimits(per_job=2, max_running=2, timeout_s=60))
+    found = [
+        ScheduledSimulation(id=it, state=ScheduledState.RUNNING, attempt=0, has_job=True, job_members=(0, 1))
+        for it in (0, 1)
+    ]
+    schedule.restore({0: 0, 1: 0}, found, anything_came=True)
     # The server has seen a later attempt of the second.
     assert schedule.replan({0: 0, 1: 4}, 1.0) == [
         Continue(simulation=0, attempt=0, attached=False),
@@ -172,7 +175,7 @@ def test_those_that_a_launcher_finds_in_one_job_are_cancelled_with_it() -> None:
     ]
     (failed, again) = schedule.job_ended(0, 0, None, "ended", 2.0)
     assert isinstance(failed, Fail)
-    assert not failed.counted
+    assert failed.excuse
     assert again == Submit(simulation=0, attempt=1)
 
 
@@ -181,7 +184,7 @@ def test_exit_code_0_of_one_is_judged_by_what_has_come_of_it() -> None:
     for simulation in (0, 1):
         schedule.job_ended(simulation, 0, 0, "ended with exit code 0", 1.0)
     schedule.finished(1, 1.1)
-    actions = schedule.tick(1.0 + SETTLE_S)
+    actions = schedule.tick(1.0 + CONFIRM_S)
     assert [it.simulation for it in actions if isinstance(it, GiveUp)] == [0]
 
 
@@ -189,7 +192,7 @@ def fails(actions: list[Action]) -> list[Fail]:
     return [it for it in actions if isinstance(it, Fail)]
 
 
-def killed(schedule: Schedule, *simulations: int, now: float) -> list[Action]:
+def killed(schedule: SimulationSchedule, *simulations: int, now: float) -> list[Action]:
     """The end of a job that was cancelled, in which all that is left looks alike."""
     return [it for i in simulations for it in schedule.job_ended(i, 0, 143, "was killed by SIGTERM", now)]
 
@@ -219,7 +222,7 @@ def test_one_that_failed_takes_nobody_down_that_makes_progress() -> None:
     assert schedule.wake_at == 560.0
     schedule.job_ended(0, 0, 0, "ended with exit code 0", 501.0)
     schedule.job_ended(1, 0, 3, EXIT_3, 501.0)
-    assert fails(schedule.tick(501.0 + SETTLE_FAILED_S)) == [Fail(simulation=1, attempt=0, reason=EXIT_3)]
+    assert fails(schedule.tick(501.0 + CONFIRM_FAILURE_S)) == [Fail(simulation=1, attempt=0, reason=EXIT_3)]
 
 
 def test_one_that_ended_without_finish_takes_nobody_down_and_is_judged_by_that_whoever_ends_the_job() -> None:
@@ -232,8 +235,8 @@ def test_one_that_ended_without_finish_takes_nobody_down_and_is_judged_by_that_w
     late = schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 111.0)
     assert fails(late) == [Fail(simulation=0, attempt=0, reason="no new time step for 60 s")]
     assert fails(schedule.job_ended(1, 0, 0, "ended with exit code 0", 111.0)) == []
-    (failed,) = fails(schedule.tick(111.0 + SETTLE_S))
-    assert failed.counted
+    (failed,) = fails(schedule.tick(111.0 + CONFIRM_S))
+    assert not failed.excuse
     assert failed.reason.startswith("ended with exit code 0, but had not finished")
 
 
@@ -268,9 +271,9 @@ def test_what_had_finished_for_a_server_that_lost_it_does_not_take_the_others_do
     schedule.finished(1, 500.0)
     schedule.job_ended(1, 0, 0, "ended with exit code 0", 501.0)
     schedule.job_ended(0, 0, 0, "ended with exit code 0", 501.0)
-    failed, again = schedule.tick(501.0 + SETTLE_S)
+    failed, again = schedule.tick(501.0 + CONFIRM_S)
     assert isinstance(failed, Fail)
-    assert not failed.counted
+    assert failed.excuse
     assert again == Submit(simulation=0, attempt=1)
 
 
@@ -293,15 +296,23 @@ def test_the_end_of_a_study_is_held_against_nobody() -> None:
 
 
 def test_a_cancel_of_a_launcher_that_was_killed_is_held_against_the_same_ones() -> None:
-    schedule = Schedule(Limits(per_job=2, max_running=2, retries=0, max_failed=1.0))
+    schedule = SimulationSchedule(ScheduleLimits(per_job=2, max_running=2, retries=0, max_failed=1.0))
     entries = [
-        Entry(id=it, state=State.RUNNING, attempt=0, has_job=True, mates=(0, 1), cancelled=True, reason="late")
+        ScheduledSimulation(
+            id=it,
+            state=ScheduledState.RUNNING,
+            attempt=0,
+            has_job=True,
+            job_members=(0, 1),
+            cancelled=True,
+            reason="late",
+        )
         for it in (0, 1)
     ]
     entries[1].excuse = CANCELLED
-    schedule.recall({0: 0, 1: 0}, entries, anything_came=True)
-    assert schedule.replan({0: 0, 1: 0}, 1.0, new_epoch=False) == []
-    assert [(it.simulation, it.counted) for it in fails(killed(schedule, 0, 1, now=2.0))] == [(0, True), (1, False)]
+    schedule.restore({0: 0, 1: 0}, entries, anything_came=True)
+    assert schedule.replan({0: 0, 1: 0}, 1.0, new_incarnation=False) == []
+    assert [(it.simulation, not it.excuse) for it in fails(killed(schedule, 0, 1, now=2.0))] == [(0, True), (1, False)]
 
 
 def test_a_job_is_shared_until_it_is_known_what_each_end_means() -> None:
@@ -311,7 +322,7 @@ def test_a_job_is_shared_until_it_is_known_what_each_end_means() -> None:
     assert schedule.shares_a_job(0)
     schedule.job_ended(1, 0, 3, "crashed", 2.0)
     assert schedule.shares_a_job(0)
-    schedule.tick(2.0 + SETTLE_FAILED_S)
+    schedule.tick(2.0 + CONFIRM_FAILURE_S)
     assert not schedule.shares_a_job(0)
 
 

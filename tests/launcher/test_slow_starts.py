@@ -1,12 +1,12 @@
 """Clocks of a launcher that is slow itself; whole turns of it are in tests/simulated/seeds.txt."""
 
-from stream_server.launcher.actions import Cancel
-from stream_server.launcher.limits import Limits
-from stream_server.launcher.schedule import Schedule
+from stream_server.launcher.schedule.actions import Cancel
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
+from stream_server.launcher.schedule.schedule import SimulationSchedule
 
 
 def test_the_clock_of_an_attempt_starts_when_its_job_does() -> None:
-    schedule = Schedule(Limits(timeout_s=20.0))
+    schedule = SimulationSchedule(ScheduleLimits(timeout_s=20.0))
     schedule.replan({0: -1}, 0.0)
     schedule.begun(0, 40.0)
     assert schedule.tick(59.0) == []

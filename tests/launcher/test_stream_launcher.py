@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from stream_server.launcher import link
+from stream_server.messages import launcher_link
 from tests.launcher.study_run import DEADLINE_S, StudyRun
+
+pytestmark = pytest.mark.slow
 
 WELL = [
     ["live"],
@@ -29,7 +31,7 @@ def test_a_study_that_ends_well_ends_its_simulations_and_leaves_nothing_behind(t
         assert run.end() == 0, run.errors
         assert run.num_starts == 1, run.errors
         assert run.facts(0)["folder"] == run.facts(0)["mark"] == run.facts(0, 1)["mark"]
-        assert run.journal[-1].items() >= {"record": "LauncherLeft", "exit_code": 0}.items()
+        assert run.journal[-1].items() >= {"message": "LauncherLeft", "exit_code": 0}.items()
 
 
 def test_the_server_gets_what_the_user_gave_and_where_to_find_us(tmp_path: Path) -> None:
@@ -53,14 +55,14 @@ def test_a_server_that_is_lost_is_started_again_while_its_simulations_go_on(tmp_
         assert run.facts(0)["mark"] != run.facts(1)["mark"]
 
 
-def test_a_simulation_that_goes_on_is_told_the_new_epoch(tmp_path: Path) -> None:
+def test_a_simulation_that_goes_on_is_told_the_new_incarnation(tmp_path: Path) -> None:
     acts = [["live"], ["plan", 1], ["wait_for_file", "go"]]
     with StudyRun(tmp_path, acts, acts) as run:
         pid = run.wait_for_output(0)
         file = run.folder_of(0) / "connection.json"
-        assert json.loads(file.read_text())["epoch"] == 1
+        assert json.loads(file.read_text())["incarnation"] == 1
         os.kill(run.facts(0)["pid"], signal.SIGKILL)
-        run.wait_until(lambda: json.loads(file.read_text())["epoch"] == 2)
+        run.wait_until(lambda: json.loads(file.read_text())["incarnation"] == 2)
         assert run.wait_for_output(0) == pid
         assert not (run.folder_of(0).with_name("attempt-1")).exists()
 
@@ -73,8 +75,8 @@ def test_a_simulation_that_fails_after_a_restart_of_the_server_has_not_failed_by
         run.wait_until(lambda: run.attempts(1) == [(0, 0)])
         os.kill(int(run.wait_for_output(0)), signal.SIGKILL)
         run.wait_until(lambda: run.attempts(1) == [(0, 0), (0, 1)])
-        (ended,) = [record for record in run.journal if record["record"] == "AttemptEnded"]
-        assert not ended["counted"]
+        (ended,) = [record for record in run.journal if record["message"] == "Fail"]
+        assert ended["excuse"]
 
 
 def test_a_server_that_always_dies_is_given_up_and_the_logs_are_named(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_a_server_that_always_dies_is_given_up_and_the_logs_are_named(tmp_path: 
 
 
 def test_a_committed_checkpoint_gives_the_restarts_back(tmp_path: Path) -> None:
-    first, second = ([*LOST[:-1], ["commit", generation], ["die"]] for generation in (1, 2))
+    first, second = ([*LOST[:-1], ["commit", checkpoint], ["die"]] for checkpoint in (1, 2))
     with StudyRun(tmp_path, LOST, first, second, LOST, WELL, restarts=1) as run:
         assert run.end() == 7, run.errors
         assert run.num_starts == 4, run.errors
@@ -150,7 +152,7 @@ def test_a_signal_makes_the_server_save_and_leave(tmp_path: Path, number: signal
         run.wait_for_output(0)
         run.launcher.send_signal(number)
         assert run.end() == 75, run.errors
-        (leave,) = [message for message in run.heard(0) if isinstance(message, link.Leave)]
+        (leave,) = [message for message in run.heard(0) if isinstance(message, launcher_link.Leave)]
         assert number.name in leave.reason
 
 
@@ -165,7 +167,7 @@ def test_a_second_interrupt_kills_server_and_simulations(tmp_path: Path) -> None
     with StudyRun(tmp_path, [["live"], ["plan", 1], ["be_deaf"], ["stay"]]) as run:
         run.wait_for_output(0)
         run.launcher.send_signal(signal.SIGINT)
-        run.wait_until(lambda: any(isinstance(message, link.Leave) for message in run.heard(0)))
+        run.wait_until(lambda: any(isinstance(message, launcher_link.Leave) for message in run.heard(0)))
         run.launcher.send_signal(signal.SIGINT)
         assert run.end() == 7, run.errors
 
@@ -174,10 +176,17 @@ def test_no_server_is_started_again_once_the_study_was_asked_to_stop(tmp_path: P
     with StudyRun(tmp_path, [["live"], ["plan", 1], ["be_deaf"], ["wait_for_file", "go"], ["die"]]) as run:
         run.wait_for_output(0)
         run.launcher.send_signal(signal.SIGTERM)
-        run.wait_until(lambda: any(isinstance(message, link.Leave) for message in run.heard(0)))
+        run.wait_until(lambda: any(isinstance(message, launcher_link.Leave) for message in run.heard(0)))
         (tmp_path / "go").touch()
         assert run.end() == 7, run.errors
         assert run.num_starts == 1, run.errors
+
+
+def test_a_server_that_dies_on_its_way_out_is_not_started_again_if_an_operator_stopped_it(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, [*LOST[:-1], ["was_asked_to_stop", "an operator stopped it"], ["die"]], WELL) as run:
+        assert run.end() == 7, run.errors
+        assert run.num_starts == 1, run.errors
+        assert "it is not restarted, for it was to stop" in run.errors
 
 
 def test_a_rank_that_is_stopped_is_killed_and_the_server_started_again(tmp_path: Path) -> None:
@@ -248,7 +257,7 @@ def test_a_time_limit_that_is_no_time_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_help_tells_what_the_signals_do_and_what_the_exit_codes_mean() -> None:
-    command = ["python", "-m", "stream_server.launcher.supervise", "--help"]
+    command = ["python", "-m", "stream_server.launcher.supervision.supervise", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "75 saved: run me again" in said
     assert "Ctrl-C" in said

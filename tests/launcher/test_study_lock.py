@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from stream_server.errors import ConfigError
-from stream_server.launcher import processes, study_lock
-from stream_server.launcher.study_lock import Holder, StudyLock
+from stream_server.machine import processes, study_lock
+from stream_server.machine.study_lock import Holder, StudyLock
 
 HOLD = """\
 import sys
 from pathlib import Path
-from stream_server.launcher.study_lock import StudyLock
+from stream_server.machine.study_lock import StudyLock
 with StudyLock(Path(sys.argv[1]), "stream-server"):
     print("locked", flush=True)
     sys.stdin.read()

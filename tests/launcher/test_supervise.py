@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher import link
+from stream_server.messages import launcher_link
 from tests.launcher.rank_0 import Rank0
+
+pytestmark = pytest.mark.slow
 
 QUIET = "import os, sys; print(sys.argv[1], os.environ['STREAM_SIMULATION_ID'], os.environ['STREAM_ATTEMPT'])"
 SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(120)"
@@ -33,16 +35,16 @@ def test_simulations_run_one_after_the_other_until_rank_0_says_stop(
     with Rank0(tmp_path, QUIET) as rank_0:
         rank_0.plan(2)
         for simulation in range(2):
-            attempt = rank_0.wait_for(link.Attempt)
-            assert attempt == link.Attempt(simulation=simulation, attempt=0, public_key=None)
+            attempt = rank_0.wait_for(launcher_link.Attempt)
+            assert attempt == launcher_link.Attempt(simulation=simulation, attempt=0, public_key=None)
             assert rank_0.wait_for_output(simulation) == f"{100.0 + simulation} {simulation} 0\n"
-            rank_0.send(link.Finished(simulation=simulation))
-        while rank_0.wait_for(link.Status).done < 2:
+            rank_0.send(launcher_link.Finished(simulation=simulation))
+        while rank_0.wait_for(launcher_link.Status).done < 2:
             pass
-        rank_0.send(link.StopAll(reason="finished", grace_s=0.0))
-        rank_0.wait_for(link.Bye)
+        rank_0.send(launcher_link.StopSimulations(reason="finished", grace_s=0.0))
+        rank_0.wait_for(launcher_link.Bye)
         assert rank_0.wait_for_end() == 0
-        assert [type(message) for message in rank_0.seen[:2]] == [link.AskPlan, link.Ready]
+        assert [type(message) for message in rank_0.seen[:2]] == [launcher_link.AskPlan, launcher_link.Ready]
         assert "simulation 1 finished" in rank_0.log.read_text()
         connection = json.loads((rank_0.folder_of(1) / "connection.json").read_text())
         assert (connection["simulation"], connection["attempt"], connection["security"]) == (1, 0, None)
@@ -52,12 +54,12 @@ def test_a_simulation_that_always_crashes_is_given_up_and_the_next_one_runs(tmp_
     crashing = "import sys\nif sys.argv[1] == '101.0': raise SystemExit('no convergence')\nimport time; time.sleep(120)"
     with Rank0(tmp_path, crashing, "launcher.max_running=2") as rank_0:
         rank_0.plan(2)
-        rank_0.send(link.Progress(simulation=0, attempt=0, received=1, blocked=False))
-        failed = rank_0.wait_for(link.Failed)
-        gave_up = rank_0.wait_for(link.GaveUp)
+        rank_0.send(launcher_link.ProgressReport(simulation=0, attempt=0, received=1, blocked=False))
+        failed = rank_0.wait_for(launcher_link.Failed)
+        gave_up = rank_0.wait_for(launcher_link.GaveUp)
         log = str(rank_0.folder_of(1, 0) / "output.log")
-        assert failed == link.Failed(simulation=1, attempt=0, reason="ended with exit code 1", log=log)
-        assert gave_up == link.GaveUp(
+        assert failed == launcher_link.Failed(simulation=1, attempt=0, reason="ended with exit code 1", log=log)
+        assert gave_up == launcher_link.GaveUp(
             simulation=1,
             attempts=2,
             reason="ended with exit code 1",
@@ -79,27 +81,27 @@ def test_a_typo_in_the_command_stops_the_study_and_shows_the_end_of_the_log(
 ) -> None:
     with Rank0(tmp_path, None, override) as rank_0:
         rank_0.plan(3)
-        text = rank_0.wait_for(link.TooMany).text
+        text = rank_0.wait_for(launcher_link.TooMany).text
         assert text.startswith("3 attempts in a row failed and no time step ever came: simulation 2 ")
         assert log_end in text.splitlines()[-1]
-        assert sum(isinstance(message, link.Attempt) for message in rank_0.seen) == 3
+        assert sum(isinstance(message, launcher_link.Attempt) for message in rank_0.seen) == 3
 
 
 def test_a_simulation_that_is_killed_is_started_again(tmp_path: Path) -> None:
     with Rank0(tmp_path, SLEEPING) as rank_0:
         rank_0.plan(1)
         simulation = int(rank_0.wait_for_output(0))
-        rank_0.send(link.Progress(simulation=0, attempt=0, received=1, blocked=False))
+        rank_0.send(launcher_link.ProgressReport(simulation=0, attempt=0, received=1, blocked=False))
         os.kill(simulation, signal.SIGKILL)
-        assert rank_0.wait_for(link.Failed).reason == "was killed by SIGKILL"
-        assert rank_0.wait_for(link.Attempt).attempt == 1
+        assert rank_0.wait_for(launcher_link.Failed).reason == "was killed by SIGKILL"
+        assert rank_0.wait_for(launcher_link.Attempt).attempt == 1
         assert int(rank_0.wait_for_output(0, 1)) != simulation
 
 
 def test_a_simulation_that_hangs_is_killed_after_its_timeout(tmp_path: Path) -> None:
     with Rank0(tmp_path, SLEEPING, "simulation.timeout_s=0.5") as rank_0:
         rank_0.plan(1)
-        assert rank_0.wait_for(link.Failed).reason == "no new time step for 0.5 s"
+        assert rank_0.wait_for(launcher_link.Failed).reason == "no new time step for 0.5 s"
 
 
 def test_the_end_of_rank_0_ends_the_launcher_and_every_process_of_its_simulations(tmp_path: Path) -> None:
@@ -119,11 +121,12 @@ def test_a_signal_ends_the_launcher_and_its_simulations(tmp_path: Path, number: 
         rank_0.plan(1)
         rank_0.wait_for_output(0)
         rank_0.launcher.send_signal(number)
-        rank_0.wait_for(link.Bye)
+        rank_0.wait_for(launcher_link.Bye)
         assert rank_0.wait_for_end() == 0
         assert rank_0.processes() == []
 
 
+@pytest.mark.quiet
 def test_a_second_signal_ends_the_launcher_within_5_s_however_stubborn_its_simulations(tmp_path: Path) -> None:
     with Rank0(tmp_path, STUBBORN) as rank_0:
         rank_0.plan(1)
@@ -142,7 +145,7 @@ def test_a_second_signal_ends_the_launcher_within_5_s_however_stubborn_its_simul
 def test_with_curve_each_attempt_has_a_key_pair_that_rank_0_is_told(tmp_path: Path) -> None:
     with Rank0(tmp_path, SLEEPING) as rank_0:
         rank_0.plan(1, security={"server_public_key": "S"})
-        attempt = rank_0.wait_for(link.Attempt)
+        attempt = rank_0.wait_for(launcher_link.Attempt)
         rank_0.wait_for_output(0)
         security = json.loads((rank_0.folder_of(0) / "connection.json").read_text())["security"]
         assert security["client_public_key"] == attempt.public_key
@@ -155,10 +158,10 @@ def test_with_curve_each_attempt_has_a_key_pair_that_rank_0_is_told(tmp_path: Pa
 def test_a_study_without_a_command_gives_its_simulations_to_clients_that_attach(tmp_path: Path) -> None:
     with Rank0(tmp_path, None) as rank_0:
         rank_0.plan(1)
-        rank_0.send(link.AttachRequest(token=5, simulation=None))
-        assert rank_0.wait_for(link.Attached) == link.Attached(token=5, simulation=0, attempt=0)
-        rank_0.send(link.AttachRequest(token=6, simulation=9))
-        assert rank_0.wait_for(link.NoneLeft).text == "simulation 9 is not in the study"
+        rank_0.send(launcher_link.AttachRequest(token=5, simulation=None))
+        assert rank_0.wait_for(launcher_link.Attached) == launcher_link.Attached(token=5, simulation=0, attempt=0)
+        rank_0.send(launcher_link.AttachRequest(token=6, simulation=9))
+        assert rank_0.wait_for(launcher_link.NoneLeft).text == "simulation 9 is not in the study"
 
 
 def test_folders_of_finished_simulations_go_when_the_study_keeps_failed_ones_only(tmp_path: Path) -> None:
@@ -166,8 +169,8 @@ def test_folders_of_finished_simulations_go_when_the_study_keeps_failed_ones_onl
     with Rank0(tmp_path, script, "simulation.keep_folders=failed") as rank_0:
         rank_0.plan(2)
         rank_0.wait_for_output(0)
-        rank_0.send(link.Finished(simulation=0))
-        while rank_0.wait_for(link.Status).done < 1:
+        rank_0.send(launcher_link.Finished(simulation=0))
+        while rank_0.wait_for(launcher_link.Status).done < 1:
             pass
         (rank_0.folder_of(0) / "go").touch()
         rank_0.wait_for_output(1)
@@ -177,7 +180,7 @@ def test_folders_of_finished_simulations_go_when_the_study_keeps_failed_ones_onl
 def test_a_launcher_whose_rank_0_is_gone_removes_the_folder_of_the_sockets(tmp_path: Path) -> None:
     with Rank0(tmp_path, SLEEPING) as rank_0:
         rank_0.plan(1)
-        rank_0.wait_for(link.Attempt)
+        rank_0.wait_for(launcher_link.Attempt)
         folder = Path(rank_0.private.name)
         rank_0.go()
         assert rank_0.wait_for_end() == 0
@@ -188,9 +191,9 @@ def test_jobs_may_end_by_themselves_within_the_grace_of_a_stop(tmp_path: Path) -
     ending = "import pathlib, time\nwhile not pathlib.Path('../../../go').exists(): time.sleep(0.01)\nprint('done')"
     with Rank0(tmp_path, ending) as rank_0:
         rank_0.plan(1)
-        rank_0.wait_for(link.Attempt)
-        rank_0.send(link.Finished(simulation=0))
-        rank_0.send(link.StopAll(reason="finished", grace_s=30.0))
+        rank_0.wait_for(launcher_link.Attempt)
+        rank_0.send(launcher_link.Finished(simulation=0))
+        rank_0.send(launcher_link.StopSimulations(reason="finished", grace_s=30.0))
         (rank_0.output_dir / "go").touch()
         assert rank_0.wait_for_end() == 0
         assert (rank_0.folder_of(0) / "output.log").read_text() == "done\n"

@@ -19,14 +19,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.ranks import ranks_from_environment
-from stream_server.server.torch_server import TorchServer
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.torch_step import TorchStep
-from stream_server.server.training.union_mean import UnionMean
-from tests.server.settings import settings
-from tests.server.streams import batch_of
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.user.torch_server import TorchServer
+from tests.support.settings import settings
+from tests.support.streams import batch_of
 
 RANKS = ranks_from_environment()
 Pair = tuple[Tensor, Tensor]
@@ -333,11 +333,11 @@ def union_batches(steps: list[list[int]]) -> list[list[Pair]]:
     return [[(part[:, :3], part[:, 3:]) for part in union] for union in parts]
 
 
-def turn_of(parts: Sequence[Pair]) -> tuple[Turn, Pair | None]:
+def union_batch_of(parts: Sequence[Pair]) -> tuple[UnionBatch, Pair | None]:
     sizes = tuple(len(x) for x, _ in parts)
     own = parts[RANKS.rank] if sizes[RANKS.rank] else None
     batch = None if own is None else batch_of(own, len(own[0]))
-    return Turn(batch=batch, sizes=sizes, num_first=sum(sizes), lonely=False), own
+    return UnionBatch(own=batch, sizes=sizes, num_first=sum(sizes), lonely=False), own
 
 
 def train_on_ranks(job: dict[str, Any]) -> tuple[Server, dict[str, Any]]:
@@ -348,9 +348,9 @@ def train_on_ranks(job: dict[str, Any]) -> tuple[Server, dict[str, Any]]:
     try:
         with TorchStep(server, RANKS, server.config) as step:
             for index, parts in enumerate(union_batches(job["steps"])):
-                turn, data = turn_of(parts)
-                outcome = step.run(turn, data, index)
-                progress.count_turn(turn)
+                union_batch, data = union_batch_of(parts)
+                outcome = step.run(union_batch, data, index)
+                progress.count_batch(union_batch)
                 if outcome.updated:
                     progress.count_update(outcome)
                 server.on_step_end()

@@ -15,16 +15,17 @@ import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
 
-from stream_server.server.plain_state import to_bytes
-from stream_server.server.ranks import ranks_from_environment
-from stream_server.server.torch_server import TorchServer
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.torch_step import TorchStep
-from stream_server.server.training.union_mean import UnionMean
-from tests.server.settings import settings
-from tests.server.streams import batch_of
-from tests.server.torch_servers import ExactScaling
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.torch.learning_rates import LearningRates
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.storage.plain_state import to_bytes
+from tests.support.settings import settings
+from tests.support.streams import batch_of
+from tests.support.torch_servers import ExactScaling
 
 RANKS = ranks_from_environment()
 
@@ -78,7 +79,7 @@ class NormNet(Net):
 SERVERS = {"automatic": Net, "manual": ManualNet, "norm": NormNet}
 
 
-def turns(steps: list[list[int]]) -> Iterator[tuple[Turn, Any]]:
+def union_batches(steps: list[list[int]]) -> Iterator[tuple[UnionBatch, Any]]:
     """This rank's part of the union batches, whatever the number of ranks; alone it has all.
 
     Sample number i is the same however the samples are dealt to steps and ranks.
@@ -89,7 +90,7 @@ def turns(steps: list[list[int]]) -> Iterator[tuple[Turn, Any]]:
         parts = [len(union)] if RANKS.size == 1 else sizes
         rows = union.split(parts)[RANKS.rank]
         batch = batch_of((rows[:, :3], rows[:, 3:]), len(rows)) if len(rows) else None
-        yield Turn(batch=batch, sizes=tuple(parts), num_first=0, lonely=False), batch and batch.data
+        yield UnionBatch(own=batch, sizes=tuple(parts), num_first=0, lonely=False), batch and batch.data
 
 
 @contextmanager
@@ -116,11 +117,11 @@ def train(job: dict[str, Any]) -> None:
     server.union_mean = UnionMean(RANKS)
     server.progress = Progress(RANKS.size)
     precision = ExactScaling(job["scale"]) if "scale" in job else None
-    (rates,) = server.make_learning_rates()
+    rates = LearningRates(server)
     with counted_reductions() as reductions, TorchStep(server, RANKS, server.config, precision=precision) as step:
-        for index, (turn, data) in enumerate(turns(job["steps"])):
-            outcome = step.run(turn, data, index)
-            server.progress.count_turn(turn)
+        for index, (union_batch, data) in enumerate(union_batches(job["steps"])):
+            outcome = step.run(union_batch, data, index)
+            server.progress.count_batch(union_batch)
             if outcome.updated:
                 server.progress.count_update(outcome)
             rates.on_step_end(server)

@@ -3,25 +3,27 @@
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stream_server.errors import UserCodeError
-from stream_server.server.failure import leave_together
-from stream_server.server.ranks import ranks_from_environment
-from stream_server.server.training.lockstep import Turn, in_lockstep
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.stop import StopRequests
-from tests.server.settings import settings
-from tests.server.streams import ScriptedStream, batch_of
+from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.study.failure import leave_together
+from stream_server.server.training.control_round import barrier, in_lockstep
+from tests.support.settings import settings
+from tests.support.streams import ScriptedStream, batch_of
 
 RANKS = ranks_from_environment()
 OUTPUT_DIR, WAY = Path(sys.argv[1]), sys.argv[2]
 
 
-def in_lockstep_with(stream: ScriptedStream) -> Iterator[Turn]:
+def in_lockstep_with(stream: ScriptedStream) -> Iterator[UnionBatch]:
     return in_lockstep(stream, RANKS, StopRequests(), phases=Phases())
 
 
@@ -36,8 +38,8 @@ def train() -> None:
 def train_with_torch() -> None:
     import torch
 
-    from stream_server.server.torch_server import TorchServer
-    from stream_server.server.training.torch_step import TorchStep
+    from stream_server.server.training.torch.step import TorchStep
+    from stream_server.server.user.torch_server import TorchServer
 
     class Net(TorchServer):
         def prepare_training_attributes(self) -> Any:
@@ -52,15 +54,49 @@ def train_with_torch() -> None:
     server = Net(settings())
     stream = ScriptedStream([batch_of(torch.ones(3, 2, dtype=torch.float64), 3)] * 3)
     with TorchStep(server, RANKS, server.config) as step:
-        for index, turn in enumerate(in_lockstep_with(stream)):
-            step.run(turn, turn.batch and turn.batch.data, index)
+        for index, union_batch in enumerate(in_lockstep_with(stream)):
+            step.run(union_batch, union_batch.own and union_batch.own.data, index)
+
+
+def set_up_torch(stack: ExitStack) -> None:
+    """Of the modules that checkpoints are to leave out there is none on rank 1."""
+    import torch
+
+    from stream_server.server.training.torch.step import TorchStep
+    from stream_server.server.user.torch_server import TorchServer
+
+    class Net(TorchServer):
+        def prepare_training_attributes(self) -> Any:
+            model = torch.nn.Linear(2, 1)
+            if RANKS.rank == 0:
+                self.encoder = torch.nn.Linear(2, 2).requires_grad_(False)
+            return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    config = settings()
+    config.checkpoint.exclude = ("encoder.*",)
+    server = Net(config)
+    stack.enter_context(TorchStep(server, RANKS, server.config))
+    barrier(RANKS)
+
+
+def fail(stack: ExitStack) -> None:
+    match WAY:
+        case "inside_a_torch_step":
+            train_with_torch()
+        case "after_the_model_is_made":
+            set_up_torch(stack)
+        case _:
+            train()
 
 
 logging.disable()
-try:
-    train_with_torch() if WAY == "inside_a_torch_step" else train()
-except Exception as error:
-    code = leave_together(error, RANKS, OUTPUT_DIR, phase="step")
-    if code is None:
-        RANKS.abort(3)
-    (OUTPUT_DIR / f"left-{RANKS.rank}").write_text(str(code))
+with ExitStack() as stack:
+    try:
+        fail(stack)
+    except Exception as error:
+        code = leave_together(error, RANKS, OUTPUT_DIR, phase="step")
+        if code is None:
+            RANKS.abort(3)
+# As the ranks' parts of the closing account.
+RANKS.gather("")
+(OUTPUT_DIR / f"left-{RANKS.rank}").write_text(str(code))

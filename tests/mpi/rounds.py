@@ -5,14 +5,14 @@ import time
 
 import numpy as np
 
-from stream_server.server.ranks import ranks_from_environment
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.lockstep import in_lockstep
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.step import LearnerStep
-from stream_server.server.training.stop import StopReason, StopRequests
-from stream_server.server.training.union_mean import UnionMean
-from tests.server.streams import ScriptedStream, batch_of
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.stop import StopReason, StopRequests
+from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.control_round import in_lockstep
+from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.user.stream_server import StreamServer
+from tests.support.streams import ScriptedStream, batch_of
 
 RANKS = ranks_from_environment()
 
@@ -50,9 +50,11 @@ def train_unevenly() -> None:
     server.union_mean = UnionMean(RANKS)
     sizes = []
     with LearnerStep(server, RANKS) as step:
-        for index, turn in enumerate(in_lockstep(ScriptedStream(batches), RANKS, StopRequests(), phases=Phases())):
-            sizes.append(turn.sizes)
-            step.run(turn, turn.batch and turn.batch.data, index)
+        for index, union_batch in enumerate(
+            in_lockstep(ScriptedStream(batches), RANKS, StopRequests(), phases=Phases())
+        ):
+            sizes.append(union_batch.sizes)
+            step.run(union_batch, union_batch.own and union_batch.own.data, index)
         step.finish()
     show("sizes", sizes)
     show("means", server.means)
@@ -62,8 +64,8 @@ def stop_together() -> None:
     stops = StopRequests()
     if RANKS.rank == RANKS.size - 1:
         stops.request(StopReason.MAX_S, "")
-    turns = list(in_lockstep(ScriptedStream([batch_of(None, 1)] * 9), RANKS, stops, phases=Phases()))
-    show("stopped", [len(turns), stops.agreed])
+    union_batches = list(in_lockstep(ScriptedStream([batch_of(None, 1)] * 9), RANKS, stops, phases=Phases()))
+    show("stopped", [len(union_batches), stops.agreed])
 
 
 def wait_for_a_slow_rank() -> None:

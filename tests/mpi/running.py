@@ -4,7 +4,8 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 
-from tests.mpi.launch import alone, mpirun
+from tests.support.launch import alone, mpirun
+from tests.support.timing import completed
 
 
 def run(
@@ -25,11 +26,4 @@ def run(
     launch = alone(argv) if num_ranks == 1 else mpirun(implementation, num_ranks, argv)
     # torch leaves an empty cache folder among the temporary files.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="mpi-") as temporary:
-        return subprocess.run(
-            launch.argv,
-            env=launch.environment | {"TMPDIR": temporary},
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
+        return completed(launch.argv, launch.environment | {"TMPDIR": temporary}, deadline_s)

@@ -58,7 +58,7 @@ NOT_TRAINED = 14
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of each job."""
+    """The outcome of each job."""
     jobs = JOBS | {name: {**job, "is_refused": True} for name, (job, _) in REFUSED.items()}
     # Not standard output, of which Open MPI's mpirun loses a part when lines are very long.
     found = tmp_path_factory.mktemp("any_model") / "found.json"
@@ -68,7 +68,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(zip(jobs, json.loads(found.read_text()), strict=True))
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_model_of_any_kind_learns_what_it_learns_in_a_plain_loop(name: str, results: dict[str, Any]) -> None:
     found = results[name]
@@ -78,7 +77,6 @@ def test_a_model_of_any_kind_learns_what_it_learns_in_a_plain_loop(name: str, re
     np.testing.assert_allclose(first["weights"], found["plain"], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("name", "num_updates"), [("some without loss", 3), ("some without loss, accumulated", 2)])
 def test_samples_without_loss_are_counted_and_a_step_without_any_loss_is_no_update(
     name: str, num_updates: int, results: dict[str, Any]
@@ -88,7 +86,6 @@ def test_samples_without_loss_are_counted_and_a_step_without_any_loss_is_no_upda
         assert rank["counts"] == [num_updates, num_samples - NOT_TRAINED, NOT_TRAINED]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_ranks_cannot_train_together_is_refused(name: str, results: dict[str, Any]) -> None:
     for rank in results[name]["ranks"]:

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Job] = {
 
 
 def jobs(num_ranks: int) -> dict[str, Job]:
-    """What is run on so many ranks, and on one."""
+    """The jobs that are run on so many ranks, and on one."""
     full = FULL[num_ranks]
     pairs = [np.add(*full[index : index + 2]).tolist() for index in (0, 2)]
     return {
@@ -48,7 +48,7 @@ def jobs(num_ranks: int) -> dict[str, Job]:
 
 @cache
 def results(num_ranks: int, of: tuple[int, ...]) -> list[dict[str, list[Job]]]:
-    """What each rank had at the end of each job; the jobs are those `of` so many ranks, whoever does them."""
+    """The result of each rank at the end of each job; the jobs are those `of` so many ranks, whoever does them."""
     chosen = [jobs(num) for num in of]
     arguments = [json.dumps(job) for its_jobs in chosen for job in its_jobs.values()]
     ran = run("equality", num_ranks, arguments, implementation=MPI[num_ranks], deadline_s=90)
@@ -58,7 +58,7 @@ def results(num_ranks: int, of: tuple[int, ...]) -> list[dict[str, list[Job]]]:
 
 
 def alone(of: int) -> dict[str, list[Job]]:
-    """What one rank makes of the jobs of several."""
+    """The results of one rank that does the jobs of several."""
     return dict(zip((2, 4), results(1, (2, 4)), strict=True))[of]
 
 
@@ -71,7 +71,6 @@ def assert_same_weights(found: list[Job], expected: list[Job]) -> None:
     assert all(other["weights"] == found[0]["weights"] for other in found)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("name", [name for name in jobs(2) if name != "running statistics"])
 def test_partial_and_missing_batches_give_the_weights_of_one_rank(num_ranks: int, name: str) -> None:
@@ -81,7 +80,6 @@ def test_partial_and_missing_batches_give_the_weights_of_one_rank(num_ranks: int
         np.testing.assert_allclose(rank["norms"], expected[0]["norms"], rtol=1e-12)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_batches_that_accumulate_are_one_large_batch(num_ranks: int) -> None:
     found = alone(2) if num_ranks == 1 else together(num_ranks)
@@ -89,14 +87,12 @@ def test_batches_that_accumulate_are_one_large_batch(num_ranks: int) -> None:
     np.testing.assert_allclose(found["halves"][0]["norms"], found["wholes"][0]["norms"], rtol=1e-12)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(("scaled", "plain"), [("scaled", "plain"), ("two optimizers, scaled", "two optimizers")])
 def test_the_scale_of_the_loss_makes_no_difference(scaled: str, plain: str) -> None:
     found = together(2)
     assert_same_weights(found[scaled], found[plain])
 
 
-@pytest.mark.timeout(200)
 def test_every_job_trained_something_else() -> None:
     """Without that, the equalities would say little."""
     found = alone(2)
@@ -104,28 +100,24 @@ def test_every_job_trained_something_else() -> None:
     assert len({tuple(found[name][0]["weights"]) for name in different}) == len(different)
 
 
-@pytest.mark.timeout(200)
 def test_the_states_of_all_optimizers_are_saved_and_come_back() -> None:
     found = together(2)
     assert found["two optimizers"][0]["num_optimizers"] == 2
     assert all(rank["comes_back"] for name in found for rank in found[name])
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(("name", "expected"), [("plain", 5), ("accumulated", 3), ("clipped by norm", 2)])
 def test_gradients_are_reduced_once_per_update(name: str, expected: int) -> None:
     """Five batches, by one, two or three per update; the model fits into one bucket."""
     assert [rank["num_reductions"] for rank in together(2)[name]] == [expected, expected]
 
 
-@pytest.mark.timeout(200)
 def test_module_buffers_come_from_the_lowest_rank_with_data() -> None:
     first, second, *_ = together(2)["running statistics"]
     assert first["own"] != second["own"]
     assert first["shared"] == second["shared"] == second["own"]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 def test_a_compiled_model_learns_the_same_and_is_saved_by_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
     job: Job = {"steps": [[2, 2], [0, 2], [2, 0], [2, 2]]}
@@ -134,7 +126,7 @@ def test_a_compiled_model_learns_the_same_and_is_saved_by_the_same_names(monkeyp
     # Without the headers of torch's vectors g++ needs half the time.
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")
     # torch warns of its own use of what it has deprecated.
-    ran = run("equality", 2, [json.dumps(job) for job in both], deadline_s=90, ignored=["`torch.jit.script"])
+    ran = run("equality", 2, [json.dumps(job) for job in both], deadline_s=240, ignored=["`torch.jit.script"])
     assert ran.returncode == 0, ran.stderr
     plain, compiled = map(json.loads, ran.stdout.splitlines())
     assert [rank["num_graphs"] > 0 for rank in plain + compiled] == [False, False, True, True]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.failure import Failure
-from tests.mpi.launch import IMPLEMENTATIONS
+from stream_server.server.study.failure import Failure
 from tests.mpi.running import run
+from tests.support.launch import IMPLEMENTATIONS
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -30,3 +30,16 @@ def test_ranks_that_wait_inside_the_step_are_aborted(
     assert failure is not None
     assert (failure.rank, failure.phase, failure.exit_code) == (1, "step", 3)
     assert "Net.training_step raised ValueError: no" in failure.traceback
+
+
+def test_ranks_leave_in_order_after_one_that_failed_when_the_model_was_made(tmp_path: Path) -> None:
+    ran = run("failing", 2, [str(tmp_path), "after_the_model_is_made"])
+    assert ran.returncode == 0, ran.stderr
+    assert [(tmp_path / f"left-{rank}").read_text() for rank in range(2)] == ["2"] * 2
+
+
+def test_ranks_do_not_wait_for_ever_to_leave_mpi() -> None:
+    ran = run("leaving", 2, deadline_s=20)
+    assert ran.returncode != 0
+    assert "Timeout (0:00:02)!" in ran.stderr
+    assert "in leave_mpi" in ran.stderr

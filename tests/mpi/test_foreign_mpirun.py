@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.launch import IMPLEMENTATIONS, MPICH_PREFIX, OPENMPI_PREFIX, mpirun
+from tests.support.launch import IMPLEMENTATIONS, MPICH_PREFIX, OPENMPI_PREFIX, mpirun
 
 STUDY = Path(__file__).parent.parent / "study" / "numpy_study" / "study.json"
 PREFIXES = {"mpich": MPICH_PREFIX, "openmpi": OPENMPI_PREFIX}

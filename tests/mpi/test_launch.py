@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.mpi.launch import IMPLEMENTATIONS, mpirun
+from tests.support.launch import IMPLEMENTATIONS, mpirun
 
 HELLO = """
 from mpi4py import MPI

@@ -22,7 +22,7 @@ def seen(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
 Seen = tuple[int, dict[str, Any]]
 
 
-def test_all_ranks_take_the_same_turns(seen: Seen) -> None:
+def test_all_ranks_take_the_same_batches(seen: Seen) -> None:
     num_ranks, lines = seen
     expected = [[rank + 1 if rank >= step else 0 for rank in range(num_ranks)] for step in range(num_ranks)]
     assert lines["sizes"] == [expected] * num_ranks

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.built_once import built_once
+
 REPOSITORY = Path(__file__).parent.parent.parent
 NATIVE = REPOSITORY / "stream_server" / "native"
 STRICT = ("-Wall", "-Wextra", "-Werror")
@@ -20,7 +22,7 @@ DEADLINE_S = 50
 
 @dataclass(frozen=True)
 class Installation:
-    """What `cmake --install` wrote to a prefix."""
+    """The files that `cmake --install` wrote to a prefix."""
 
     prefix: Path
 
@@ -38,7 +40,7 @@ class Installation:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """What finds the package, with CMake and with pkg-config."""
+        """The environment in which CMake and pkg-config find the package."""
         return tool_environment() | {
             "PREFIX": str(self.prefix),
             "CMAKE_PREFIX_PATH": str(self.prefix),
@@ -87,5 +89,11 @@ def install(prefix: Path, *options: str) -> Installation:
 @pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """The library, with Melissa's interface for Debian's MPICH."""
-    prefix = tmp_path_factory.mktemp("native") / "prefix"
-    return install(prefix, "-DMPI_C_COMPILER=mpicc.mpich", "-DCMAKE_C_FLAGS=-Werror")
+    options = ("-DMPI_C_COMPILER=mpicc.mpich", "-DCMAKE_C_FLAGS=-Werror")
+    folder = tmp_path_factory.mktemp("native") / "installation"
+    built = built_once(NATIVE, ["installation", *options], folder, lambda folder: _install_in(folder, *options))
+    return Installation(built / "prefix")
+
+
+def _install_in(folder: Path, *options: str) -> None:
+    install(folder / "prefix", *options)

@@ -1,4 +1,4 @@
-"""What the tests of the native clients share."""
+"""The fixtures that the tests of the native clients share."""
 
 from tests.native.building import installation
 

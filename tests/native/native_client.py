@@ -7,12 +7,12 @@ from types import TracebackType
 import numpy as np
 import pytest
 
-from stream_server.client_api.messages import End, FieldSpec
-from tests.client_api.fake_server import FakeServer
+from stream_server.messages.client import End, FieldSpec
 from tests.native.building import run
 from tests.native.conformance import build
 from tests.native.conformance.script import DEADLINE_S, Driver
 from tests.native.conformance.values import values
+from tests.support.fake_server import FakeServer
 
 PROGRAMS = Path(__file__).parent / "programs"
 # Nobody waits for half a second here.
@@ -29,10 +29,13 @@ SMALL = (FieldSpec(name="u", shape=(4,)),)
 
 
 class NativeClient(Driver):
-    """A process with one simulation at a time. What it is to write to its standard error is in `complaint`."""
+    """A process with one simulation at a time, and these `variables` in its environment.
 
-    def __init__(self, program: Path) -> None:
-        super().__init__([str(program)])
+    What it is to write to its standard error is in `complaint`.
+    """
+
+    def __init__(self, program: Path, **variables: str) -> None:
+        super().__init__(["env", *(f"{name}={value}" for name, value in variables.items()), str(program)])
         self.complaint = ""
 
     def __exit__(
@@ -76,7 +79,7 @@ class NativeClient(Driver):
 
 
 def u(step: int) -> np.ndarray:
-    """What `send` puts."""
+    """The values that `send` puts."""
     return values("float64", (4,), step)
 
 
@@ -92,7 +95,7 @@ def assert_has(server: FakeServer, num: int, simulation: int = 7) -> None:
     """The server has so many steps, each as it was sent, and was told so."""
     assert sorted(server.steps) == [(simulation, index) for index in range(num)]
     assert all(np.array_equal(server.steps[simulation, index]["u"], u(index)) for index in range(num))
-    ends = [it for it in messages(server, End) if it.epoch == server.epoch]
+    ends = [it for it in messages(server, End) if it.incarnation == server.incarnation]
     assert sum(it.share for it in ends) == num
     assert {it.total for it in ends} == {num}
 

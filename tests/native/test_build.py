@@ -1,21 +1,21 @@
-"""Finding, building and installing the native library: the wheel, and the ways that docs/clients.md shows."""
+"""Finding, building and installing the native library, in the ways that docs/guide/clients.md shows."""
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-import zipfile
-from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from stream_server.server.cli import main
+from stream_server.messages.client import FieldSpec, TimeSteps
+from stream_server.server.commands.cli import main
 from tests.native.building import NATIVE, REPOSITORY, STRICT, Installation, run, tool_environment
+from tests.support.fake_server import FakeServer
 
-PAGE = (REPOSITORY / "docs" / "clients.md").read_text()
+PAGE = (REPOSITORY / "docs" / "guide" / "clients.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A block of code whose first line is the name of its file.
 NAMED = re.compile(r"^(?:/\*|//|!|#) (\S+\.\w+|Makefile)(?: \*/)?\n")
@@ -23,9 +23,9 @@ PROGRAMS = ("solver_c", "solver_cpp", "solver_fortran")
 
 
 def section(heading: str) -> str:
-    """What stands below a heading of the page, down to the next one."""
+    """The text below a heading of the page, down to the next one."""
     _, _, rest = PAGE.partition(f"\n{heading}\n")
-    assert rest, f"docs/clients.md has no {heading}"
+    assert rest, f"docs/guide/clients.md has no {heading}"
     return re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
@@ -56,11 +56,6 @@ def solver(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def files_of_the_library() -> Iterator[Path]:
-    for folder, _, names in os.walk(NATIVE):
-        yield from (Path(folder, name).relative_to(REPOSITORY) for name in names)
-
-
 def assert_runs_alone(words: list[str]) -> None:
     run(words, cwd=Path("/"), environment=tool_environment() | {"STREAM_CONNECTION": "none"})
 
@@ -79,24 +74,11 @@ def test_the_command_tells_where_the_sources_are(capsys: pytest.CaptureFixture[s
 
 
 def test_telling_where_the_sources_are_loads_neither_torch_nor_mpi() -> None:
-    code = "import sys; from stream_server.server.cli import main; main(['--native-path']); print(*sys.modules)"
+    code = (
+        "import sys; from stream_server.server.commands.cli import main; main(['--native-path']); print(*sys.modules)"
+    )
     modules = run([sys.executable, "-c", code], cwd=REPOSITORY).split()
     assert {"torch", "mpi4py"}.isdisjoint(modules)
-
-
-def test_the_wheel_has_every_file_of_the_library(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(
-        REPOSITORY / "stream_server", source / "stream_server", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-index"]
-    run([*pip, "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)], cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as contents:
-        packed = {Path(name) for name in contents.namelist()}
-    assert {file for file in files_of_the_library() if file not in packed} == set()
 
 
 def test_package_library_and_pkg_config_have_one_version(installation: Installation) -> None:
@@ -137,6 +119,47 @@ def test_a_melissa_code_is_built_as_the_page_says(installation: Installation, tm
     shutil.copy(REPOSITORY / "tests" / "native" / "melissa" / "heat.c", tmp_path)
     run_shell("## Codes instrumented for Melissa", tmp_path, installation.prefix)
     assert_runs_alone(["mpirun", "-n", "2", str(tmp_path / "heatc"), "100"])
+
+
+def test_a_python_code_runs_with_the_module_on_the_page(solver: Path) -> None:
+    (solver / "heat.py").write_text(
+        "import numpy as np\n"
+        "from mpi4py.MPI import COMM_WORLD as comm\n"
+        "from melissa_api import *\n"
+        "melissa_init('a', 3, comm)\n"
+        "melissa_init('b', 2, comm)\n"
+        "for step in range(4):\n"
+        "    melissa_send('a', np.full(3, step + comm.rank))\n"
+        "    melissa_send('b', np.full(2, step))\n"
+        "melissa_finalize()\n"
+    )
+    command = ["mpirun", "-n", "2", sys.executable, str(solver / "heat.py")]
+    assert_runs_alone(command)
+    with FakeServer(
+        (FieldSpec(name="a", shape=(6,)), FieldSpec(name="b", shape=(4,))), time_steps=TimeSteps(num=4, first=1)
+    ) as server:
+        connection = solver / "connection.json"
+        replace(server.connection, simulation=7, attempt=0).write(connection)
+        run(command, cwd=solver, environment=tool_environment() | {"STREAM_CONNECTION": str(connection)})
+    assert sorted(server.steps) == [(7, index) for index in range(4)]
+    assert server.steps[7, 3]["a"].tolist() == [3, 3, 3, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("language", "source"), [("C", "heat.c"), ("Fortran", "names.f90")])
+def test_a_melissa_project_finds_the_package_that_it_knows(
+    installation: Installation, tmp_path: Path, language: str, source: str
+) -> None:
+    shutil.copy(REPOSITORY / "tests" / "native" / "melissa" / source, tmp_path)
+    built = consume(
+        tmp_path,
+        f"project(heat LANGUAGES {language})\n"
+        "find_package(Melissa 0.7 CONFIG REQUIRED)\n"
+        f"add_executable(heat {source})\n"
+        "target_include_directories(heat PRIVATE ${MELISSA_INCLUDE_DIR})\n"
+        "target_link_libraries(heat melissa)\n",
+        environment=installation.environment,
+    )
+    assert_runs_alone([str(built / "heat"), "100"])
 
 
 def test_a_project_of_fortran_alone_finds_the_package(installation: Installation, solver: Path) -> None:

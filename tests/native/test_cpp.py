@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stream_server.client_api.messages import Data, End, FieldSpec, TimeSteps
-from tests.client_api.fake_server import FakeServer
+from stream_server.messages.client import Data, End, FieldSpec, TimeSteps
 from tests.native.building import STRICT, Installation, tool_environment
+from tests.support.fake_server import FakeServer
 
 PROGRAMS = Path(__file__).parent / "cpp"
 STRICTER = ("-std=c++17", *STRICT, "-Wpedantic", "-Wconversion", "-Wshadow")

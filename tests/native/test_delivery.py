@@ -1,4 +1,4 @@
-"""What the C client does while it waits: for credit, for answers, and for a study that has no time or nothing left."""
+"""The C client while it waits: for credit, for answers, and for a study that has no time or nothing left."""
 
 import dataclasses
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stream_server.client_api.messages import (
+from stream_server.messages.client import (
     ALL_FIELDS,
     ATTACHING,
     MAX_PART_BYTES,
@@ -23,7 +23,6 @@ from stream_server.client_api.messages import (
     Routing,
     Stop,
 )
-from tests.client_api.fake_server import FakeServer
 from tests.native.conformance import build
 from tests.native.conformance.values import values
 from tests.native.native_client import (
@@ -38,6 +37,7 @@ from tests.native.native_client import (
     messages,
     program,
 )
+from tests.support.fake_server import FakeServer
 
 __all__ = ["client", "library", "program"]
 
@@ -535,6 +535,23 @@ def test_alone_there_is_no_next_simulation(client: NativeClient) -> None:
     assert client.ask("finish") == "ok"
 
 
+def test_alone_the_parameters_come_from_the_environment(program: Path) -> None:
+    with NativeClient(program, STREAM_PARAMETERS='{"initial": 300, "left": -1.5}') as client:
+        assert client.ask("connect 0 1 connection=none") == "ok"
+        assert client.ask("parameter left") == "ok -1.500"
+        assert client.ask("finish") == "ok"
+        assert client.ask("connect 0 1 connection=none viscosity:1.5") == "ok"
+        assert client.ask("parameter viscosity") == "ok 1.500"
+        assert client.ask("finish") == "ok"
+
+
+@pytest.mark.parametrize("variable", ["300", "[1]", '{"initial": "hot"}', "initial=300"])
+def test_parameters_that_are_none_are_refused(program: Path, variable: str) -> None:
+    with NativeClient(program, STREAM_PARAMETERS=variable) as client:
+        told = client.ask("connect 0 1 connection=none")
+    assert 'STREAM_PARAMETERS must be a JSON object such as {"initial": 300, "left": 100}, but is' in told
+
+
 def test_a_key_of_another_run_does_not_get_in(client: NativeClient) -> None:
     with FakeServer(SMALL, transport="curve") as server, FakeServer(SMALL, transport="curve") as other:
         dataclasses.replace(server.connection, security=other.connection.security).write(server.path)
@@ -582,7 +599,7 @@ def test_signals_do_not_disturb_it(library: Path, tmp_path: Path) -> None:
     def start_again() -> None:
         server.withholds_acks = False
         server.die()
-        server.restart(epoch=4, known={0})
+        server.restart(incarnation=4, known={0})
 
     with FakeServer(SMALL, num_ranks=2) as server:
         server.credit = 3
@@ -635,7 +652,7 @@ def test_valgrind_finds_nothing_in_a_restart(tmp_path: Path) -> None:
         client.connect(server)
         client.send(*range(20))
         server.wait_until(lambda: {key[1] for key in server.steps} >= {0, 1, 2})
-        server.move(epoch=4, known={0, 1, 2}, num_ranks=3)
+        server.move(incarnation=4, known={0, 1, 2}, num_ranks=3)
         client.send(*range(20, 30))
         assert client.ask("finish") == "ok"
         assert_has(server, 30)

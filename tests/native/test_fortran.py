@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stream_server.client_api.messages import End, FieldSpec, TimeSteps
+from stream_server.messages.client import End, FieldSpec, TimeSteps
 from tests.native.conformance import build
 from tests.native.conformance.recording import RecordingServer
-
-pytestmark = pytest.mark.timeout(120)
 
 PROGRAMS = build.HERE / "programs"
 SMALL = FieldSpec(name="u", shape=(4,))

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.client_api.messages import End, FieldSpec, TimeSteps
-from tests.client_api.fake_server import FakeServer
+from stream_server.messages.client import End, FieldSpec, TimeSteps
 from tests.native.building import MPIS, NATIVE, STRICT, Installation, tool_environment
-from tests.study.runs import Run, run_study
+from tests.support.fake_server import FakeServer
+from tests.support.runs import Run, run_study
 
 CODES = Path(__file__).parent / "melissa"
 STUDY = CODES / "study.json"
@@ -35,8 +35,8 @@ def build(installation: Installation, tmp_path_factory: pytest.TempPathFactory) 
             return program
         if library == "melissa_api" and compiler.endswith(".openmpi"):
             return with_openmpi(installation, program, CODES / source, compiler)
-        # What mpif.h declares and a code does not use is extra.
-        strict = tuple(it for it in STRICT if not (source.endswith(".f") and it == "-Wextra"))
+        # A code does not use all constants that mpif.h and melissa_api.f90 declare.
+        strict = (*STRICT, "-Wno-unused-parameter") if source.endswith((".f", ".f90")) else STRICT
         return installation.build(program, CODES / source, compiler=compiler, options=(*strict, f"-l{library}"))
 
     return build
@@ -96,6 +96,13 @@ def test_a_code_without_mpi_runs_unmodified(build: Callable[[str, str, str], Pat
     assert_complete(study(tmp_path, [str(program)]))
 
 
+def test_a_code_of_one_process_that_reads_mpi_appnum_runs_with_an_mpirun(
+    build: Callable[[str, str, str], Path], tmp_path: Path
+) -> None:
+    program = build("appnum.c", "mpicc.mpich", "melissa_api")
+    assert_complete(study(tmp_path, [str(program)], **{"simulation.job.mpirun": ["mpirun.mpich"]}))
+
+
 def run_by_hand(command: list[str], connection: Path | str) -> str:
     """Run a code outside a study; gives what it printed."""
     environment = tool_environment() | AS_ROOT | {"STREAM_CONNECTION": str(connection)}
@@ -121,9 +128,12 @@ def launched(server: FakeServer, folder: Path) -> Path:
         ("size", "melissa_init needs the name of a field and a size of 0 or more", 1),
         ("total", "the field 'heat' has 13 values in study.json, but the sizes that the 2 ranks pass", 2),
         ("rows", "of the field 'heat_flux', which are no whole rows of 4 values.", 2),
-        ("twice", "melissa_init was called twice for the field 'heat' of study.json", 2),
+        ("twice", "melissa_init was called twice for the field 'heat' of study.json: with the size", 2),
+        ("alike", "the names 'heat' and 'heat_X' both begin with the field 'heat' of study.json.", 2),
+        ("component", "write velocity_X there for velocity[X].", 2),
         ("other", "melissa_send was called for 'heat_flux', for which melissa_init was not", 2),
         ("required", "field 'heat_flux' is missing", 2),
+        ("never", "field 'heat_flux' is missing", 2),
     ],
 )
 def test_a_mistake_is_told_once_and_the_simulation_goes_on(
@@ -154,6 +164,41 @@ def test_a_rank_may_have_nothing_of_a_field(build: Callable[[str, str, str], Pat
         sample = server.steps[7, index]
         np.testing.assert_array_equal(sample["heat"], 1000 * (index + 1) + np.arange(13))
         assert ("energy" in sample) == (index % 2 == 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("velocity_X", "velocity_Y", "velocity_Z"),
+        ("once", "velocity_X", "velocity_Y", "velocity_Z"),
+        ("velocity[X]", "velocity[Y]", "velocity[Z]"),
+    ],
+    ids=("in every step", "in the first step", "components"),
+)
+def test_a_code_initialises_its_fields_as_it_sends_them(
+    build: Callable[[str, str, str], Path], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    program = build("late.c", "mpicc.mpich", "melissa_api")
+    fields = tuple(FieldSpec(name=f"velocity_{component}", shape=(12,)) for component in "XYZ")
+    fields = (*fields, FieldSpec(name="energy", shape=(12,), optional=True))
+    with FakeServer(fields, time_steps=TimeSteps(num=3)) as server:
+        assert run_by_hand(mpirun("mpich", 2, str(program), *words), launched(server, tmp_path)) == ""
+    assert sorted(server.steps) == [(7, 0), (7, 1), (7, 2)]
+    for index in range(3):
+        sample = server.steps[7, index]
+        assert set(sample) == {field.name for field in fields[:3]}
+        for component, values in enumerate(sample.values()):
+            np.testing.assert_array_equal(values, 100 * index + 1000 * component + np.arange(12))
+
+
+@pytest.mark.parametrize(
+    ("source", "compiler"), [("names.c", "mpicc.mpich"), ("names.f90", "mpif90.mpich"), ("names.f", "mpif90.mpich")]
+)
+def test_headers_library_and_constants_have_melissas_names(
+    build: Callable[[str, str, str], Path], source: str, compiler: str
+) -> None:
+    program = build(source, compiler, "melissa")
+    assert run_by_hand([str(program)], "none").split() == ["0", "0", "0", "1", "2"]
 
 
 def test_a_code_goes_on_when_the_study_has_ended(build: Callable[[str, str, str], Path]) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.native.building import Installation
-from tests.study.runs import run_study, start_study
-from tests.study.test_every_way import assert_complete
 from tests.study.test_mpi_simulations import MPI_STUDY, NUM_SIMULATIONS, SUPERVISED, counted
+from tests.support.runs import assert_complete, run_study, start_study
 
 CODES = Path(__file__).parent / "parallel"
 VICTIM = 1
@@ -44,7 +43,7 @@ def test_a_code_outlives_its_server(study: dict[str, Any], tmp_path: Path) -> No
     with start_study(MPI_STUDY, tmp_path / "run", **SUPERVISED, settings=study) as live:
         live.wait_until(lambda: "waiting" in live.log(0))
         live.ranks[0].kill()
-        live.wait_until(lambda: "epoch 2" in live.launcher_log)
+        live.wait_until(lambda: "incarnation 2" in live.launcher_log)
         go.touch()
         done = live.end()
     assert_complete(done, num_simulations=NUM_SIMULATIONS)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stream_server.client_api.messages import (
+from stream_server.messages.client import (
     ATTACHING,
     MAX_PART_BYTES,
     Data,
@@ -26,7 +26,6 @@ from stream_server.client_api.messages import (
     Routing,
     Stop,
 )
-from tests.client_api.fake_server import FakeServer
 from tests.native.conformance.values import values
 from tests.native.native_client import (
     SMALL,
@@ -39,9 +38,9 @@ from tests.native.native_client import (
     program,
     received,
 )
-from tests.study.runs import failpoints, run_study
-from tests.study.test_every_way import assert_complete
-from tests.study.test_supervision import NUMPY_STUDY, PACED, SUPERVISED
+from tests.study.test_supervision import PACED, SUPERVISED
+from tests.support.fake_server import FakeServer
+from tests.support.runs import NUMPY_STUDY, assert_complete, failpoints, run_study
 
 __all__ = ["client", "library", "program"]
 
@@ -57,12 +56,12 @@ def test_just_what_a_new_server_does_not_know_is_sent_again(
         client.connect(server)
         client.send(*range(20))
         server.wait_until(lambda: known <= received(server))
-        server.move(epoch=4, known=known, num_ranks=after)
+        server.move(incarnation=4, known=known, num_ranks=after)
         assert set(client.send(*range(20, 30))) == {"ok"}
         assert client.ask("finish") == "ok"
         assert_has(server, 30)
         assert {index: server.num_sent[index] for index in range(30)} == {i: int(i not in known) for i in range(30)}
-        assert {it.epoch for it in messages(server, Open) + messages(server, Data)} == {4}
+        assert {it.incarnation for it in messages(server, Open) + messages(server, Data)} == {4}
 
 
 def test_the_same_attempt_says_hello_to_the_new_server(client: NativeClient) -> None:
@@ -70,7 +69,7 @@ def test_the_same_attempt_says_hello_to_the_new_server(client: NativeClient) -> 
         dataclasses.replace(server.connection, simulation=4, attempt=2).write(server.path)
         client.connect(server)
         client.send(0)
-        server.move(epoch=4)
+        server.move(incarnation=4)
         assert client.ask("finish") == "ok"
     assert [(it.simulation, it.attempt) for it in server.hellos] == [(4, 2), (4, 2)]
 
@@ -81,7 +80,7 @@ def test_an_attached_client_takes_the_attempt_that_the_new_server_gives(client: 
         client.connect(server, "viscosity:0.5")
         client.send(0)
         server.attempt = 1
-        server.move(epoch=4)
+        server.move(incarnation=4)
         client.send(1)
         assert client.ask("finish") == "ok"
         assert_has(server, 2)
@@ -98,7 +97,7 @@ def test_what_the_newest_server_says_is_the_attempt(client: NativeClient) -> Non
         client.send(0)
         assert client.ask("attempt") == "ok 0"
         server.attempt = 1
-        server.move(epoch=4)
+        server.move(incarnation=4)
         num_sent = 1
         while len(server.hellos) == 1:
             assert client.send(num_sent) == ["ok"]
@@ -116,7 +115,7 @@ def test_a_send_that_waits_for_credit_goes_on_with_the_new_server(client: Native
         sending = client.begin_to_send(*range(20))
         server.wait_until(lambda: bool(messages(server, Ping)))
         server.withholds_acks = False
-        server.move(epoch=4, known={1, 2})
+        server.move(incarnation=4, known={1, 2})
         assert sending() == ["ok"] * 20
         assert client.ask("finish") == "ok"
         assert_has(server, 20)
@@ -130,7 +129,7 @@ def test_a_finish_that_waits_goes_on_with_the_new_server(client: NativeClient) -
         finishing = client.begin("finish")
         server.wait_until(lambda: len(messages(server, End)) == 2)
         server.withholds_acks = False
-        server.move(epoch=4, known={0, 1}, num_ranks=3)
+        server.move(incarnation=4, known={0, 1}, num_ranks=3)
         assert finishing() == "ok"
         assert_has(server, 20)
 
@@ -140,24 +139,24 @@ def test_steps_are_sent_again_in_the_order_in_which_they_were_sent_first(client:
         server.credit = 2
         client.connect(server)
         client.send(*reversed(range(6)))
-        server.move(epoch=4, num_ranks=1)
+        server.move(incarnation=4, num_ranks=1)
         assert client.ask("finish") == "ok"
         assert [it.index for it in messages(server, Data)] == [5, 4, 3, 2, 1, 0]
 
 
 def restart_silent(server: FakeServer) -> None:
     server.silent = True
-    server.restart(epoch=4)
+    server.restart(incarnation=4)
 
 
 def restart_busy(server: FakeServer) -> None:
     server.answers_to_open = [Refusal(reason=Reason.BUSY, text="later")] * 1000
-    server.restart(epoch=4)
+    server.restart(incarnation=4)
 
 
 def restart_full(server: FakeServer) -> None:
     server.withholds_acks = True
-    server.restart(epoch=4)
+    server.restart(incarnation=4)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_a_restart_in_the_middle_of_a_reconnection_starts_it_over(
             server.silent = server.withholds_acks = False
             server.answers_to_open = []
             server.die()
-            server.restart(epoch=5, known={0, 3}, num_ranks=3)
+            server.restart(incarnation=5, known={0, 3}, num_ranks=3)
 
         server.do_now(start_over)
         assert sending() == ["ok"] * num_more
@@ -199,7 +198,7 @@ def test_a_restart_in_the_middle_of_a_reconnection_starts_it_over(
 def test_a_server_that_was_restarted_before_the_first_step_is_found(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=2) as server:
         client.connect(server)
-        server.move(epoch=4, num_ranks=1)
+        server.move(incarnation=4, num_ranks=1)
         client.send(0, 1)
         assert client.ask("finish") == "ok"
         assert_has(server, 2)
@@ -211,7 +210,7 @@ def test_a_client_whose_answer_was_lost_asks_the_next_server_by_the_same_name(cl
         connecting = client.begin(f"connect 0 1 connection={server.path}")
         server.wait_until(lambda: bool(server.hellos))
         server.do_now(lambda: setattr(server, "silent", False))
-        server.move(epoch=4)
+        server.move(incarnation=4)
         assert connecting() == "ok"
         client.send(0)
         assert client.ask("finish") == "ok"
@@ -222,7 +221,7 @@ def test_connect_finds_a_server_that_is_just_being_restarted(client: NativeClien
     with FakeServer(SMALL, num_ranks=1) as server:
         server.do_now(server.die)
         connecting = client.begin(f"connect 0 1 connection={server.path}")
-        server.do_now(lambda: server.restart(epoch=4))
+        server.do_now(lambda: server.restart(incarnation=4))
         assert connecting() == "ok"
         client.send(0)
         assert client.ask("finish") == "ok"
@@ -233,10 +232,10 @@ def test_a_new_server_at_the_old_address_is_waited_for_until_the_file_tells_of_i
     with FakeServer(SMALL, num_ranks=1) as server:
         client.connect(server)
         client.send(0, 1, 2)
-        server.do_now(lambda: server.restart_in_place(epoch=4))
+        server.do_now(lambda: server.restart_in_place(incarnation=4))
         finishing = client.begin("finish")
         server.wait_until(lambda: len(messages(server, Open)) > 2)
-        dataclasses.replace(server.connection, epoch=4).write(server.path)
+        dataclasses.replace(server.connection, incarnation=4).write(server.path)
         assert finishing() == "ok"
         assert_has(server, 3)
 
@@ -244,10 +243,10 @@ def test_a_new_server_at_the_old_address_is_waited_for_until_the_file_tells_of_i
 def test_an_open_that_a_new_server_refuses_is_repeated_after_another_hello(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
         client.connect(server)
-        server.do_now(lambda: server.restart_in_place(epoch=4))
+        server.do_now(lambda: server.restart_in_place(incarnation=4))
         sending = client.begin_to_send(0)
         server.wait_until(lambda: len(messages(server, Open)) > 1)
-        dataclasses.replace(server.connection, epoch=4).write(server.path)
+        dataclasses.replace(server.connection, incarnation=4).write(server.path)
         assert sending() == ["ok"]
         assert client.ask("finish") == "ok"
         assert_has(server, 1)
@@ -257,7 +256,7 @@ def test_a_new_server_at_the_old_address_that_no_file_tells_of_is_named(client: 
     with FakeServer(SMALL, num_ranks=1) as server:
         client.connect(server, "timeout=0.3")
         client.send(0)
-        server.do_now(lambda: server.restart_in_place(epoch=4))
+        server.do_now(lambda: server.restart_in_place(incarnation=4))
         answer = client.ask("finish")
     assert "UNREACHABLE" in answer
     assert answer.endswith("no word for 0.3 s; a new server is there (say Hello again)")
@@ -275,7 +274,7 @@ def test_a_file_that_is_no_connection_file_for_a_moment_does_no_harm(client: Nat
         server.path.unlink()
         server.wait_until(lambda: len(messages(server, Ping)) > seen + 3)
         server.withholds_acks = False
-        server.move(epoch=4)
+        server.move(incarnation=4)
         assert finishing() == "ok"
         assert_has(server, 1)
 
@@ -285,7 +284,7 @@ def test_a_new_server_that_does_not_want_the_simulation_says_why(client: NativeC
         client.connect(server)
         client.send(0)
         server.answers_to_hello = [Refusal(reason=Reason.STALE_ATTEMPT, text="attempt 0 is not the current one")]
-        server.move(epoch=4)
+        server.move(incarnation=4)
         assert client.ask("finish") == (
             "error REFUSED: simulation 7 rank 0 cannot go on in study heat/1, which was started again: "
             "attempt 0 is not the current one"
@@ -297,7 +296,7 @@ def test_a_study_that_ended_meanwhile_wants_nothing_more(client: NativeClient) -
         client.connect(server)
         client.send(0)
         server.answers_to_hello = [Stop(text="over")]
-        server.move(epoch=4)
+        server.move(incarnation=4)
         assert client.ask("finish") == "stop"
     assert messages(server, Open) == []
 
@@ -307,7 +306,7 @@ def test_steps_that_nobody_holds_any_longer_are_lost(client: NativeClient) -> No
         server.credit, server.window_bytes = 2, 3000
         client.connect(server)
         client.send(*range(20))
-        server.move(epoch=4, known={0, 1, 2})
+        server.move(incarnation=4, known={0, 1, 2})
         # The steps after the restart may still be sent before it is seen.
         answers = client.send(*range(20, 40))
         lost = answers[-1]
@@ -326,7 +325,7 @@ def test_what_is_durable_is_not_held_any_longer(client: NativeClient) -> None:
         server.credit = 2
         client.connect(server)
         client.send(*range(10))
-        server.move(epoch=4, known=set())
+        server.move(incarnation=4, known=set())
         assert "STEPS_LOST" in client.ask("finish")
 
 
@@ -338,7 +337,7 @@ def test_a_commit_lets_go_of_what_was_sent_before_it_only(client: NativeClient) 
         server.do_now(server.commit)
         committed = received(server)
         client.send(*range(10, 30))
-        server.move(epoch=4, known=committed)
+        server.move(incarnation=4, known=committed)
         assert client.ask("finish") == "ok"
         assert_has(server, 30)
 
@@ -353,7 +352,7 @@ def test_a_step_in_parts_and_optional_fields_come_again_as_they_were(client: Nat
             if step % 2:
                 client.ask(f"put v float32 5 {step}")
             assert client.ask(f"send {step}") == "ok"
-        server.move(epoch=4, known={0}, num_ranks=1)
+        server.move(incarnation=4, known={0}, num_ranks=1)
         assert client.ask("finish") == "ok"
     assert {index for _, index in server.steps} >= {1, 2, 3}
     for step in (1, 2, 3):
@@ -370,7 +369,7 @@ def test_each_rank_of_a_parallel_simulation_reconnects_alone(program: Path) -> N
             assert client.connect(server, "simulation=5", rank=rank, num_ranks=2) == "ok"
         first = [client.begin_to_send(*range(40), count="2,10") for client in ranks]
         assert [set(answers()) for answers in first] == [{"ok"}] * 2
-        server.move(epoch=4, num_ranks=3)
+        server.move(incarnation=4, num_ranks=3)
         then = [client.begin_to_send(*range(40, 60), count="2,10") for client in ranks]
         assert [set(answers()) for answers in then] == [{"ok"}] * 2
         finishing = [client.begin("finish") for client in ranks]
@@ -386,7 +385,7 @@ def test_a_rank_without_any_block_reconnects_and_loses_nothing(client: NativeCli
     with FakeServer(SMALL, num_ranks=1) as server:
         client.connect(server, "simulation=5", rank=1, num_ranks=2)
         assert [client.ask(f"send {step}") for step in range(3)] == ["ok"] * 3
-        server.move(epoch=4)
+        server.move(incarnation=4)
         assert client.ask("finish") == "ok"
         assert [(it.share, it.total) for it in messages(server, End)] == [(3, 3)]
 
@@ -395,7 +394,7 @@ def test_a_worker_goes_on_with_the_next_server(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
         client.connect(server)
         client.send(0)
-        server.move(epoch=4)
+        server.move(incarnation=4)
         assert client.ask("next") == "ok"
         client.send(0)
         server.do_now(
@@ -412,11 +411,11 @@ def test_a_client_that_changes_its_folder_still_finds_its_connection_file(librar
         words = [str(wanderer), server.path.name]
         with subprocess.Popen(words, cwd=server.path.parent, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             server.wait_until(lambda: received(server) == {0})
-            server.move(epoch=4)
+            server.move(incarnation=4)
             _, complaints = process.communicate(timeout=20)
         assert (process.returncode, complaints) == (0, b"")
         assert received(server) == {0}
-        assert [it.epoch for it in messages(server, End)] == [4]
+        assert [it.incarnation for it in messages(server, End)] == [4]
 
 
 restarts = st.lists(
@@ -438,7 +437,9 @@ def test_whatever_servers_come_and_go_the_last_one_has_every_step(
                 server.do_now(server.die)
                 # What one server knew from a checkpoint, the later ones know too.
                 committed |= known & received(server)
-                server.do_now(partial(server.restart, epoch=server.epoch + 1, known=committed, num_ranks=num_ranks))
+                server.do_now(
+                    partial(server.restart, incarnation=server.incarnation + 1, known=committed, num_ranks=num_ranks)
+                )
             if index < 30:
                 assert client.send(index) == ["ok"]
         assert client.ask("finish") == "ok"

@@ -1,4 +1,4 @@
-"""What the C client keeps of what it sent: the same as the Python client, whatever happens."""
+"""The sent steps that the C client keeps: the same as the Python client, whatever happens."""
 
 import struct
 import subprocess
@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stream_server.client_api.entered import Entered
-from stream_server.client_api.messages import Block
-from stream_server.client_api.retention import ENTRY_BYTES, Backlog, Retention, Steps
+from stream_server.client_api.retention import ENTRY_BYTES, Backlog, OrderedSteps, Retention, Steps
+from stream_server.messages.client import Block
 from tests.native.native_client import built, library
 
 __all__ = ["library"]
@@ -32,7 +31,7 @@ class Reference:
     def __init__(self, window_bytes: int) -> None:
         self.retention = Retention(window_bytes=window_bytes)
         self.backlogs: list[Backlog] = []
-        self.entered = Entered()
+        self.entered = OrderedSteps()
         self.counter = 0
 
     def obey(self, verb: str, numbers: Sequence[int]) -> str:

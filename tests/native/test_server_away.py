@@ -1,4 +1,4 @@
-"""What a C simulation does while the server says nothing: tests/client_api/test_away.py in C."""
+"""The behaviour of a C simulation while the server does not answer: tests/client_api/test_away.py in C."""
 
 import re
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.client_api.messages import Away, Data, End, Open
-from tests.client_api.fake_server import FakeServer
+from stream_server.messages.client import Away, Data, End, Open
 from tests.native.native_client import SMALL, NativeClient, assert_has, client, library, messages, program
+from tests.support.fake_server import FakeServer
 
 __all__ = ["client", "library", "program"]
 
@@ -48,9 +48,9 @@ def test_wait_waits_for_a_server_that_comes_back_after_the_time_limit(client: Na
     begin_and_lose(client, server, Away.WAIT)
     sending = client.begin_to_send(*range(3, 20))
     # Another simulation is told of the silence of just this server; by then the first one has waited as long.
-    with NativeClient(Path(client.process.args[0])) as other:  # type: ignore[index]
+    with NativeClient(Path(client.process.args[-1])) as other:  # type: ignore[index]
         assert "UNREACHABLE" in other.connect(server, f"timeout={3 * TIMEOUT_S}")
-    server.do_now(lambda: server.restart(epoch=4, known={0}))
+    server.do_now(lambda: server.restart(incarnation=4, known={0}))
     assert sending() == ["ok"] * 17
     assert client.ask("finish") == "ok"
     assert_has(server, 20)
@@ -63,7 +63,7 @@ def test_wait_gives_up_after_its_time(client: NativeClient, server: FakeServer) 
 
 def test_wait_never_gives_up_before_the_server_is_away(client: NativeClient, server: FakeServer) -> None:
     begin_and_lose(client, server, Away.WAIT, wait_s=0.01)
-    assert client.ask("finish").endswith("no word for 0.15 s")
+    assert client.ask("finish").endswith(f"no word for {TIMEOUT_S} s")
 
 
 def test_continue_goes_on_without_the_server_and_says_so_at_the_end(client: NativeClient, server: FakeServer) -> None:
@@ -82,7 +82,7 @@ def test_continue_leaves_when_the_server_goes_away_at_the_end(client: NativeClie
 def test_continue_takes_part_again_when_the_server_comes_back(client: NativeClient, server: FakeServer) -> None:
     begin_and_lose(client, server, Away.CONTINUE)
     client.send(*range(3, 50))
-    server.do_now(lambda: server.restart(epoch=4, known={1}, num_ranks=3))
+    server.do_now(lambda: server.restart(incarnation=4, known={1}, num_ranks=3))
     client.send(*range(50, 60))
     assert client.ask("finish") == "ok"
     assert_has(server, 60)
@@ -91,7 +91,7 @@ def test_continue_takes_part_again_when_the_server_comes_back(client: NativeClie
 def test_continue_looks_for_a_new_server_once_more_at_the_end(client: NativeClient, server: FakeServer) -> None:
     begin_and_lose(client, server, Away.CONTINUE)
     client.send(*range(3, 50))
-    server.do_now(lambda: server.restart(epoch=4))
+    server.do_now(lambda: server.restart(incarnation=4))
     assert client.ask("finish") == "ok"
     assert_has(server, 50)
 
@@ -102,12 +102,12 @@ def test_continue_holds_no_more_than_the_window_and_stays_without_a_server_that_
     server.window_bytes = 10_000
     begin_and_lose(client, server, Away.CONTINUE)
     client.send(*range(3, 100))
-    server.do_now(lambda: server.restart(epoch=4))
+    server.do_now(lambda: server.restart(incarnation=4))
     num_sent = 100
     while not messages(server, Open):
         assert client.send(num_sent) == ["ok"]
         num_sent += 1
-    server.move(epoch=5)
+    server.move(incarnation=5)
     assert client.send(*range(num_sent, num_sent + 20)) == ["ok"] * 20
     assert client.ask("finish") == "ok"
     assert len(server.hellos) == 2
@@ -123,7 +123,7 @@ def test_continue_does_not_wait_again_for_a_new_server_that_did_not_answer(
 
     def restart_silent() -> None:
         server.silent = True
-        server.restart(epoch=4)
+        server.restart(incarnation=4)
 
     server.do_now(restart_silent)
     num_sent = 50
@@ -134,7 +134,7 @@ def test_continue_does_not_wait_again_for_a_new_server_that_did_not_answer(
     assert client.send(*range(num_sent, num_sent + 50)) == ["ok"] * 50
     assert len(server.hellos) == said
     server.do_now(lambda: setattr(server, "silent", False))
-    server.move(epoch=5)
+    server.move(incarnation=5)
     assert client.ask("finish") == "ok"
     assert_has(server, num_sent + 50)
 
@@ -175,6 +175,6 @@ def test_continue_does_not_insist_on_being_invalidated(client: NativeClient, ser
 def test_a_restarted_server_hears_of_an_invalid_simulation(client: NativeClient, server: FakeServer) -> None:
     begin_and_lose(client, server, Away.WAIT)
     invalidating = client.begin("invalidate diverged")
-    server.do_now(lambda: server.restart(epoch=4))
+    server.do_now(lambda: server.restart(incarnation=4))
     assert invalidating() == "ok"
     assert [it.reason for it in server.invalidated] == ["diverged"]

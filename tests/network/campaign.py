@@ -1,14 +1,16 @@
-"""Round after round with networks that break, all drawn from one seed."""
+"""Studies run over networks that break in every way."""
 
 import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
+from tests.campaigns import Campaign, Round, option
 from tests.network import draws
+from tests.network.node import allowed
 from tests.network.ordeal import endure
 from tests.network.partitions import endure_partition
 from tests.network.studies import Journey, travel
@@ -18,84 +20,45 @@ STUDY_EVERY, PARTITION_EVERY = 20, 50
 LONGEST_CUT_S = 12.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """One round: on how many connections which faults were felt, and a sentence for each violation."""
+@dataclass(frozen=True, kw_only=True)
+class BrokenNetworks(Campaign):
+    """Receivers in this process, whole studies, and, where there can be another node, studies on two nodes."""
 
-    number: int
-    kind: str
-    struck: Counter[str]
-    num_connections: int
-    violations: tuple[str, ...]
-    wall_s: float
+    figure: ClassVar[str] = "network"
 
+    rounds: int = option(200, "how many networks are drawn")
+    first: int = option(0, "begin with round N of the seed")
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Campaign:
-    """`num_rounds` rounds of `seed`, from number `first` on; `folder` is for whole studies.
+    @property
+    def total(self) -> int:
+        return self.rounds
 
-    `partitions`: whether some rounds are studies on two nodes. Each round is told to `on_result`.
-    """
+    def run(self) -> Generator[Round, None, None]:
+        why_not = allowed()
+        if why_not:
+            yield Round(text=f"no partitions: there can be no other node here ({why_not})", size=0)
+        for number in range(self.first, self.first + self.rounds):
+            yield self._round(number, has_partitions=not why_not)
 
-    num_rounds: int
-    seed: int
-    folder: Path
-    first: int = 0
-    partitions: bool = False
-    on_result: Callable[[Result], None] = lambda result: None
-
-    def run(self) -> Iterator[Result]:
-        """One round after the other."""
-        for number in range(self.first, self.first + self.num_rounds):
-            result = self._round(number)
-            self.on_result(result)
-            yield result
-
-    def _round(self, number: int) -> Result:
-        seed = f"{self.seed}/{number}"
-        if self.partitions and number % PARTITION_EVERY == PARTITION_EVERY - 1:
-            return self._partition(number, seed)
-        if number % STUDY_EVERY == STUDY_EVERY - 1:
-            return self._study(number, seed)
-        outcome = endure(draws.ordeal(seed))
-        return Result(
-            number=number,
-            kind="receivers",
-            struck=outcome.struck,
-            num_connections=outcome.num_connections,
-            violations=outcome.violations,
-            wall_s=outcome.wall_s,
-        )
-
-    def _study(self, number: int, seed: str) -> Result:
-        folder = self._folder(number)
-        arrival = travel(Journey.drawn(seed), folder)
-        if not arrival.violations:
-            shutil.rmtree(folder)
-        return Result(
-            number=number,
-            kind="study",
-            struck=arrival.struck,
-            num_connections=arrival.num_connections,
-            violations=arrival.violations,
-            wall_s=arrival.wall_s,
-        )
-
-    def _partition(self, number: int, seed: str) -> Result:
-        start, folder = time.monotonic(), self._folder(number)
-        found = endure_partition(seed, random.Random(seed).uniform(1, LONGEST_CUT_S), folder)
-        if not found:
-            shutil.rmtree(folder)
-        return Result(
-            number=number,
-            kind="partition",
-            struck=Counter({"Partition": 1}),
-            num_connections=0,
-            violations=tuple(found),
-            wall_s=time.monotonic() - start,
-        )
-
-    def _folder(self, number: int) -> Path:
-        folder = self.folder / f"round-{number}"
+    def _round(self, number: int, *, has_partitions: bool) -> Round:
+        seed, folder, started = f"{self.seed}/{number}", self.folder / f"round-{number}", time.monotonic()
         folder.mkdir()
-        return folder
+        if has_partitions and number % PARTITION_EVERY == PARTITION_EVERY - 1:
+            kind, struck, num_connections = "partition", Counter(Partition=1), 0
+            violations = endure_partition(seed, random.Random(seed).uniform(1, LONGEST_CUT_S), folder)
+        else:
+            is_study = number % STUDY_EVERY == STUDY_EVERY - 1
+            kind = "study" if is_study else "receivers"
+            outcome = travel(Journey.drawn(seed), folder) if is_study else endure(draws.ordeal(seed))
+            struck, num_connections, violations = outcome.struck, outcome.num_connections, outcome.violations
+        if not violations:
+            shutil.rmtree(folder)
+        told = ", ".join(f"{num} {fault}" for fault, num in struck.most_common()) or "nothing"
+        return Round(
+            cases={"rounds": 1, "all": num_connections, **struck},
+            table={(fault, kind): num for fault, num in struck.items()},
+            totals={"connections through the proxies": num_connections},
+            violations=violations,
+            text=f"round {number} ({kind}): {told} on {num_connections}; {time.monotonic() - started:.1f} s",
+            again=f"--first {number} --rounds 1",
+        )

@@ -1,4 +1,4 @@
-"""Where no network namespaces are allowed, the tests that need them are none."""
+"""Collect the tests that need network namespaces only where these are allowed."""
 
 from pathlib import Path
 

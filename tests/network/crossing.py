@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
-from stream_server.client_api.connection import ConnectionFile
-from stream_server.client_api.messages import Away
-from stream_server.server.access import KeyPair
+from stream_server.messages.client import Away
+from stream_server.messages.connection import ConnectionFile
+from stream_server.server.run.curve import KeyPair
 from tests.network.faults import Fault
 from tests.network.proxy import Proxy
-from tests.server.reception import Reception, StudyShape, reception
+from tests.support.reception import Reception, StudyShape, reception
 
 # No client is on this node, so each takes the addresses of TCP.
 ELSEWHERE = "another node"
@@ -64,7 +64,7 @@ def crossing(
             ways = [(study.endpoints[0].control[-1], control)]
             ways += [(it.data[-1], course) for it, course in zip(study.endpoints, courses, strict=True)]
             first, *others = [stack.enter_context(Proxy(address, course, draw=draw)) for address, course in ways]
-            study.roster.lobby.facts = dataclasses.replace(
+            study.roster.handshake.facts = dataclasses.replace(
                 study.roster.facts,
                 endpoints=tuple((proxy.address,) for proxy in others),
                 if_server_away=if_server_away,

@@ -33,7 +33,7 @@ def ordeal(seed: str) -> Ordeal:
 
 
 def course(draw: random.Random, most: int, num_bytes: int, *, flips: bool) -> tuple[Fault, ...]:
-    """What happens to the first connections of a socket, each of which sends about `num_bytes`."""
+    """The faults of the first connections of a socket, each of which sends about `num_bytes`."""
     return tuple(
         CLEAR if draw.random() < 0.3 else fault(draw, num_bytes, flips=flips) for _ in range(draw.randint(0, most))
     )

@@ -1,4 +1,4 @@
-"""What a network can do to one TCP connection, as values. Bytes are counted per connection and per way."""
+"""The faults of one TCP connection, as values. Bytes are counted per connection and per direction."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -11,13 +11,13 @@ from queue import Empty
 import numpy as np
 
 from stream_server.client_api import connect
-from stream_server.client_api.connection import ConnectionFile
-from stream_server.client_api.messages import FieldSpec, TimeSteps
 from stream_server.errors import SimulationError
-from stream_server.server import events
+from stream_server.messages.client import FieldSpec, TimeSteps
+from stream_server.messages.connection import ConnectionFile
+from stream_server.server.intake import mailbox
 from tests.network.crossing import Crossing, crossing
 from tests.network.faults import Fault, Flip
-from tests.server.reception import Crew, StudyShape
+from tests.support.reception import Crew, StudyShape
 
 MAX_ATTEMPTS = 3
 # A step has this many numbers of its own: more than any field has values.
@@ -67,7 +67,7 @@ class Ordeal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of it: on how many connections which faults were felt, and a sentence for each violation."""
+    """The outcome: on how many connections which faults were felt, and a sentence for each violation."""
 
     ordeal: Ordeal
     struck: Counter[str]
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def content(simulation: int, step: int, rank: int, num_values: int) -> np.ndarray:
-    """What one client rank sends: numbers that no other step or rank has."""
+    """The values that one client rank sends: numbers that no other step or rank has."""
     return ((simulation * 1000 + step) * 10 + rank) * NUMBERS + np.arange(num_values)
 
 
@@ -95,7 +95,7 @@ def endure(ordeal: Ordeal) -> Outcome:
             crew.start(work)
         try:
             for rank in net.study.ranks:
-                rank.wait_for(events.ReceptionEnded)
+                rank.wait_for(mailbox.ReceptionEnded)
         except Empty:
             found.append("the study did not end")
         for rank in net.study.ranks:

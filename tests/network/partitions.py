@@ -15,7 +15,7 @@ from tests.chaos.evidence import gather
 from tests.chaos.invariants import violations
 from tests.chaos.plan import STUDY, Plan
 from tests.network.node import Node
-from tests.study.runs import LiveRun, Run, start_study
+from tests.support.runs import LiveRun, Run, start_study
 
 LIMIT_S = 120.0
 
@@ -39,11 +39,11 @@ class DistantStudy:
         return start_study(STUDY, folder / "run", program="stream-launcher", mpi=None, settings=settings)
 
     def violations(self, done: Run) -> Iterator[str]:
-        """What must hold when it has ended: every sample once, and one start of the server."""
+        """Violations of what must hold at the end: every sample once, and one start of the server."""
         evidence = gather(self.plan, done.output_dir, done.exit_code, [])
         yield from violations(evidence)
-        if len(evidence.epochs) != 1:
-            yield f"the server was started {len(evidence.epochs)} times, though only the cable was cut"
+        if len(evidence.incarnations) != 1:
+            yield f"the server was started {len(evidence.incarnations)} times, though only the cable was cut"
 
 
 def num_trained(live: LiveRun) -> int:

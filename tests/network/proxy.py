@@ -44,7 +44,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where clients go instead of to the server."""
+        """The address to which clients connect instead of the server's."""
         host, port = self._listener.getsockname()
         return f"tcp://{host}:{port}"
 

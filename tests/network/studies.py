@@ -16,7 +16,7 @@ from tests.chaos.plan import STUDY, Plan
 from tests.network.draws import course
 from tests.network.faults import Fault
 from tests.network.proxy import LOOPBACK, Proxy
-from tests.study.runs import Run, start_study
+from tests.support.runs import Run, start_study
 
 # All of 127.0.0.0/8 is this machine.
 PLACE = "127.0.0.2"
@@ -65,7 +65,7 @@ class Journey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrival:
-    """What came of a journey."""
+    """The outcome of a journey."""
 
     journey: Journey
     struck: Counter[str]
@@ -117,8 +117,8 @@ def free_ports(draw: random.Random) -> int:
 def _violations(journey: Journey, done: Run) -> Iterator[str]:
     evidence = gather(journey.plan, done.output_dir, done.exit_code, [])
     yield from violations(evidence)
-    if len(evidence.epochs) != 1:
-        yield f"the server was started {len(evidence.epochs)} times, though only the network was bad"
+    if len(evidence.incarnations) != 1:
+        yield f"the server was started {len(evidence.incarnations)} times, though only the network was bad"
     flips = any(type(fault).__name__ == "Flip" for faults in journey.courses for fault in faults)
     if not flips and (again := {i: num for i, num in done.attempts.items() if num > 1}):
         yield f"simulations were started again, though only the network was bad: {again}"

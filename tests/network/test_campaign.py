@@ -1,4 +1,4 @@
-"""A short campaign; `python -m tests.network` is a long one. Its seed is in the header of the test report."""
+"""A short campaign; `make campaign NAME=network` is a long one. Its seed is in the header of the test report."""
 
 from pathlib import Path
 
@@ -16,14 +16,12 @@ def seed(request: pytest.FixtureRequest) -> str:
     return str(request.config.option.hypothesis_seed)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", range(NUM_ROUNDS))
 def test_whatever_the_network_does_every_sample_comes_once(seed: str, number: int) -> None:
     outcome = endure(draws.ordeal(f"{seed}/{number}"))
     assert outcome.violations == (), outcome.ordeal
 
 
-@pytest.mark.timeout(180)
 def test_a_study_ends_balanced_over_a_network_that_breaks(seed: str, tmp_path: Path) -> None:
     arrival = travel(Journey.drawn(seed), tmp_path)
     assert arrival.violations == (), arrival.journey

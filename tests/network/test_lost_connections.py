@@ -1,11 +1,11 @@
-"""What a server rank does when a client rank opens again, since its connection was lost: docs/protocol.md."""
+"""Reopening of lost connections between a client rank and a server rank: docs/reference/protocol.md."""
 
-from stream_server.client_api.messages import Ack, Block, End, FieldSpec, Message, Opened, Ping, Reason, Refusal, Stop
-from tests.server.reception import EPOCH, RawClient, Reception, StudyShape, reception
+from stream_server.messages.client import Ack, Block, End, FieldSpec, Message, Opened, Ping, Reason, Refusal, Stop
 from tests.server.test_receiver import data, opening, value, welcome
+from tests.support.reception import INCARNATION, RawClient, Reception, StudyShape, reception
 
 SHAPE = StudyShape(credit=6)
-END = End(simulation=0, attempt=0, epoch=EPOCH, share=6, total=6)
+END = End(simulation=0, attempt=0, incarnation=INCARNATION, share=6, total=6)
 
 
 def connection(study: Reception) -> RawClient:

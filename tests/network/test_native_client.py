@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stream_server.client_api.messages import Data, FieldSpec, TimeSteps
-from stream_server.server import events
-from tests.client_api.fake_server import FakeServer
+from stream_server.messages.client import Data, FieldSpec, TimeSteps
+from stream_server.server.intake import mailbox
 from tests.native.native_client import NativeClient, assert_has, client, library, messages, program, u
 from tests.network.crossing import crossing
 from tests.network.faults import CLEAR, Close, Fault, Flip, HalfOpen, Reset, Silence, Slow, Way
 from tests.network.test_retained_steps import SMALL, lose_connections
-from tests.server.reception import Crew, StudyShape
+from tests.support.fake_server import FakeServer
+from tests.support.reception import Crew, StudyShape
 
 __all__ = ["client", "library", "program"]
 
@@ -43,7 +43,7 @@ def test_whatever_breaks_the_c_client_sends_every_sample_once(
         assert set(client.send(*range(NUM_STEPS))) == {"ok"}
         assert client.ask("finish") == "ok"
         for rank in net.study.ranks:
-            rank.wait_for(events.ReceptionEnded)
+            rank.wait_for(mailbox.ReceptionEnded)
         crew.join()
         # Whichever breaks first makes the client connect to both anew.
         assert net.struck[type(course[0]).__name__] >= 1
@@ -62,7 +62,7 @@ def test_what_a_server_knows_but_has_not_saved_is_sent_again_to_the_next_one(cli
         lose_connections(server)
         assert set(client.send(*range(20, 40))) == {"ok"}
         server.wait_until(lambda: len(server.steps) > 25)
-        server.move(epoch=4, known={0, 1}, num_ranks=3)
+        server.move(incarnation=4, known={0, 1}, num_ranks=3)
         assert client.ask("finish") == "ok"
         assert_has(server, 40)
-        assert {it.epoch for it in messages(server, Data)} == {4}
+        assert {it.incarnation for it in messages(server, Data)} == {4}

@@ -5,25 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.chaos.plan import Plan
 from tests.network.node import Node
 from tests.network.partitions import LIMIT_S, DistantStudy, endure_partition, num_trained
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import start_study
 from tests.study.test_attaching import NOBODY_LAUNCHES
+from tests.support.runs import NUMPY_STUDY, start_study
 
 SAVED = 75
 ATTACHED = NUMPY_STUDY.parent / "attached.py"
 
 
-@pytest.mark.timeout(180)
 def test_a_partition_of_seconds_is_waited_for(tmp_path: Path) -> None:
     assert endure_partition("0", 3.0, tmp_path) == []
 
 
-@pytest.mark.timeout(180)
 def test_simulations_that_make_no_progress_behind_a_partition_are_started_again(tmp_path: Path) -> None:
     plan = Plan(seed="0", num_simulations=4, num_steps=40)
     with Node() as node:
@@ -38,7 +33,6 @@ def test_simulations_that_make_no_progress_behind_a_partition_are_started_again(
         assert max(done.attempts.values()) > 1
 
 
-@pytest.mark.timeout(120)
 def test_a_simulation_that_is_cut_off_for_longer_than_its_study_allows_says_so(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Node() as node:

@@ -12,7 +12,7 @@ import pytest
 from tests.network.faults import Close, Fault, Flip, HalfOpen, Reset, Silence, Slow, Way
 from tests.network.proxy import LOOPBACK, Proxy
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SENT = random.Random(0).randbytes(5000)
 
 
@@ -26,7 +26,7 @@ class Ends:
     connect: Callable[[], tuple[socket.socket, socket.socket]]
 
     def of(self, way: Way) -> tuple[socket.socket, socket.socket]:
-        """Who sends this way, and who receives."""
+        """The sending and the receiving socket of this direction."""
         return (self.client, self.server) if way is Way.UP else (self.server, self.client)
 
 
@@ -49,7 +49,7 @@ def ends(course: Sequence[Fault]) -> Iterator[Ends]:
 
 
 def receive(end: socket.socket, most: int = len(SENT)) -> bytes:
-    """What comes until there are so many bytes, or none will follow."""
+    """Receive until there are so many bytes, or none will follow."""
     got = b""
     while len(got) < most and (data := end.recv(most - len(got))):
         got += data

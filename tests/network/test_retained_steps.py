@@ -1,11 +1,11 @@
-"""What a client keeps when a connection is lost and the server is started again later."""
+"""The steps that a client keeps when a connection is lost and the server is started again later."""
 
 import pytest
 
 from stream_server.client_api import connect, session, watch
-from stream_server.client_api.messages import Data, FieldSpec
-from tests.client_api.fake_server import FakeServer
+from stream_server.messages.client import Data, FieldSpec
 from tests.native.native_client import assert_has, messages, u
+from tests.support.fake_server import FakeServer
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)
 
@@ -13,7 +13,7 @@ SMALL = (FieldSpec(name="u", shape=(4,)),)
 def lose_connections(server: FakeServer) -> None:
     """The same server has all that has come, and knows none of its connections any more."""
     known = {index for _, index in server.steps}
-    server.do_now(lambda: server.restart_in_place(epoch=server.epoch, known=known))
+    server.do_now(lambda: server.restart_in_place(incarnation=server.incarnation, known=known))
 
 
 def test_what_a_server_knows_but_has_not_saved_is_sent_again_to_the_next_one(
@@ -31,7 +31,7 @@ def test_what_a_server_knows_but_has_not_saved_is_sent_again_to_the_next_one(
         for step in range(20, 40):
             simulation.send(step, u=u(step))
         server.wait_until(lambda: len(server.steps) > 25)
-        server.move(epoch=4, known={0, 1}, num_ranks=3)
+        server.move(incarnation=4, known={0, 1}, num_ranks=3)
         simulation.finish()
         assert_has(server, 40)
-        assert {it.epoch for it in messages(server, Data)} == {4}
+        assert {it.incarnation for it in messages(server, Data)} == {4}

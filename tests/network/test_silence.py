@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from stream_server.client_api import connect
-from stream_server.client_api.messages import Away, TimeSteps
 from stream_server.client_api.simulation import Simulation
 from stream_server.errors import Unreachable
+from stream_server.messages.client import Away, TimeSteps
 from tests.network.crossing import crossing
 from tests.network.faults import Fault, HalfOpen, Silence, Way
-from tests.server.reception import StudyShape
+from tests.support.reception import StudyShape
 
 PATIENCE_S = 1.0
 FOR_EVER: dict[str, Fault] = {

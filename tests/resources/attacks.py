@@ -1,4 +1,4 @@
-"""What a hostile or broken client may do to the memory of a server, and how much of it that may take.
+"""Attacks of hostile or broken clients on the memory of a server, and how much of it each may take.
 
 `num` says how long it goes on. Each returns when the server has dealt with it, or takes no more.
 """
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import zmq
 
-from stream_server.client_api import wire
-from stream_server.client_api.messages import MAX_PART_BYTES, Ping
-from stream_server.server.sockets import MAX_WORD_BYTES, MAX_WORDS
-from tests.resources.raw_client import HALF, RawClient, data_of, drained
-from tests.resources.victim import Victim, until
+from stream_server.messages import wire
+from stream_server.messages.client import MAX_PART_BYTES, Ping
+from stream_server.server.reception.sockets import MAX_WORD_BYTES, MAX_WORDS
+from tests.resources.hostile_client import HALF, HostileClient, data_of, drained
+from tests.resources.victim import Victim
+from tests.support.timing import until
 
 # Frees are not given back at once, and buffers of sockets are on both sides.
 SLACK = 48 << 20
@@ -28,45 +29,45 @@ class Attack:
     """Something done to a server; `allowed` is by how many bytes its memory may grow."""
 
     name: str
-    run: Callable[[RawClient, int], None]
+    run: Callable[[HostileClient, int], None]
     allowed: Callable[[Victim], int] = lambda victim: SLACK
 
 
 def unread(victim: Victim) -> int:
-    """What one client may have in the queues of a rank that does not read."""
+    """The bytes that one client may have in the queues of a rank that does not read."""
     plan = victim.plan
     return (plan.credit + MAX_WORDS) * MAX_PART_BYTES + SLACK
 
 
-def junk(client: RawClient, num: int) -> None:
+def junk(client: HostileClient, num: int) -> None:
     """The largest frames that a data socket takes, full of nonsense."""
     client.flood("d0", [FRAME], num * MAX_PART_BYTES)
 
 
-def junk_in_parts(client: RawClient, num: int) -> None:
+def junk_in_parts(client: HostileClient, num: int) -> None:
     """Messages of many frames, none of which is ours."""
     client.flood("d0", [b"junk", *[FRAME[:1024]] * 1000], num << 20)
 
 
-def too_large(client: RawClient, num: int) -> None:
+def too_large(client: HostileClient, num: int) -> None:
     """Frames beyond what is allowed, for which libzmq closes the connection."""
     for name, frame in (("d0", FRAME + b"."), ("c", WORD + b".")):
         for _ in range(num):
             client.flood(name, [frame], len(frame))
 
 
-def words(client: RawClient, num: int) -> None:
+def words(client: HostileClient, num: int) -> None:
     """The largest messages that a control socket takes."""
     client.flood("c", [WORD], num * MAX_WORD_BYTES)
 
 
-def hellos_of_one(client: RawClient, num: int) -> None:
+def hellos_of_one(client: HostileClient, num: int) -> None:
     """Hello after Hello on one connection, and no answer is read."""
     frame = client.hello(simulation=1, attempt=7)
     client.flood("c", [frame], num * 100 * len(frame))
 
 
-def hellos_of_many(client: RawClient, num: int) -> None:
+def hellos_of_many(client: HostileClient, num: int) -> None:
     """Each Hello on a connection of its own, for an attempt that will never come."""
     for _ in range(num):
         with ExitStack() as stack:
@@ -77,18 +78,18 @@ def hellos_of_many(client: RawClient, num: int) -> None:
                 assert it.poll(20_000)
 
 
-def pings(client: RawClient, num: int) -> None:
+def pings(client: HostileClient, num: int) -> None:
     """Questions whose answers nobody reads."""
     (frame,) = wire.encode(Ping())
     client.flood("d0", [bytes(frame)], num * 100 * len(frame))
 
 
-def letters(client: RawClient, num: int) -> None:
+def letters(client: HostileClient, num: int) -> None:
     """Large messages to the socket where the ranks speak among themselves."""
     client.flood("p", [WORD], 4 * num * MAX_WORD_BYTES)
 
 
-def beyond_the_credit(client: RawClient, num: int) -> None:
+def beyond_the_credit(client: HostileClient, num: int) -> None:
     """A client that never waits for an acknowledgement, and never reads one."""
     welcome = client.seat(1)
     data, _ = client.open(welcome)
@@ -100,7 +101,7 @@ def beyond_the_credit(client: RawClient, num: int) -> None:
     client.withdraw(welcome)
 
 
-def endless_halves(client: RawClient, num: int) -> None:
+def endless_halves(client: HostileClient, num: int) -> None:
     """Rank 0 of two, whose other rank never comes: no step is ever complete."""
     welcome = client.seat(2)
     data, _ = client.open(welcome, HALF, num_ranks=2)
@@ -113,7 +114,7 @@ def endless_halves(client: RawClient, num: int) -> None:
     client.withdraw(welcome)
 
 
-def strangers(client: RawClient, num: int) -> None:
+def strangers(client: HostileClient, num: int) -> None:
     """Connections to a TCP port that say nothing, or nothing that ZeroMQ understands, and stay."""
     victim = client.victim
     before = victim.num_files

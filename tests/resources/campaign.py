@@ -1,20 +1,20 @@
-"""All that can run out, case by case: what the long form runs."""
+"""Disks, memory, open files and time run out or jump."""
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from stream_server.launcher.descriptors import OWN
+from stream_server.machine.descriptors import OWN
+from tests.campaigns import Campaign, Round, option
 from tests.chaos.evidence import damage, unfinished_files
 from tests.resources import clocks, disks, growth, sieges
-from tests.resources.small_disk import PAGE
 from tests.resources.victim import limited
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.killing import killed_at
-from tests.study.runs import Run, run_study
+from tests.support.killing import killed_at
+from tests.support.runs import NUMPY_STUDY, Run, run_study
+from tests.support.small_disk import PAGE
 
 NUM_SAMPLES = 120
 STUDY_BYTES = 300 << 10
@@ -27,16 +27,6 @@ KINDS = ("part of a server on a full disk", "study on a full disk", "siege", "op
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What came of one step of the campaign: how many cases of a kind it was, and what was wrong."""
-
-    kind: str
-    name: str
-    num: int
-    violations: Sequence[str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """Something to run; `run` gives the number of cases in it and the violations."""
 
@@ -44,22 +34,36 @@ class Step:
     name: str
     run: Callable[[], tuple[int, list[str]]]
 
-    def outcome(self) -> Outcome:
-        """Run it; what raises is a violation, too."""
-        try:
-            num, violations = self.run()
-        except Exception as error:
-            num, violations = 1, [f"raised {error!r}"]
-        return Outcome(kind=self.kind, name=self.name, num=num, violations=violations)
 
+@dataclass(frozen=True, kw_only=True)
+class ScarceResources(Campaign):
+    """Everything that can run out, `rounds` times, with other sizes and moments each time."""
 
-def steps(seed: int, *, rounds: int, kinds: Sequence[str] = KINDS) -> Iterator[Step]:
-    """Everything, `rounds` times, with sizes and moments drawn from `seed`."""
-    for number in range(rounds):
-        draw = random.Random(f"{seed}/{number}")
-        for step in _round(draw, draw.getrandbits(32)):
-            if step.kind in kinds:
-                yield step
+    figure: ClassVar[str] = "resources"
+
+    rounds: int = option(1, "how often everything is done, with other sizes")
+    only: Sequence[str] = option((), "these kinds of cases alone", choices=KINDS, nargs="+")
+
+    @property
+    def total(self) -> int:
+        return len(self._steps())
+
+    def run(self) -> Generator[Round, None, None]:
+        for step in self._steps():
+            try:
+                num, violations = step.run()
+            except Exception as error:
+                num, violations = 1, [f"raised {error!r}"]
+            yield Round(
+                cases={step.kind: num},
+                violations=[f"{step.kind}, {step.name}: {it}" for it in violations],
+                again=f"--rounds {self.rounds} --only '{step.kind}'",
+            )
+
+    def _steps(self) -> list[Step]:
+        draws = (random.Random(f"{self.seed}/{number}") for number in range(self.rounds))
+        kinds = self.only or KINDS
+        return [step for draw in draws for step in _round(draw, draw.getrandbits(32)) if step.kind in kinds]
 
 
 def _round(draw: random.Random, seed: int) -> Iterator[Step]:

@@ -20,7 +20,7 @@ from tests.resources.victim import SHAPE
 
 
 def attempt(connection: Path, num_more: int) -> str:
-    """What comes of a client that may open so many more files."""
+    """The outcome of a client that may open so many more files."""
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(reader)

@@ -1,11 +1,11 @@
-"""What needs the right to mount a disk is not collected where nobody has it, and the summary says so."""
+"""Collect the tests that mount a disk only where that is permitted; the summary names those left out."""
 
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.resources.small_disk import can_mount
+from tests.support.small_disk import can_mount
 
 NEEDS_A_DISK = "test_disk.py"
 collect_ignore = [] if can_mount(Path(tempfile.gettempdir())) else [NEEDS_A_DISK]

@@ -1,4 +1,4 @@
-"""What each part of a server that writes does on a disk that fills up, with every number of pages that may be left.
+"""The writing parts of a server on a disk that fills up, with every number of pages that may be left.
 
     python -m tests.resources.disk_parts FOLDER SEED PAGES …    (FOLDER on a small disk)
 
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.resources.parts import generation, journal, metrics, model, record
-from tests.resources.small_disk import SmallDisk
+from tests.resources.parts import checkpoint, journal, metrics, model, record
+from tests.support.small_disk import SmallDisk
 
 Case = Callable[[SmallDisk, Path, int, random.Random], Iterator[str]]
 
 CASES: dict[str, Case] = {
-    "generation": generation.case,
+    "checkpoint": checkpoint.case,
     "journal": journal.case,
     "record": record.case,
     "metrics": metrics.case,
@@ -31,7 +31,7 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What came of the cases: how many of each kind there were, and sentences about those that went wrong."""
+    """The outcome of the cases: how many of each kind there were, and sentences about those that went wrong."""
 
     cases: dict[str, int]
     violations: list[str]

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.evidence import damage, unfinished_files
-from tests.resources.small_disk import SmallDisk
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.killing import generations
-from tests.study.runs import LiveRun, Run, run_study, start_study
+from tests.support.killing import checkpoints
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, run_study, start_study
+from tests.support.small_disk import SmallDisk
 
 NUM_SAMPLES = 120
 ROOM = 64 << 20
@@ -42,11 +41,11 @@ def meet_the_end(folder: Path, num_bytes: int, settings: dict[str, Any]) -> tupl
     with start_study(NUMPY_STUDY, folder, **options) as live:
         wait_for_word(live)
         if live.process.poll() is None:
-            found = list(wrong_generations(folder))
+            found = list(wrong_checkpoints(folder))
             resize(disk, ROOM)
             return WAITED, [*found, *incomplete(live.end(LIMIT_S))]
         run = live.end(LIMIT_S)
-    found = [*wrong_end(run), *wrong_generations(folder)]
+    found = [*wrong_end(run), *wrong_checkpoints(folder)]
     resize(disk, ROOM)
     again = run_study(NUMPY_STUDY, folder, limit_s=LIMIT_S, **options)
     return f"exit code {run.exit_code}", [*found, *incomplete(again)]
@@ -83,10 +82,10 @@ def wrong_end(run: Run) -> Iterator[str]:
         yield f"checkpoints failed, but the report warns of {report['warnings']}"
 
 
-def wrong_generations(output_dir: Path) -> Iterator[str]:
+def wrong_checkpoints(output_dir: Path) -> Iterator[str]:
     """Whatever is committed is whole (G3, G18)."""
     for problem in damage(output_dir / "checkpoints"):
-        if problem != "no generation is left":
+        if problem != "no checkpoint is left":
             yield problem
 
 
@@ -98,8 +97,8 @@ def incomplete(run: Run) -> Iterator[str]:
     account = run.account
     if (account["accepted"], account["trained"], account["untrained"]) != (NUM_SAMPLES, NUM_SAMPLES, 0):
         yield f"with room the account is {account}"
-    if not generations(run.output_dir):
-        yield "with room no generation was committed"
+    if not checkpoints(run.output_dir):
+        yield "with room no checkpoint was committed"
     yield from (f"with room: {it}" for it in damage(run.output_dir / "checkpoints"))
     yield from unfinished_files(run.output_dir)
 

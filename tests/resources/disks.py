@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.resources.disk_parts import Found
-from tests.resources.small_disk import mounted
+from tests.support.small_disk import mounted
 
 PARTS_BYTES = 4 << 20
 LIMIT_S = 400

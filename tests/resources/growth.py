@@ -2,16 +2,16 @@
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from stream_server.launcher.job_spec import JobSpec
-from stream_server.launcher.jobs import LocalJobs
+from stream_server.launcher.backends.backend import JobSpec, JobState
+from stream_server.launcher.backends.local import LocalBackend
 from tests.launcher.study_run import StudyRun
-from tests.resources.victim import until
+from tests.support.timing import until
 
 SETTLE_S = 10.0
 LEAVE = [["live"], ["plan", 1], ["stop_all"], ["report", 0]]
@@ -19,7 +19,7 @@ LEAVE = [["live"], ["plan", 1], ["stop_all"], ["report", 0]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """What a process has at one moment."""
+    """The resources that a process holds at one moment."""
 
     num_files: int
     num_threads: int
@@ -37,20 +37,18 @@ class Held:
 
 def jobs(folder: Path, num: int, tell: Callable[[], None] = lambda: None) -> tuple[Held, Held]:
     """Run so many jobs, one after the other; what this process holds after the first, and after the last."""
-    (folder / "job").mkdir()
-    mark = str(folder / "job" / "connection.json")
-    environment = {"PATH": os.environ["PATH"], "STREAM_CONNECTION": mark}
-    spec = JobSpec(command=("true",), environment=environment, folder=folder / "job", marks=frozenset({mark}))
-    num_children = Held.by(os.getpid()).num_children
     first = None
-    with LocalJobs() as local:
-        for _ in range(num):
-            local.submit(spec)
-            until(lambda: local.poll(0.0))
-            if first is None:
-                # PSI/J starts its thread with the first child, which it reaps a little later.
-                until(lambda: Held.by(os.getpid()).num_children == num_children)
-                first = Held.by(os.getpid())
+    with closing(LocalBackend()) as local:
+        for number in range(num):
+            job = folder / f"job-{number}"
+            job.mkdir()
+            mark = str(job / "connection.json")
+            environment = {"PATH": os.environ["PATH"], "STREAM_CONNECTION": mark}
+            handle = local.submit(
+                JobSpec(command=("true",), environment=environment, folder=job, marks=frozenset({mark}))
+            )
+            until(lambda handle=handle: local.query([handle])[handle].state is JobState.ENDED)  # type: ignore[misc]
+            first = first or Held.by(os.getpid())
             tell()
         assert first is not None
         return first, _settled(os.getpid(), first)
@@ -67,7 +65,7 @@ def restarts(folder: Path, num: int, tell: Callable[[], None] = lambda: None) ->
     with StudyRun(folder, *acts) as run:
         log = run.output_dir / "logs" / "launcher.log"
         for number in range(num + 1):
-            run.wait_until(lambda number=number: log.exists() and f"generation={number + 1}," in log.read_text())  # type: ignore[misc]
+            run.wait_until(lambda number=number: log.exists() and f"checkpoint={number + 1}," in log.read_text())  # type: ignore[misc]
             run.wait_for_output(0)
             first = first or Held.by(run.launcher.pid)
             last = _settled(run.launcher.pid, first)
@@ -81,7 +79,7 @@ def restarts(folder: Path, num: int, tell: Callable[[], None] = lambda: None) ->
 
 
 def _settled(pid: int, expected: Held) -> Held:
-    """What a process holds once that is no more than before, or after a while."""
+    """The resources of a process once they are as expected, or after a while."""
     with suppress(AssertionError):
         until(lambda: Held.by(pid) == expected, SETTLE_S)
     return Held.by(pid)

@@ -11,7 +11,7 @@ FLAGS, UNIX_INODE, PATH = 3, 6, 7
 
 
 def listeners(network: Path = Path("/proc/self/net")) -> dict[str, str]:
-    """Where each listens, by the name that its descriptor has in /proc."""
+    """The address of each listening socket, by the name that its descriptor has in /proc."""
     found = {}
     for line in _lines(network / "tcp"):
         if line[STATE] == LISTENS:

@@ -1,4 +1,4 @@
-"""What outlives the processes of a machine and is none of their files: shared memory, semaphores, message queues."""
+"""Things besides files that outlive the processes of a machine: shared memory, semaphores, message queues."""
 
 import os
 import re

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.resources.attacks import HELD, UNHELD, Attack
-from tests.resources.raw_client import RawClient
+from tests.resources.hostile_client import HostileClient
 from tests.resources.victim import NUM_SIMULATIONS, NUM_STEPS, Victim, victim
 
 Tell = Callable[["Effect"], None]
@@ -34,7 +34,7 @@ def suffered(it: Victim, attacks: Sequence[Attack], num: int, tell: Tell) -> lis
     for attack in attacks:
         it.forget_peak()
         before = it.memory()["rss"]
-        with RawClient(it) as client:
+        with HostileClient(it) as client:
             attack.run(client, num)
         effect = Effect(attack=attack.name, grown=it.memory()["peak"] - before, allowed=attack.allowed(it))
         tell(effect)

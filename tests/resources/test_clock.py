@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 
 from tests.resources.clocks import HOUR_S, built, jumping
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import run_study
-from tests.study.test_every_way import assert_complete
+from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
 PACKAGE = Path(__file__).parent.parent.parent / "stream_server"
 # Each asks for the time to put it into words for people, or into a name; nothing is decided by it.
 ALLOWED = {
+    "analysis/run_state.py": "how old a checkpoint is, and for how long an attempt runs, in what stream-study shows",
     "failpoints.py": "what a trace says, which tests ask for",
-    "launcher/study_lock.py": "since when a study is run, in what a second start is told",
-    "server/continuation.py": "when a study was started, in its report",
-    "server/snapshot.py": "when a generation was written, in its manifest",
-    "server/training/best_models.py": "when a model was written, in its facts",
-    "server/training/tensorboard_writer.py": "what TensorBoard shows, and the name of its file",
+    "machine/study_lock.py": "since when a study is run, in what a second start is told",
+    "server/checkpoint/continuation.py": "when a study was started, in its report",
+    "server/checkpoint/capture.py": "when a checkpoint was written, in its manifest",
+    "server/model/best_models.py": "when a model was written, in its facts",
+    "server/metrics/tensorboard_writer.py": "what TensorBoard shows, and the name of its file",
 }
 ASKING = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("datetime", "now"), ("datetime", "utcnow")}
 PACED: dict[str, Any] = {

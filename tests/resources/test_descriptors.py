@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher.descriptors import OWN
-from tests.resources.victim import NUM_SIMULATIONS, limited, until, victim
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import run_study
+from stream_server.machine.descriptors import OWN
+from tests.resources.victim import NUM_SIMULATIONS, limited, victim
+from tests.support.runs import NUMPY_STUDY, run_study
+from tests.support.timing import until
 
 LIMIT = OWN + 8
 

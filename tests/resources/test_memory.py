@@ -6,8 +6,7 @@ import pytest
 
 from tests.resources import sieges
 from tests.resources.victim import STUDY, limited
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import run_study
+from tests.support.runs import NUMPY_STUDY, run_study
 
 NUM = 40
 GIGABYTE = 1 << 20  # in kB, as ulimit has it

@@ -1,4 +1,4 @@
-"""What is said of the end of a study when the disk has no room for it."""
+"""The report of the end of a study when the disk has no room for it."""
 
 import logging
 from collections.abc import Callable
@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from stream_server.server.failure import Failure
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import failpoints, run_study
-from tests.study.test_every_way import assert_complete
+from stream_server.server.study.failure import Failure
+from tests.support.runs import NUMPY_STUDY, assert_complete, failpoints, run_study
 
 SETTINGS: dict[str, Any] = {"study.simulations": 2}
 

@@ -1,4 +1,4 @@
-"""What a command prints may go into a file on a full disk."""
+"""The output of a command may go into a file on a full disk."""
 
 import errno
 import os
@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher.screen import Screen
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import run_study
-from tests.study.test_every_way import assert_complete
+from stream_server.machine.screen import Screen
+from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
 INTO_A_FULL_DISK = ["sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"]
 

@@ -6,20 +6,19 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-from stream_server.launcher.job_spec import JobSpec
-from stream_server.launcher.jobs import LocalJobs
-from stream_server.launcher.server_job import ServerJob
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import start_study
+from stream_server.launcher.backends.backend import JobSpec, JobState
+from stream_server.launcher.backends.local import LocalBackend
+from stream_server.launcher.supervision.server_job import ServerJob
+from tests.support.runs import NUMPY_STUDY, start_study
+from tests.support.timing import until
 
 SHARED = re.compile(r"/dev/shm/\S+")
 RANKS = "from mpi4py import MPI; import time; MPI.COMM_WORLD.Barrier(); print('here', flush=True); time.sleep(600)"
-DEADLINE_S = 30.0
 
 
 def mapped(processes: Iterable[psutil.Process]) -> set[str]:
@@ -36,13 +35,6 @@ def parallel(folder: Path) -> tuple[tuple[str, ...], dict[str, str]]:
 def is_there(log: Path) -> bool:
     """Both ranks have left MPI_Init."""
     return log.read_text().count("here") == 2
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_server_of_which_everything_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
@@ -69,13 +61,13 @@ def test_a_parallel_simulation_that_is_cancelled_leaves_no_shared_memory(tmp_pat
     command, environment = parallel(tmp_path)
     marks = frozenset({environment["STREAM_CONNECTION"]})
     spec = JobSpec(command=command, environment=environment, folder=tmp_path, marks=marks)
-    with LocalJobs(grace_s=1.0) as jobs:
-        jobs.submit(spec)
-        wait_until(lambda: (tmp_path / "output.log").exists() and is_there(tmp_path / "output.log"))
+    with contextlib.closing(LocalBackend(grace_s=1.0)) as jobs:
+        handle = jobs.submit(spec)
+        until(lambda: (tmp_path / "output.log").exists() and is_there(tmp_path / "output.log"))
         shared = mapped(psutil.Process().children(recursive=True))
         assert shared
-        jobs.cancel(tmp_path, time.monotonic())
-        wait_until(lambda: jobs.poll(time.monotonic()))
+        jobs.cancel([handle])
+        until(lambda: jobs.query([handle])[handle].state is JobState.ENDED)
     assert [name for name in shared if os.path.exists(name)] == []
 
 
@@ -83,9 +75,9 @@ def test_ranks_of_a_server_that_have_not_met_yet_leave_no_shared_memory(tmp_path
     command, environment = parallel(tmp_path)
     log = tmp_path / "output.log"
     job = ServerJob.start(["sh", "-c", 'exec "$@" >"$0"', str(log), *command], environment, str(tmp_path))
-    wait_until(lambda: log.exists() and is_there(log))
+    until(lambda: log.exists() and is_there(log))
     shared = mapped(psutil.Process().children(recursive=True))
     assert shared
     job.kill(time.monotonic())
-    wait_until(lambda: job.look(time.monotonic()) or job.is_over)
+    until(lambda: job.look(time.monotonic()) or job.is_over)
     assert [name for name in shared if os.path.exists(name)] == []

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from stream_server.client_api import connect
-from stream_server.client_api.connection import ConnectionFile
 from stream_server.config import load
-from stream_server.server.plan import Plan, make_plan
-from tests.study.runs import LiveRun, Run, start_study
+from stream_server.messages.connection import ConnectionFile
+from stream_server.server.run.plan import RankPlan, make_plan
+from tests.support.runs import LiveRun, Run, start_study
 
 STUDY = Path(__file__).parent / "study" / "study.json"
 NUM_SIMULATIONS = 4
@@ -42,7 +41,7 @@ class Victim:
         return ConnectionFile.read(self.live.connection)
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> RankPlan:
         return make_plan(load(STUDY))
 
     @property
@@ -52,7 +51,7 @@ class Victim:
 
     @property
     def port(self) -> tuple[str, int]:
-        """Where its control socket listens."""
+        """The host and port on which its control socket listens."""
         host, _, port = self.connection.control[1].removeprefix("tcp://").rpartition(":")
         return host, int(port)
 
@@ -114,11 +113,3 @@ def victim(
 def limited(option: str, value: int) -> list[str]:
     """Runs a command with a limit of its own, such as `limited("-n", 40)` for so many open files."""
     return ["sh", "-c", f'ulimit {option} {value} && exec "$@"', "limited"]
-
-
-def until(condition: Callable[[], object], limit_s: float = DEADLINE_S) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not so after {limit_s} s"
-        time.sleep(0.01)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stream_server.client_api.bits import Bits
-from stream_server.client_api.messages import Block, Data, End, Open, Ping
-from stream_server.client_api.routing import server_rank, stride
-from tests.server.intake_ranks import STUDY, Key, ServerRank, StudyShape, u_of
+from stream_server.client_api.retention import Bits
+from stream_server.messages.client import Block, Data, End, Open, Ping
+from stream_server.messages.routing import server_rank, stride
+from tests.support.intake_ranks import STUDY, Key, ServerRank, StudyShape, u_of
 
 
 @dataclass(kw_only=True)
@@ -54,17 +54,17 @@ class ClientRank:
         who: tuple[int, int, int],
         num_ranks: int,
         order: Sequence[int],
-        epoch: int,
+        incarnation: int,
     ) -> None:
         self.shape = shape
         self.simulation, self.attempt, self.rank = who
         self.num_ranks = num_ranks
         self.order = order
-        self.epoch = epoch
+        self.incarnation = incarnation
         self.position = 0
         self.has_said_end = False
         self.lines = [
-            Line(peer=f"{epoch}.{'.'.join(map(str, who))}.{i}".encode(), server=server)
+            Line(peer=f"{incarnation}.{'.'.join(map(str, who))}.{i}".encode(), server=server)
             for i, server in enumerate(servers)
         ]
 
@@ -99,7 +99,7 @@ class ClientRank:
                 study=STUDY,
                 simulation=self.simulation,
                 attempt=self.attempt,
-                epoch=self.epoch,
+                incarnation=self.incarnation,
                 rank=self.rank,
                 num_ranks=self.num_ranks,
                 blocks=self.blocks,
@@ -158,13 +158,15 @@ class ClientRank:
         self.has_said_end = True
 
     def the_end(self, *, share: int, total: int) -> End:
-        return End(simulation=self.simulation, attempt=self.attempt, epoch=self.epoch, share=share, total=total)
+        return End(
+            simulation=self.simulation, attempt=self.attempt, incarnation=self.incarnation, share=share, total=total
+        )
 
     def _say(self, line: Line, keys: Sequence[Key], payload: Sequence[np.ndarray], **values: object) -> None:
         content: dict[str, object] = {
             "simulation": self.simulation,
             "attempt": self.attempt,
-            "epoch": self.epoch,
+            "incarnation": self.incarnation,
             "sequence": line.num_messages,
             "index": keys[0][1] if keys else 0,
             "num_steps": max(1, len(keys)),

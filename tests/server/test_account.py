@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_server.server.account import (
+from stream_server.server.intake.account import (
     UNEVEN_STOP,
     Account,
     Learned,

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from stream_server.server.closing import EXIT_SAVED, outcome_of
-from stream_server.server.report import Outcome
-from stream_server.server.study import leave_at
-from stream_server.server.training.stop import StopReason, StopRequests
+from stream_server.server.progress.stop import StopReason, StopRequests
+from stream_server.server.run.report import Outcome
+from stream_server.server.study.closing import EXIT_SAVED, outcome_of
+from stream_server.server.study.set_up import leave_at
 
 
 def stopped(agreed: StopReason | None, text: str = "") -> StopRequests:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.client_api.connection import ConnectionFile, Security
-from stream_server.launcher.attempts import Attempts, KeyPair
+from stream_server.launcher.simulations.attempts import AttemptKeys, Attempts
+from stream_server.messages.connection import ConnectionFile, Security
 
 CURVE = Security(server_public_key="S" * 40, client_public_key="A" * 40, client_secret_key="a" * 40)
 
@@ -15,12 +15,16 @@ CURVE = Security(server_public_key="S" * 40, client_public_key="A" * 40, client_
 @pytest.mark.parametrize("security", [CURVE, None])
 def test_the_launcher_writes_what_the_client_would_write(tmp_path: Path, security: Security | None) -> None:
     study = ConnectionFile(
-        study="run", epoch=1, host="node", control=("ipc:///tmp/x/control-0", "tcp://node:4000"), security=security
+        study="run",
+        incarnation=1,
+        host="node",
+        control=("ipc:///tmp/x/control-0", "tcp://node:4000"),
+        security=security,
     )
     attempts = Attempts(
         command=("solver",), templates=(), environment={}, seed=0, study_dir=tmp_path, output_dir=tmp_path
     )
-    keys = None if security is None else KeyPair(public="P" * 40, secret="p" * 40)
+    keys = None if security is None else AttemptKeys(public="P" * 40, secret="p" * 40)
     written = attempts.prepare(17, 2, {"x": 0.1}, asdict(study), keys).folder / "connection.json"
 
     own = None if security is None else replace(CURVE, client_public_key="P" * 40, client_secret_key="p" * 40)

@@ -1,4 +1,4 @@
-"""Where a start of the server continues."""
+"""The checkpoint from which a start of the server continues."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +10,18 @@ from stream_server.buffers import Fifo
 from stream_server.buffers.policy import generator
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, NoUsableCheckpoint
-from stream_server.server.checkpoint.generations import Generations
-from stream_server.server.continuation import Continuation, by_rank_0, find_continuation
-from stream_server.server.identity import Identity
-from stream_server.server.output import OutputFolder
-from stream_server.server.parts import BUFFER_STREAM, make_policy
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.reception_snapshot import ReceptionSnapshot
-from stream_server.server.source import REPLAY
-from tests.config.studies import StudyFolder
-from tests.server.checkpoint import stores
-from tests.server.saved_ranks import SavedStudyRank, save_all
-from tests.server.thread_ranks import Job, ThreadRanks, on_ranks
+from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
+from stream_server.server.checkpoint.folder import CheckpointFolder
+from stream_server.server.checkpoint.incarnations import read_incarnations
+from stream_server.server.intake.source import REPLAY, ReceptionSnapshot
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.run.build import BUFFER_STREAM, make_policy
+from stream_server.server.run.identity import Identity
+from stream_server.server.run.output import OutputFolder
+from tests.support import checkpoint_stores as stores
+from tests.support.saved_ranks import SavedStudyRank, save_all
+from tests.support.studies import StudyFolder
+from tests.support.thread_ranks import Job, ThreadRanks, on_ranks
 
 
 @pytest.fixture
@@ -44,29 +44,30 @@ def find(config: StudyConfig, ranks: Any = None) -> Continuation:
     return find_continuation(config, ranks or SoloRanks(), output(config))
 
 
-def test_a_study_that_begins_is_epoch_1_and_continues_nothing(config: StudyConfig) -> None:
+def test_a_study_that_begins_is_incarnation_1_and_continues_nothing(config: StudyConfig) -> None:
     found = find(config)
-    assert (found.identity.epoch, found.base, found.base_number) == (1, None, 0)
+    assert (found.identity.incarnation, found.base, found.base_number) == (1, None, 0)
 
 
-def test_each_start_is_another_epoch_of_the_same_study(config: StudyConfig) -> None:
+def test_each_start_is_another_incarnation_of_the_same_study(config: StudyConfig) -> None:
     first, second = find(config), find(config)
-    assert second.identity.epoch == 2
+    assert second.identity.incarnation == 2
     assert (second.identity.study, second.identity.started) == (first.identity.study, first.identity.started)
 
 
-def test_each_epoch_has_keys_of_its_own(config: StudyConfig) -> None:
+def test_each_incarnation_has_keys_of_its_own(config: StudyConfig) -> None:
     first, second = find(config).identity, find(config).identity
     assert first.server_keys != second.server_keys
     assert first.attaching_keys != second.attaching_keys
 
 
-def test_without_security_there_are_no_keys(folder: StudyFolder) -> None:
+def test_without_security_clients_have_no_keys_but_an_operator_has(folder: StudyFolder) -> None:
     identity = find(folder.load({"network.security": "none"})).identity
-    assert (identity.server_keys, identity.attaching_keys) == (None, None)
+    assert identity.attaching_keys is None
+    assert identity.operator_keys != identity.server_keys
 
 
-def test_the_newest_generation_is_continued(config: StudyConfig) -> None:
+def test_the_newest_checkpoint_is_continued(config: StudyConfig) -> None:
     find(config)
     for number in (1, 2):
         stores.save(output(config).checkpoints, number)
@@ -82,7 +83,7 @@ def test_no_random_stream_begins_twice_where_states_are_not_taken_back(config: S
     assert found.base is not None
     begun = [make_policy(config, rank).state_dict()["random"] for rank in range(8)]
     for number in range(1, 5):
-        found = replace(found, base=replace(found.base, generation=number))
+        found = replace(found, base=replace(found.base, checkpoint=number))
         for num_ranks in range(1, 5):
             seed = found.seed(config, BUFFER_STREAM, num_ranks)
             begun += [dict(generator((*seed, rank)).bit_generator.state) for rank in range(num_ranks)]
@@ -105,10 +106,10 @@ def test_all_ranks_find_the_same(config: StudyConfig) -> None:
     assert first.base is not None
     assert first.base == second.base == third.base
     assert first.identity == second.identity == third.identity
-    assert first.identity.epoch == 2
+    assert first.identity.incarnation == 2
 
 
-def test_when_no_generation_is_whole_all_ranks_say_so_and_no_epoch_begins(config: StudyConfig) -> None:
+def test_when_no_checkpoint_is_whole_all_ranks_say_so_and_no_incarnation_begins(config: StudyConfig) -> None:
     find(config)
     stores.save(output(config).checkpoints, 1)
     (output(config).checkpoints / "000001" / "study.state").write_bytes(b"junk")
@@ -121,7 +122,7 @@ def test_when_no_generation_is_whole_all_ranks_say_so_and_no_epoch_begins(config
     first, second = on_ranks(2, refused)
     assert first == second
     assert "study.state" in first
-    assert len((output(config).checkpoints / "epochs.jsonl").read_text().splitlines()) == 1
+    assert read_incarnations(output(config).checkpoints).newest == 1
 
 
 def test_an_output_folder_that_cannot_be_written_is_told_on_all_ranks(config: StudyConfig) -> None:
@@ -170,15 +171,15 @@ class ReplayingRank(SavedStudyRank):
 
 
 def saved(tmp_path: Path, kind: type[SavedStudyRank]) -> Continuation:
-    """Two ranks were saved as generation 1."""
-    generations = Generations(tmp_path / "checkpoints")
+    """Two ranks were saved as checkpoint 1."""
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
     ranks = [kind(Fifo(capacity=8), rank, 2) for rank in range(2)]
     for step in range(4):
         ranks[(1 + step) % 2].receive((1, step))
-    save_all(ranks, generations.path(1))
+    save_all(ranks, checkpoints.path(1))
     return Continuation(
-        identity=Identity.make(tmp_path, epoch=2, started="", secure=False),
-        generations=generations,
+        identity=Identity.make(tmp_path, incarnation=2, started="", secure=False),
+        checkpoints=checkpoints,
         base=stores.manifest_of(1, {}),
     )
 
@@ -193,7 +194,8 @@ def test_a_rank_takes_back_its_own_part(config: StudyConfig, tmp_path: Path) -> 
     assert restored.buffer["time_steps"].tolist() == [0, 2]
 
 
-def test_on_another_number_of_ranks_each_takes_its_share(config: StudyConfig, tmp_path: Path) -> None:
+def test_on_another_number_of_ranks_each_takes_its_share(folder: StudyFolder, tmp_path: Path) -> None:
+    config = folder.load({"validation.simulations": 1, "buffer.policy": "fifo"})
     continuation = saved(tmp_path, SavedStudyRank)
     restored = [continuation.rank(config, as_rank(rank, 3), is_replay=False) for rank in range(3)]
     assert not any(it.is_own for it in restored)

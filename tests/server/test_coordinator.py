@@ -1,22 +1,23 @@
-"""What rank 0 tells the launcher, and when."""
+"""The messages of rank 0 to the launcher, and their times."""
 
 from typing import Any
 
-from stream_server.client_api.messages import Away, Routing, TimeSteps
-from stream_server.launcher import link
-from stream_server.server.coordinator import Coordinator
-from stream_server.server.lobby import StudyFacts
-from stream_server.server.roster import Roster
+from stream_server.messages import launcher_link
+from stream_server.messages.client import Away, Routing, TimeSteps
+from stream_server.server.reception.coordinator import Coordinator
+from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.simulations.handshake import StudyFacts
+from stream_server.server.simulations.roster import Roster
 
 
 def ignore(*_: Any) -> None:
     """Nothing of this is of interest here."""
 
 
-def coordinator(told: list[link.ToLauncher]) -> Coordinator:
+def coordinator(told: list[launcher_link.ToLauncher]) -> Coordinator:
     facts = StudyFacts(
         study="study-1",
-        epoch=1,
+        incarnation=1,
         endpoints=(("ipc:///nowhere",),),
         time_steps=TimeSteps(num=6),
         fields=(),
@@ -29,9 +30,10 @@ def coordinator(told: list[link.ToLauncher]) -> Coordinator:
     return Coordinator(
         roster,
         {},
-        access=None,
+        access=CurveAccess(KeyPair.make()),
         refuse=ignore,  # type: ignore[arg-type]
         reply=ignore,
+        answer=ignore,
         tell_launcher=told.append,
         tell_main=ignore,
         apply=ignore,
@@ -39,11 +41,11 @@ def coordinator(told: list[link.ToLauncher]) -> Coordinator:
 
 
 def test_a_launcher_that_asks_before_there_is_a_plan_is_told_once_there_is_one() -> None:
-    told: list[link.ToLauncher] = []
+    told: list[launcher_link.ToLauncher] = []
     rank_0 = coordinator(told)
-    rank_0.launcher(link.AskPlan())
+    rank_0.launcher(launcher_link.AskPlan())
     assert told == []
-    rank_0.begin(link.Plan(study="study-1", epoch=1, output_dir="", connection={}, simulations=()))
+    rank_0.begin(launcher_link.Plan(study="study-1", incarnation=1, output_dir="", connection={}, simulations=()))
     (plan,) = told
-    assert isinstance(plan, link.Plan)
+    assert isinstance(plan, launcher_link.Plan)
     assert [planned.simulation for planned in plan.simulations] == [0]

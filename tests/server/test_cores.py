@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stream_server.launcher import cpu_quota
-from stream_server.server.check import describe
-from stream_server.server.cores import (
+from stream_server.machine import cgroups
+from stream_server.server.commands.check import describe
+from stream_server.server.run.cores import (
     NO_SIMULATIONS,
     Cores,
     NodeCores,
@@ -18,10 +18,10 @@ from stream_server.server.cores import (
     threads_of_rank,
     wait_passively,
 )
-from stream_server.server.start import Start
-from stream_server.server.study import simulation_cores
-from tests.config.studies import StudyFolder
-from tests.server.thread_ranks import ThreadRanks, on_ranks
+from stream_server.server.run.start import Start
+from stream_server.server.study.set_up import simulation_cores
+from tests.support.studies import StudyFolder
+from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 TWO_SIMULATIONS = SimulationCores(num=2, cores_each=1)
 
@@ -154,7 +154,7 @@ def test_other_numbers_of_threads_after_a_restart_are_told() -> None:
 def test_check_shows_the_split_and_warns(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(cpu_quota, "cpu_quota", lambda: math.inf)
+    monkeypatch.setattr(cgroups, "cpu_quota", lambda: math.inf)
     told = describe(folder.load({"server.ranks": 2}))
     [line] = [line for line in told.splitlines() if line.startswith("cores ")]
     assert "2: 1 simulation × 1, 2 ranks × 1 thread; simulations and server ranks take 3 cores of 2" in line

@@ -7,7 +7,7 @@ import pytest
 
 from stream_server.config import StudyConfig, load
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.design import ParameterDesign, write_csv
+from stream_server.server.simulations.design import ParameterDesign, write_csv
 
 BOUNDS = {"a": [0, 1], "b": [-10, 10], "c": [1e-6, 1, "log"]}
 SAMPLERS = ["uniform", "lhs", "halton", "sobol", "sampler.py:Grid"]

@@ -14,26 +14,29 @@ from torch import nn
 
 from stream_server.config import StudyConfig, load
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
-from stream_server.server.checkpoint.best_folder import BestFolder
-from stream_server.server.evaluate import evaluate
-from stream_server.server.plain_state import read_state
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.saved_model import find_saved_model, load_model, model_parts
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.torch_server import TorchServer
-from stream_server.server.training.callbacks import Callback, Callbacks
-from stream_server.server.training.step import LearnerStep, Step
-from stream_server.server.training.torch_step import TorchStep
-from tests.mpi.launch import mpirun
-from tests.server.settings import settings
-from tests.study.runs import Run, run_study
+from stream_server.server.commands.evaluate import evaluate
+from stream_server.server.model.best_models import BestFolder
+from stream_server.server.model.saved_model import find_saved_model, load_model, model_files
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.user.callbacks import Callback, Callbacks
+from stream_server.server.user.framework import Step
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.storage.plain_state import read_state
+from tests.support.launch import mpirun
+from tests.support.runs import Run, run_study
+from tests.support.settings import settings
+
+pytestmark = pytest.mark.slow
 
 STUDY = Path(__file__).parent.parent / "study" / "numpy_study" / "study.json"
 PROGRAM = """
 import json, sys
 from pathlib import Path
 from stream_server.config import load
-from stream_server.server.evaluate import evaluate
+from stream_server.server.commands.evaluate import evaluate
 study, checkpoint, overrides = sys.argv[1:]
 sys.exit(evaluate(load(Path(study), json.loads(overrides)), Path(checkpoint)))
 """
@@ -77,7 +80,7 @@ def last_loss(run: Run) -> str:
     return f"{run.report['validation'][-1]['loss']:.6g}"
 
 
-def test_the_newest_generation_of_a_run_gives_the_last_validation_again(
+def test_the_newest_checkpoint_of_a_run_gives_the_last_validation_again(
     trained: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate(config_of(trained), trained.output_dir) == 0
@@ -120,7 +123,9 @@ def test_evaluating_writes_nothing_into_the_run(trained: Run, monkeypatch: pytes
 def test_without_held_out_samples_or_a_loader_there_is_nothing_to_evaluate(
     trained: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream_server.server.training.validation_batches.HeldOutSamples.__call__", lambda self: None)
+    monkeypatch.setattr(
+        "stream_server.server.training.validation.validation_batches.HeldOutSamples.__call__", lambda self: None
+    )
     with pytest.raises(ConfigError, match="LinearServer has no val_dataloader, and no held-out simulation"):
         evaluate(config_of(trained), trained.output_dir)
 
@@ -139,7 +144,7 @@ def copied(trained: Run, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", ["model/model.state", "model/user.state", "rank-1/held-out.rows", "manifest.json"])
-def test_a_damaged_generation_is_refused(file: str, trained: Run, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(file: str, trained: Run, tmp_path: Path) -> None:
     damaged = copied(trained, tmp_path) / newest(trained).name
     with (damaged / file).open("r+b") as content:
         byte = content.read(1)
@@ -175,11 +180,11 @@ class Remembering(Callback):
 
 
 def best_model(checkpoints: Path, server: StreamServer, step: Step, behaviours: dict[str, Any]) -> Path:
-    parts = model_parts(server, step, behaviours=behaviours, allow_pickle=False)
+    parts = model_files(server, step, behaviours=behaviours, allow_pickle=False)
     return BestFolder(checkpoints / "best").write(7, parts, {"batch": 7})
 
 
-def test_one_of_the_best_models_is_validated_on_the_samples_of_the_newest_generation(
+def test_one_of_the_best_models_is_validated_on_the_samples_of_the_newest_checkpoint(
     trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = Learner(1.0)
@@ -231,7 +236,7 @@ def test_a_torch_model_comes_back_without_its_optimizer(tmp_path: Path, monkeypa
         load_into(Net(num_outputs=3), best)
 
 
-def test_a_generation_and_one_of_the_best_models_are_evaluated_by_their_average(
+def test_a_checkpoint_and_one_of_the_best_models_are_evaluated_by_their_average(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

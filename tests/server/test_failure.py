@@ -14,21 +14,21 @@ from torch import nn
 
 from stream_server import errors
 from stream_server.errors import ProducerFailed, RankLost, StreamServerError, UserCodeError
-from stream_server.launcher import supervise
-from stream_server.server import cli
-from stream_server.server import study as server_study
-from stream_server.server.failure import Failure
-from stream_server.server.fast_dev_run import fast_dev_run
-from stream_server.server.plain_state import encode
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.start import Start
-from stream_server.server.torch_server import TorchServer
-from stream_server.server.training.callbacks import call_user
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.stop import StopRequests
-from stream_server.server.training.torch_step import TorchStep
-from tests.server.settings import settings
+from stream_server.launcher.supervision import supervise
+from stream_server.server.commands import cli
+from stream_server.server.commands.fast_dev_run import fast_dev_run
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.run.start import Start
+from stream_server.server.study import study as server_study
+from stream_server.server.study.failure import Failure
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.storage.plain_state import encode
+from stream_server.user_code import call_user
 from tests.server.test_fast_dev_run import MeanServer, study
+from tests.support.settings import settings
 
 CODES = {
     "ConfigError": 2,
@@ -39,7 +39,7 @@ CODES = {
     "DamagedCheckpoint": 6,
     "NoUsableCheckpoint": 6,
     "RankLost": 7,
-    "StaleEpoch": 7,
+    "StaleIncarnation": 7,
     "RanksDiverged": 8,
     "InternalError": 70,
     "MalformedMessage": 70,
@@ -52,8 +52,10 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection cl
 def test_the_documented_exit_codes_are_those_that_there_are() -> None:
     saved_and_interrupted = {0, 75, 130}
     expected = saved_and_interrupted | {it.exit_code for it in vars(errors).values() if hasattr(it, "exit_code")}
-    page = (Path(__file__).parents[2] / "docs" / "restart.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "restart.md").read_text()
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == expected
+    # That of stream-study, whose help tells it.
+    expected.remove(errors.NotRunning.exit_code)
     for epilog in (cli.EXAMPLES, supervise.EPILOG):
         told = epilog.partition("exit status:\n")[2].partition("\n\n")[0]
         assert {int(code) for code in re.findall(r"(?:^| ) (\d+) [a-z]", told, re.MULTILINE)} >= expected - {130}

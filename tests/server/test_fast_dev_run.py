@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from stream_server.config import StudyConfig, load
-from stream_server.server.fast_dev_run import fast_dev_run
-from stream_server.server.made_up_samples import MadeUpSamples
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.callbacks import Callback
+from stream_server.server.commands.fast_dev_run import fast_dev_run
+from stream_server.server.commands.synthetic_samples import SyntheticSamples, SyntheticSource
+from stream_server.server.simulations.design import ParameterDesign
+from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.stream_server import StreamServer
 
 
 class MeanServer(StreamServer):
@@ -118,7 +119,7 @@ def test_a_torch_server_is_tried_without_a_process_group(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     import torch
 
-    from stream_server.server.torch_server import TorchServer
+    from stream_server.server.user.torch_server import TorchServer
 
     class LinearServer(TorchServer):
         def prepare_training_attributes(self) -> Any:
@@ -148,30 +149,39 @@ def test_made_up_samples_have_the_fields_of_the_study(tmp_path: Path) -> None:
         "z": {"shape": [1], "dtype": "complex128", "optional": True},
     }
     config = study(tmp_path, fields=fields)
-    batch = MadeUpSamples(config).batch([7, 8], 5, {7: np.array([0.5]), 8: np.array([1.5])})
-    assert batch.simulation_ids.tolist() == [7, 8, 7, 8, 7]
-    assert batch.time_steps.tolist() == [0, 0, 1, 1, 2]
-    assert batch.parameters.ravel().tolist() == [0.5, 1.5, 0.5, 1.5, 0.5]
-    assert {name: (array.dtype.name, array.shape) for name, array in batch.fields.items()} == {
+    samples = SyntheticSamples(config).store([0, 1], 5).stacked()
+    assert samples is not None
+    assert samples.simulation_ids.tolist() == [0, 0, 0, 1, 1]
+    assert samples.time_steps.tolist() == [0, 1, 2, 0, 1]
+    assert {name: (array.dtype.name, array.shape) for name, array in samples.fields.items()} == {
         "x": ("float32", (5, 2)),
         "n": ("int16", (5,)),
         "z": ("complex128", (5, 1)),
     }
-    assert batch.present["z"].tolist() == [True, True, False, False, True]
+    assert samples.present["z"].tolist() == [True, False, True, True, False]
+
+
+def test_made_up_simulations_have_the_parameters_of_the_study(tmp_path: Path) -> None:
+    config = study(tmp_path, validation={"simulations": 1})
+    source = SyntheticSource(config, num_batches=3)
+    expected = ParameterDesign(config)
+    for simulation in (0, 1, 2):
+        assert source.parameters_of(simulation).tolist() == list(expected.parameters(simulation).values())
 
 
 def test_a_made_up_buffer_is_drained_and_ends(tmp_path: Path) -> None:
-    buffer = MadeUpSamples(study(tmp_path)).buffer([3, 4], 6)
+    buffer = SyntheticSamples(study(tmp_path)).buffer([3, 4], 6)
     assert buffer.population == 6
     assert set(buffer.contents().simulation_ids.tolist()) == {3, 4}
 
 
+@pytest.mark.slow
 def test_trying_a_plain_server_does_not_load_torch(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
 from tests.server.test_fast_dev_run import MeanServer, study
-from stream_server.server.fast_dev_run import fast_dev_run
+from stream_server.server.commands.fast_dev_run import fast_dev_run
 assert fast_dev_run(MeanServer, study(Path(sys.argv[1]))) == 0
 assert not {"torch", "mpi4py", "zmq"} & set(sys.modules)
 """

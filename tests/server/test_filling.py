@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_server.server.filling import all_finite, assign, side_by_side
+from stream_server.server.intake.filling import all_finite, assign, side_by_side
 
 
 @given(st.lists(st.integers(1, 4), max_size=4), st.data())

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from stream_server.client_api.messages import FieldSpec, TimeSteps
-from stream_server.server import events
-from tests.server.reception import Crew, Reception, StudyShape, reception
+from stream_server.messages.client import FieldSpec, TimeSteps
+from stream_server.server.intake import mailbox
+from tests.support.reception import Crew, Reception, StudyShape, reception
 
 FIELDS = ("u", "v")
 NUM_RANKS = 2
@@ -35,6 +35,6 @@ def test_nan_in_any_field_of_any_client_rank_rejects_the_whole_sample(field: str
         for each in range(NUM_RANKS):
             crew.start(send_all, study, each, (field, rank))
         crew.join()
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         assert sorted(study.first.drawn) == [(0, 0), (0, 2)]
         assert study.first.receiver.account().intake[0].rejected == {"nonfinite": 1}

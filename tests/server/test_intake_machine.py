@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stream_server.client_api.bits import Bits
-from stream_server.client_api.messages import Ack, Opened, Ping, Reason, Refusal, Routing, Stop
-from stream_server.client_api.routing import server_rank
-from stream_server.server import notices
+from stream_server.client_api.retention import Bits
+from stream_server.messages import notices
+from stream_server.messages.client import Ack, Opened, Ping, Reason, Refusal, Routing, Stop
+from stream_server.messages.routing import server_rank
 from tests.server.intake_clients import ClientRank, Line
-from tests.server.intake_ranks import Key, Saved, ServerRank, StudyShape, U, V, is_fit
+from tests.support.intake_ranks import Key, Saved, ServerRank, StudyShape, U, V, is_fit
 
 MAX_STEPS = 9
 AT_ONCE = 3
@@ -26,7 +26,7 @@ ATTEMPT_IS_OVER = (Reason.STALE_ATTEMPT, Reason.UNKNOWN_SIMULATION)
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What all ranks have saved, each at a moment of its own, with what the model held of it then."""
+    """The states that all ranks saved, each at a moment of its own, with the steps that the model held settled then."""
 
     parts: dict[int, Saved]
     settled: dict[int, set[Key]]
@@ -81,20 +81,20 @@ class IntakeMachine(RuleBasedStateMachine):
         self.orders = {i: data.draw(st.just(list(it)) | st.permutations(it)) for i, it in orders.items()}
         self.attempts = dict.fromkeys(self.orders, 0)
         self.finished: set[int] = set()
-        self.epoch = self.num_troubles = 0
+        self.incarnation = self.num_troubles = 0
         self.committed: Checkpoint | None = None
         self.start(num_ranks)
 
     def start(self, num_ranks: int) -> None:
         """A server of so many ranks begins, or goes on with what is committed."""
-        self.epoch += 1
+        self.incarnation += 1
         committed = self.committed
         parts = [] if committed is None else [part for _, part in sorted(committed.parts.items())]
         self.settled = set() if committed is None else set().union(*committed.settled.values())
         # The stream is judged by all that came into it on the timeline that goes on.
         self.came = {key for key in self.settled if is_fit(key)}
         self.ranks = [
-            ServerRank(self.shape, self.came, rank=rank, num_ranks=num_ranks, epoch=self.epoch, saved=parts)
+            ServerRank(self.shape, self.came, rank=rank, num_ranks=num_ranks, incarnation=self.incarnation, saved=parts)
             for rank in range(num_ranks)
         ]
         self.arrived: dict[tuple[Key, int], set[int]] = {}
@@ -103,23 +103,23 @@ class IntakeMachine(RuleBasedStateMachine):
         self.clients: list[ClientRank] = []
         self.past_clients: list[ClientRank] = []
         self.complete: dict[int, set[int]] = {i: set() for i in self.orders}
-        ledgers = [rank.tracker.ledger.marks for rank in self.ranks]
+        ledgers = [rank.intake.state.ledger.entries for rank in self.ranks]
         self.finished = {i for i in self.orders if all(i in ledger and ledger[i].complete for ledger in ledgers)}
         for simulation in self.orders.keys() - self.finished:
-            self.attempt(simulation, goes_on=self.epoch > 1)
+            self.attempt(simulation, goes_on=self.incarnation > 1)
         self.every_step_is_where_it_belongs()
 
     def tell(self, notice: notices.Notice) -> None:
         """Rank 0 speaks to all ranks, which hear it when they have dealt with what clients have said."""
         for rank in self.ranks:
             self.end_turn(rank)
-            rank.follower.apply(notice)
+            rank.dispatcher.apply(notice)
 
     def attempt(self, simulation: int, *, goes_on: bool = False) -> None:
         """The current attempt of a simulation begins, or goes on with a new server."""
         number = self.attempts[simulation]
         self.retire(simulation)
-        self.tell(notices.Attempt(simulation=simulation, attempt=number, parameters={}, goes_on=goes_on))
+        self.tell(notices.AttemptNotice(simulation=simulation, attempt=number, parameters={}, goes_on=goes_on))
         self.clients += [
             ClientRank(
                 self.shape,
@@ -127,7 +127,7 @@ class IntakeMachine(RuleBasedStateMachine):
                 who=(simulation, number, rank),
                 num_ranks=self.num_clients,
                 order=self.orders[simulation],
-                epoch=self.epoch,
+                incarnation=self.incarnation,
             )
             for rank in range(self.num_clients)
         ]
@@ -166,7 +166,7 @@ class IntakeMachine(RuleBasedStateMachine):
                 self.go_on(client, most, in_parts=in_parts)
 
     def go_on(self, client: ClientRank, most: int, *, in_parts: bool = False) -> None:
-        """What a client does next that behaves."""
+        """Let a well-behaved client do its next action."""
         if not client.is_open:
             client.open()
         elif not client.has_sent_all:
@@ -207,7 +207,9 @@ class IntakeMachine(RuleBasedStateMachine):
             self.read(client)
 
     @precondition(lambda self: self.sending and self.may_go_wrong)
-    @rule(data=st.data(), breach=st.sampled_from(["epoch", "attempt", "simulation", "field", "step"]), after=AFTER)
+    @rule(
+        data=st.data(), breach=st.sampled_from(["incarnation", "attempt", "simulation", "field", "step"]), after=AFTER
+    )
     def a_client_breaks_a_rule(self, data: st.DataObject, breach: str, after: int) -> None:
         """It is told so, and nothing of it counts."""
         self.all_go_on(after)
@@ -217,10 +219,10 @@ class IntakeMachine(RuleBasedStateMachine):
         client = self.pick(data, self.sending)
         index = client.order[client.position]
         line = client.line(index)
-        num_refused = sum(line.server.tracker.refused.values())
+        num_refused = sum(line.server.intake.state.refused.values())
         match breach:
-            case "epoch":
-                client.send_steps([index], epoch=self.epoch - 1)
+            case "incarnation":
+                client.send_steps([index], incarnation=self.incarnation - 1)
             case "attempt":
                 client.send_steps([index], attempt=client.attempt + 1)
             case "simulation":
@@ -229,13 +231,13 @@ class IntakeMachine(RuleBasedStateMachine):
                 client.send_steps([index], present=0b111)
             case "step":
                 client.send_steps([index], index=10**7)
-        assert sum(line.server.tracker.refused.values()) == num_refused + 1
+        assert sum(line.server.intake.state.refused.values()) == num_refused + 1
         self.read(client, may_be_refused=True)
 
     @precondition(lambda self: self.sending)
     @rule(data=st.data(), after=AFTER)
     def a_client_ignores_its_window(self, data: st.DataObject, after: int) -> None:
-        """What is too much is refused."""
+        """Steps beyond the window are refused."""
         self.all_go_on(after)
         if not self.sending:
             return
@@ -274,7 +276,7 @@ class IntakeMachine(RuleBasedStateMachine):
             self.end_turn(rank)
 
     def end_turn(self, rank: ServerRank) -> None:
-        rank.clients.end_turn()
+        rank.dispatcher.end_turn()
         for client in [*self.clients, *self.past_clients]:
             self.read(client, may_be_refused=client in self.past_clients)
 
@@ -285,9 +287,9 @@ class IntakeMachine(RuleBasedStateMachine):
                 rank.stream.draw()
 
     def the_ranks_say_how_far_they_are(self) -> None:
-        """What rank 0's roster makes of it: a simulation is finished when all ranks have their share."""
+        """Do as rank 0's roster does: a simulation is finished when all ranks have their share."""
         for number, rank in enumerate(self.ranks):
-            for share in rank.tracker.settlement.changes():
+            for share in rank.intake.changes():
                 if share.attempt != self.attempts[share.simulation] or share.simulation in self.finished:
                     continue
                 if share.complete:
@@ -340,7 +342,7 @@ class IntakeMachine(RuleBasedStateMachine):
         self.committed, self.taken = self.taken, None
         self.durable = set().union(*self.committed.settled.values())
         for number, rank in enumerate(self.ranks):
-            rank.clients.make_durable(self.committed.parts[number].marks)
+            rank.dispatcher.acknowledgements.acknowledge_durable(self.committed.parts[number].received_marks)
         for client in [*self.clients, *self.past_clients]:
             self.read(client, may_be_refused=client in self.past_clients)
 
@@ -393,10 +395,10 @@ class IntakeMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_has_more_under_way_than_the_credit(self) -> None:
         for rank in getattr(self, "ranks", []):
-            assert rank.tracker.num_under_way <= max(self.shape.room, rank.stream.num_waited)
+            assert rank.intake.num_under_way <= max(self.shape.room, rank.stream.num_waited)
             for simulation in self.orders:
-                track = rank.tracker.track(simulation)
-                assert track is None or track.num_under_way <= self.shape.credit
+                attempt = rank.intake.attempt(simulation)
+                assert attempt is None or attempt.num_under_way <= self.shape.credit
 
     def every_step_is_where_it_belongs(self) -> None:
         """Between two turns the ledgers have what the model has, each rank its share."""
@@ -421,7 +423,7 @@ class IntakeMachine(RuleBasedStateMachine):
         assert self.settled == everything
         self.every_step_is_where_it_belongs()
         assert self.is_over, "a simulation does not come to its end"
-        assert all(rank.tracker.num_under_way == 0 for rank in self.ranks)
+        assert all(rank.intake.num_under_way == 0 for rank in self.ranks)
 
     @property
     def is_over(self) -> bool:
@@ -430,7 +432,7 @@ class IntakeMachine(RuleBasedStateMachine):
         return told and self.finished == self.orders.keys() and not any(rank.stream.backlog for rank in self.ranks)
 
     def all_go_on(self, rounds: int) -> None:
-        """What happens where nothing goes wrong."""
+        """Let all clients go on while nothing goes wrong."""
         for _ in range(rounds):
             for client in self.alive:
                 self.go_on(client, 2)
@@ -447,14 +449,14 @@ TestIntake.settings = settings(max_examples=40, stateful_step_count=40, deadline
 
 def test_what_waits_gets_the_room_of_a_simulation_that_is_withdrawn() -> None:
     shape = StudyShape(routing=Routing.STEPS, num_steps=MAX_STEPS, credit=3, room=6, capacity=2, fields=(U,))
-    rank = ServerRank(shape, set(), rank=0, num_ranks=1, epoch=1)
+    rank = ServerRank(shape, set(), rank=0, num_ranks=1, incarnation=1)
     for simulation in range(2):
-        rank.follower.apply(notices.Attempt(simulation=simulation, attempt=0, parameters={}))
-        client = ClientRank(shape, [rank], who=(simulation, 0, 0), num_ranks=1, order=range(MAX_STEPS), epoch=1)
+        rank.dispatcher.apply(notices.AttemptNotice(simulation=simulation, attempt=0, parameters={}))
+        client = ClientRank(shape, [rank], who=(simulation, 0, 0), num_ranks=1, order=range(MAX_STEPS), incarnation=1)
         client.open()
         client.lines[0].is_open = True
         client.send(2)
-        rank.clients.end_turn()
+        rank.dispatcher.end_turn()
     assert rank.stream.keys(rank.stream.inside) == [(0, 0), (0, 1)]
-    rank.follower.apply(notices.Terminal(simulation=0, state="invalid"))
+    rank.dispatcher.apply(notices.Terminal(simulation=0, state="invalid"))
     assert rank.stream.keys(rank.stream.inside) == [(1, 0), (1, 1)]

@@ -7,25 +7,25 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_server.client_api.bits import Bits
-from stream_server.client_api.messages import Routing
-from stream_server.client_api.routing import server_rank
-from stream_server.server.ledger import Ledger, Steps, redealt
-from stream_server.server.plain_state import from_bytes, to_bytes
+from stream_server.client_api.retention import Bits
+from stream_server.messages.client import Routing
+from stream_server.messages.routing import server_rank
+from stream_server.server.intake.ledger import Ledger, StepSet, redealt
+from stream_server.storage.plain_state import from_bytes, to_bytes
 
 
 @given(st.sets(st.integers(0, 300)))
 def test_packed_steps_are_the_bits_that_a_client_reads(indices: set[int]) -> None:
-    steps = Steps()
+    steps = StepSet()
     for index in indices:
         steps.add(range(index, index + 1))
     known = Bits(steps.packed())
     assert {i for i in range(301) if i in known} == indices
-    assert len(Steps(steps.packed())) == len(steps) == len(indices)
+    assert len(StepSet(steps.packed())) == len(steps) == len(indices)
 
 
 def test_a_range_is_added_and_asked_for_at_once() -> None:
-    steps = Steps()
+    steps = StepSet()
     steps.add(range(1, 10, 3))
     assert [i for i in range(20) if i in steps] == [1, 4, 7]
     assert steps.has_any(range(0, 8, 7))
@@ -34,11 +34,11 @@ def test_a_range_is_added_and_asked_for_at_once() -> None:
 
 
 def test_rejected_steps_are_settled_but_not_accepted() -> None:
-    marks = Ledger()[3]
-    marks.accept(range(4))
-    marks.reject(range(4, 6), "nonfinite")
-    assert (len(marks.settled), marks.num_accepted, marks.num_rejected) == (6, 4, 2)
-    assert marks.reasons == {"nonfinite": 2}
+    entry = Ledger()[3]
+    entry.accept(range(4))
+    entry.reject(range(4, 6), "nonfinite")
+    assert (len(entry.settled), entry.num_accepted, entry.num_rejected) == (6, 4, 2)
+    assert entry.reasons == {"nonfinite": 2}
 
 
 def test_a_restored_ledger_knows_the_same_steps() -> None:
@@ -67,28 +67,28 @@ moves = st.lists(st.tuples(st.integers(0, 3), st.integers(0, STEPS - 1), st.bool
 def play(ledger: Ledger, moves: Moves) -> None:
     """Settle one step after the other, those of a known step as duplicates."""
     for simulation, index, is_fit in moves:
-        marks = ledger[simulation]
-        if index in marks.settled:
+        entry = ledger[simulation]
+        if index in entry.settled:
             ledger.duplicates += 1
         elif is_fit:
-            marks.accept(range(index, index + 1))
+            entry.accept(range(index, index + 1))
         else:
-            marks.reject(range(index, index + 1), "nonfinite" if index % 3 else "shape")
-        marks.total = len(marks.settled) + 1 if index % 2 else None
-        marks.complete = index % 5 == 0
+            entry.reject(range(index, index + 1), "nonfinite" if index % 3 else "shape")
+        entry.total = len(entry.settled) + 1 if index % 2 else None
+        entry.complete = index % 5 == 0
 
 
 def told(ledger: Ledger) -> Any:
     """All that a ledger knows, trailing zeros apart."""
     return ledger.duplicates, {
         simulation: (
-            marks.settled.packed().rstrip(b"\0"),
-            marks.rejected.packed().rstrip(b"\0"),
-            dict(marks.reasons),
-            marks.complete,
-            marks.total,
+            entry.settled.packed().rstrip(b"\0"),
+            entry.rejected.packed().rstrip(b"\0"),
+            dict(entry.reasons),
+            entry.complete,
+            entry.total,
         )
-        for simulation, marks in ledger.marks.items()
+        for simulation, entry in ledger.entries.items()
     }
 
 
@@ -116,7 +116,7 @@ def test_what_is_settled_after_the_state_was_taken_is_not_in_it(before: Moves, a
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of the steps of one simulation on all ranks, and which ranks have their share whole."""
+    """The fates of the steps of one simulation on all ranks, and the ranks whose share is complete."""
 
     simulation: int
     fates: dict[int, str]
@@ -144,11 +144,11 @@ def dealt(outcomes: list[Outcome], num_ranks: int, routing: Routing) -> list[Led
         for rank, ledger in enumerate(ledgers):
             ledger[outcome.simulation].complete = rank in outcome.complete
         for index, reason in outcome.fates.items():
-            marks = ledgers[server_rank(routing, outcome.simulation, index, num_ranks)][outcome.simulation]
+            entry = ledgers[server_rank(routing, outcome.simulation, index, num_ranks)][outcome.simulation]
             if reason:
-                marks.reject(range(index, index + 1), reason)
+                entry.reject(range(index, index + 1), reason)
             else:
-                marks.accept(range(index, index + 1))
+                entry.accept(range(index, index + 1))
     return ledgers
 
 
@@ -161,7 +161,7 @@ def redealt_ledgers(states: list[dict[str, Any]], num_ranks: int, routing: Routi
     return ledgers
 
 
-def indices(steps: Steps) -> set[int]:
+def indices(steps: StepSet) -> set[int]:
     return {index for index in range(steps.stop) if index in steps}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.logs import Logs
+from stream_server.server.run.logs import Logs
 
 
 def test_each_rank_writes_its_own_file(tmp_path: Path) -> None:
@@ -57,3 +57,15 @@ def test_leaving_restores_the_logging_that_was_there(tmp_path: Path) -> None:
     with Logs(tmp_path, 0):
         pass
     assert (root.level, list(root.handlers), warnings.showwarning) == before
+
+
+def test_a_full_disk_costs_lines_of_the_log_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "server-1.log").symlink_to("/dev/full")
+    with Logs(tmp_path, 1):
+        for text in ("lost", "lost, too"):
+            logging.getLogger("stream_server").info(text)
+    log = tmp_path / "logs" / "server-1.log"
+    assert capsys.readouterr().err == f"WARNING: {log} loses lines: [Errno 28] No space left on device\n"

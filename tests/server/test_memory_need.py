@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.memory_need import GIB, Limit, MemoryNeed, free_on_node, limit_of_node
-from stream_server.server.plan import make_plan
-from tests.config.studies import Changes, StudyFolder
+from stream_server.server.run.plan import GIB, MemoryLimit, MemoryNeed, free_on_node, limit_of_node, make_plan
+from tests.support.studies import Changes, StudyFolder
 
 NONE_IN_V1 = "9223372036854771712\n"
 
@@ -109,7 +108,7 @@ def test_validation_simulations_are_dealt_out_over_the_ranks(tmp_path: Path, rou
 
 
 def test_the_ranks_of_a_node_share_its_memory() -> None:
-    limit = Limit(num_bytes=24 * GIB, source="MemTotal in /proc/meminfo")
+    limit = MemoryLimit(num_bytes=24 * GIB, source="MemTotal in /proc/meminfo")
     of_rank = MemoryNeed(buffer=11 * GIB, validation=GIB // 2)
     assert of_rank.problem(limit, 1) == of_rank.problem(limit, 2) == ""
     assert of_rank.problem(limit, 3) == (

@@ -17,13 +17,12 @@ from torch import nn
 
 from stream_server.config import load
 from stream_server.errors import UserCodeError
-from stream_server.server.array_tree import flattened, nested
-from stream_server.server.model_export import ModelExport, export_model
-from stream_server.server.normalization import Normalization
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.tensor_file import read_tensors, write_tensors
-from tests.server.saved_models import Net, config_of, set_up, train
+from stream_server.server.model.model_export import ModelExport, export_model
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.user.normalization import Normalization
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.tensor_file import flattened, nested, read_tensors, write_tensors
+from tests.support.saved_models import Net, config_of, set_up, train
 
 CONFIG = load(Path(__file__).parent.parent / "study" / "numpy_study" / "study.json")
 FILES = ["README.txt", "SHA256SUMS", "model.safetensors", "study.json"]
@@ -73,6 +72,7 @@ def run_readme(folder: Path, before: str = "", after: str = "") -> str:
     return subprocess.check_output([sys.executable, "-W", "error", "-c", script], text=True, cwd=folder)
 
 
+@pytest.mark.slow
 def test_three_lines_load_the_model_without_this_package(tmp_path: Path) -> None:
     server = Net(config_of())
     exported(tmp_path, server)
@@ -133,6 +133,7 @@ class Compiled(Net):
         return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+@pytest.mark.slow
 def test_names_are_those_of_the_module_that_was_compiled(tmp_path: Path) -> None:
     exported(tmp_path, Compiled(config_of()), num_steps=0)
     loaded = torch_files.load_file(tmp_path / "model" / "model.safetensors")

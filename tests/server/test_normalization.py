@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from stream_server.config import load
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.normalization import Normalization
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.ranks import Ranks, SoloRanks
-from tests.server.thread_ranks import ThreadRanks, on_ranks
+from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.user.normalization import Normalization
+from stream_server.storage.plain_state import from_bytes, to_bytes
+from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 STUDY = Path(__file__).parent.parent / "study" / "numpy_study" / "study.json"
 
@@ -64,18 +64,18 @@ def rows(block: Any, chosen: NDArray[np.bool_]) -> Any:
 @given(
     num=st.integers(4, 60),
     seed=st.integers(0, 2**32),
-    epochs=st.lists(st.tuples(st.integers(1, 3), st.lists(st.booleans(), min_size=1, max_size=4)), max_size=3),
+    incarnations=st.lists(st.tuples(st.integers(1, 3), st.lists(st.booleans(), min_size=1, max_size=4)), max_size=3),
 )
 def test_any_split_over_ranks_batches_and_restarts_gives_the_moments_of_all(
-    num: int, seed: int, epochs: list[tuple[int, list[bool]]]
+    num: int, seed: int, incarnations: list[tuple[int, list[bool]]]
 ) -> None:
     block = samples(num, seed)
-    # Each epoch has a number of ranks, and batches after some of which the ranks come together.
-    epochs = [*epochs, (2, [False, True])]
+    # Each incarnation has a number of ranks, and batches after some of which the ranks come together.
+    incarnations = [*incarnations, (2, [False, True])]
     random = np.random.default_rng(seed)
     cells = [
-        (epoch, batch, rank)
-        for epoch, (num_ranks, batches) in enumerate(epochs)
+        (incarnation, batch, rank)
+        for incarnation, (num_ranks, batches) in enumerate(incarnations)
         for batch in range(len(batches))
         for rank in range(num_ranks)
     ]
@@ -83,19 +83,19 @@ def test_any_split_over_ranks_batches_and_restarts_gives_the_moments_of_all(
     shared: dict[str, Any] | None = None
     left: list[Any] = []
 
-    def run(ranks: ThreadRanks, epoch: int) -> tuple[Any, Any, Normalization]:
+    def run(ranks: ThreadRanks, incarnation: int) -> tuple[Any, Any, Normalization]:
         it = normalization(ranks)
         if shared is not None:
             it.load_state_dict(from_bytes(to_bytes(shared)))
             it.load_rank_states(from_bytes(to_bytes(left))[ranks.rank :: ranks.size])
-        for batch, comes_together in enumerate(epochs[epoch][1]):
-            it.observe(*rows(block, cell_of == cells.index((epoch, batch, ranks.rank))))
+        for batch, comes_together in enumerate(incarnations[incarnation][1]):
+            it.observe(*rows(block, cell_of == cells.index((incarnation, batch, ranks.rank))))
             if comes_together:
                 it.sync()
         return it.state_dict(), it.rank_state(), it
 
-    for epoch, (num_ranks, _) in enumerate(epochs):
-        results = on_ranks(num_ranks, lambda ranks, epoch=epoch: run(ranks, epoch))
+    for incarnation, (num_ranks, _) in enumerate(incarnations):
+        results = on_ranks(num_ranks, lambda ranks, incarnation=incarnation: run(ranks, incarnation))
         shared, left = results[0][0], [result[1] for result in results]
         assert all(to_bytes(result[0]) == to_bytes(shared) for result in results)
     assert_are_those_of(results[0][2], *block)

@@ -1,20 +1,20 @@
-"""What server ranks tell each other, and the channel that carries it."""
+"""Notices between server ranks, and the channel that carries them."""
 
 import random
 
 import pytest
 
 from stream_server.errors import MalformedMessage
-from stream_server.server import notices
-from stream_server.server.notices import Channel, Letter
+from stream_server.messages import notices
+from stream_server.messages.notices import Channel, Letter
 
 EXAMPLES = [
     notices.Present(rank=3),
-    notices.Attempt(simulation=1, attempt=2, parameters={"x": 0.5}, key="k"),
+    notices.AttemptNotice(simulation=1, attempt=2, parameters={"x": 0.5}, key="k"),
     notices.Over(simulation=1, attempt=2),
     notices.Terminal(simulation=1, state="given_up", reason="exit code 1"),
     notices.Final(states={0: "finished", 11: "invalid"}),
-    notices.Stop(reason="time limit"),
+    notices.StopNotice(reason="time limit"),
     notices.Share(
         simulation=1, attempt=0, received=3, blocked=True, accepted=2, rejected=1, complete=False, total=None
     ),
@@ -38,7 +38,7 @@ def test_any_other_frame_is_malformed(frame: bytes) -> None:
 
 def test_nothing_is_sent_twice_before_its_time() -> None:
     channel = Channel(patience_s=1)
-    channel.post(notices.Stop(reason="a"))
+    channel.post(notices.StopNotice(reason="a"))
     assert len(channel.outgoing(0)) == 1
     assert channel.outgoing(0.9) == []
     assert len(channel.outgoing(1.0)) == 1
@@ -46,9 +46,9 @@ def test_nothing_is_sent_twice_before_its_time() -> None:
 
 def test_a_notice_is_answered_at_once_and_then_sent_no_more() -> None:
     sender, receiver = Channel(), Channel()
-    number = sender.post(notices.Stop(reason="a"))
+    number = sender.post(notices.StopNotice(reason="a"))
     (letter,) = sender.outgoing(0)
-    assert receiver.receive(letter) == notices.Stop(reason="a")
+    assert receiver.receive(letter) == notices.StopNotice(reason="a")
     (answer,) = receiver.outgoing(0)
     assert sender.receive(answer) is None
     assert sender.num_delivered == number + 1
@@ -66,11 +66,11 @@ def test_every_notice_arrives_once_and_in_order_over_a_lossy_and_shuffling_line(
         for name, other in (("a", "b"), ("b", "a")):
             if now < 40 and rng.random() < 0.5:
                 posted[name].append(str(now))
-                ends[name].post(notices.Stop(reason=str(now)))
+                ends[name].post(notices.StopNotice(reason=str(now)))
             line[other] += [letter for letter in ends[name].outgoing(now) if rng.random() < 0.6]
             rng.shuffle(line[name])
             while line[name] and rng.random() < 0.7:
                 notice = ends[name].receive(line[name].pop())
-                if isinstance(notice, notices.Stop):
+                if isinstance(notice, notices.StopNotice):
                     heard[name].append(notice.reason)
     assert (heard["a"], heard["b"]) == (posted["b"], posted["a"])

@@ -7,8 +7,8 @@ import pytest
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
-from stream_server.server.output import OutputFolder
-from tests.config.studies import Changes, StudyFolder
+from stream_server.server.run.output import OutputFolder
+from tests.support.studies import Changes, StudyFolder
 
 
 @pytest.fixture
@@ -162,3 +162,18 @@ def test_a_folder_is_not_finished_if_more_simulations_are_asked_for(
 
 def test_a_folder_without_a_report_is_not_finished(tmp_path: Path) -> None:
     assert not OutputFolder(tmp_path / "nowhere").is_finished(1)
+
+
+def test_each_result_that_is_there_has_the_command_that_shows_it(
+    folder: OutputFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert folder.places == []
+    (folder.path / "logs").mkdir(parents=True)
+    folder.model.mkdir()
+    folder.report.touch()
+    monkeypatch.chdir(folder.path.parent.parent)
+    assert folder.places == [
+        ("model", "stream-server --config runs/heat/study.json --evaluate runs/heat"),
+        ("logs", "less runs/heat/logs/*.log"),
+        ("report", "less runs/heat/report.json"),
+    ]

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.server.parameter_table import ParameterTable
+from stream_server.server.simulations.design import ParameterTable
 
 
 def test_every_simulation_is_asked_for_once() -> None:
@@ -17,6 +17,10 @@ def test_every_simulation_is_asked_for_once() -> None:
     assert table.take(np.array([3, 3, 1])).tolist() == [[3, 1.5], [3, 1.5], [1, 0.5]]
     assert table.take(np.array([8, 1])).tolist() == [[8, 4], [1, 0.5]]
     assert sorted(asked) == [1, 3, 8]
+
+
+def test_no_simulation_has_no_rows() -> None:
+    assert len(ParameterTable(lambda simulation: np.array([1.0])).take(np.zeros(0, np.int64))) == 0
 
 
 def test_rows_are_copies() -> None:

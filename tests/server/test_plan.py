@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.plan import make_plan
-from tests.config.studies import Changes, StudyFolder
+from stream_server.server.run.plan import make_plan
+from tests.support.studies import Changes, StudyFolder
 
 
 def plan_of(tmp_path: Path, changes: Changes) -> dict[str, int]:

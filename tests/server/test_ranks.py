@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from stream_server.server.ranks import SoloRanks, _short, environment_rank, ranks_from_environment
-from tests.server.thread_ranks import Aborted, ThreadRanks, on_ranks
+from stream_server.server.ranks.communicator import SoloRanks, _short, environment_rank, ranks_from_environment
+from tests.support.thread_ranks import Aborted, ThreadRanks, on_ranks
 
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 

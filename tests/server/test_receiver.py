@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from stream_server.client_api import connect
-from stream_server.client_api.connection import ConnectionFile
-from stream_server.client_api.messages import (
+from stream_server.errors import NonFiniteData, ProducerFailed, Refused, Unreachable
+from stream_server.messages import launcher_link
+from stream_server.messages.client import (
     ATTACHING,
     Ack,
     Block,
@@ -25,12 +26,10 @@ from stream_server.client_api.messages import (
     Stop,
     TimeSteps,
 )
-from stream_server.errors import NonFiniteData, ProducerFailed, Refused, Unreachable
-from stream_server.launcher import link
-from stream_server.server import events
-from stream_server.server.access import KeyPair
-from stream_server.server.commands import StopStudy
-from tests.server.reception import DEADLINE_S, EPOCH, STUDY, Crew, RawClient, Reception, StudyShape, reception
+from stream_server.messages.connection import ConnectionFile
+from stream_server.server.intake import mailbox
+from stream_server.server.run.curve import KeyPair
+from tests.support.reception import DEADLINE_S, INCARNATION, STUDY, Crew, RawClient, Reception, StudyShape, reception
 
 
 def value(simulation: int, step: int) -> np.ndarray:
@@ -50,7 +49,7 @@ def test_every_step_of_every_simulation_reaches_the_stream_once() -> None:
         for simulation in range(3):
             study.launch(simulation)
             crew.start(simulate, study, simulation, range(6))
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert sorted(study.first.drawn) == [(s, i) for s in range(3) for i in range(6)]
         for (simulation, step), row in study.first.rows.items():
@@ -69,12 +68,12 @@ def test_steps_are_shared_by_all_ranks_and_reception_ends_on_each(routing: Routi
             study.launch(simulation)
             crew.start(simulate, study, simulation, range(7))
         for rank in study.ranks:
-            rank.wait_for(events.ReceptionEnded)
+            rank.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert sorted(key for rank in study.ranks for key in rank.drawn) == [(s, i) for s in range(4) for i in range(7)]
         accounts = [rank.receiver.account() for rank in study.ranks]
         assert sum(account.intake[s].accepted for account in accounts for s in account.intake) == 28
-        assert {event.simulation for event in study.ranks[2].seen if isinstance(event, events.SimulationFinished)} == {
+        assert {event.simulation for event in study.ranks[2].seen if isinstance(event, mailbox.SimulationFinished)} == {
             0,
             1,
             2,
@@ -92,7 +91,9 @@ def test_a_client_that_asks_before_the_first_turn_is_made_known_to_the_launcher(
             assert study.first.receiver.sockets.wait(DEADLINE_S)
 
         with reception(StudyShape(), before_start=come_early) as study:
-            assert study.from_server(link.AttachRequest) == link.AttachRequest(token=0, simulation=None)
+            assert study.from_server(launcher_link.AttachRequest) == launcher_link.AttachRequest(
+                token=0, simulation=None
+            )
 
 
 @pytest.mark.parametrize("num_clients", [2, 3])
@@ -126,7 +127,7 @@ def test_parallel_simulations_never_hang_with_the_smallest_buffers(num_clients: 
             for rank in range(num_clients):
                 crew.start(simulate_rank, study, simulation, rank)
         for server_rank in study.ranks:
-            server_rank.wait_for(events.ReceptionEnded)
+            server_rank.wait_for(mailbox.ReceptionEnded)
         crew.join()
         rows = {key: row for rank in study.ranks for key, row in rank.rows.items()}
         assert sorted(rows) == [(s, i) for s in range(3) for i in range(40)]
@@ -157,7 +158,7 @@ def test_fields_of_many_megabytes_come_in_parts() -> None:
         study.launch(0)
         for rank in range(2):
             crew.start(parallel, study, rank)
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         for step in range(3):
             np.testing.assert_array_equal(
@@ -177,10 +178,10 @@ def test_a_new_attempt_repeats_only_what_is_not_known_and_the_rest_counts_as_dup
         # The window is 4: once the next step may be sent, the first one has arrived.
         lost.send(4, u=value(0, 4))
         lost.__exit__(RuntimeError, RuntimeError("the simulation dies"), None)
-        study.launcher.send(link.Failed(simulation=0, attempt=0, reason="exit code 1", log=""))
+        study.launcher.send(launcher_link.Failed(simulation=0, attempt=0, reason="exit code 1", log=""))
         study.launch(0, 1)
         simulate(study, 0, range(6), attempt=1)
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert sorted(study.first.drawn) == [(0, i) for i in range(6)]
         assert study.first.receiver.account().duplicates >= 1
@@ -194,7 +195,7 @@ def test_a_sample_with_nan_is_rejected_settled_and_never_drawn() -> None:
         with study.run(0) as run:
             for step in range(6):
                 run.send(step, u=value(0, step) * (np.nan if step == 2 else 1))
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert sorted(study.first.drawn) == [(0, i) for i in (0, 1, 3, 4, 5)]
         taken = study.first.receiver.account().intake[0]
@@ -220,7 +221,7 @@ def test_held_out_simulations_go_to_the_validation_store_and_not_to_the_buffer()
         for simulation in range(2):
             study.launch(simulation)
             crew.start(simulate, study, simulation, range(6))
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert {simulation for simulation, _ in study.first.drawn} == {1}
         held_out = study.first.validation.stacked()
@@ -236,10 +237,10 @@ def test_an_invalidated_simulation_is_withdrawn_from_the_buffer() -> None:
         for step in range(5):
             run.send(step, u=value(0, step))
         run.invalidate("it blew up")
-        assert study.from_server(link.Invalid) == link.Invalid(simulation=0, reason="it blew up")
+        assert study.from_server(launcher_link.Invalid) == launcher_link.Invalid(simulation=0, reason="it blew up")
         study.launch(1)
         simulate(study, 1, range(6))
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         study.first.drain()
         assert {simulation for simulation, _ in study.first.drawn} == {1}
         account = study.first.receiver.account()
@@ -251,8 +252,9 @@ def test_once_the_study_is_stopped_clients_hear_it_and_do_not_fail() -> None:
         study.launch(0)
         run = study.run(0)
         assert run.send(0, u=value(0, 0))
-        study.first.receiver.post(StopStudy(reason="time limit", grace_s=0.0))
-        assert study.from_server(link.StopAll) == link.StopAll(reason="time limit", grace_s=0.0)
+        order = launcher_link.StopSimulations(reason="time limit", grace_s=0.0)
+        study.first.receiver.post(order)
+        assert study.from_server(launcher_link.StopSimulations) == order
         step = 1
         while run.send(step % 6, u=value(0, step)):
             step += 1
@@ -262,12 +264,12 @@ def test_once_the_study_is_stopped_clients_hear_it_and_do_not_fail() -> None:
 
 def opening(**changes: object) -> Open:
     block = Block(field="u", dtype="<f8", shape=(4,), offset=(0,), count=(4,))
-    values = {"study": STUDY, "simulation": 0, "attempt": 0, "epoch": EPOCH, "rank": 0, "num_ranks": 1}
+    values = {"study": STUDY, "simulation": 0, "attempt": 0, "incarnation": INCARNATION, "rank": 0, "num_ranks": 1}
     return Open(**{**values, "blocks": (block,), **changes})  # type: ignore[arg-type]
 
 
 def data(sequence: int, index: int, **changes: object) -> Data:
-    values = {"simulation": 0, "attempt": 0, "epoch": EPOCH, "num_steps": 1, "present": 1}
+    values = {"simulation": 0, "attempt": 0, "incarnation": INCARNATION, "num_steps": 1, "present": 1}
     return Data(**{**values, "sequence": sequence, "index": index, **changes})  # type: ignore[arg-type]
 
 
@@ -288,7 +290,7 @@ def welcome(study: Reception, simulation: int = 0) -> None:
     ("message", "reason", "words"),
     [
         (opening(study="other"), Reason.WRONG_STUDY, "study-1"),
-        (opening(epoch=EPOCH - 1), Reason.STALE_EPOCH, "epoch 3"),
+        (opening(incarnation=INCARNATION - 1), Reason.STALE_INCARNATION, "incarnation 3"),
         (opening(simulation=77), Reason.UNKNOWN_SIMULATION, "77"),
         (opening(attempt=5), Reason.STALE_ATTEMPT, "attempt 5"),
         (
@@ -313,7 +315,7 @@ def welcome(study: Reception, simulation: int = 0) -> None:
         ),
         (data(0, 0), Reason.NOT_OPEN, "opened"),
         (Ping(), Reason.NOT_OPEN, "opened"),
-        (Hello(study=STUDY, simulation=0, attempt=0, rank=0, num_ranks=1), Reason.STALE_EPOCH, "started again"),
+        (Hello(study=STUDY, simulation=0, attempt=0, rank=0, num_ranks=1), Reason.STALE_INCARNATION, "started again"),
         (Ack(received=0, durable=0), Reason.MALFORMED, "Ack"),
     ],
 )
@@ -331,9 +333,9 @@ def test_what_does_not_belong_is_refused_with_a_clear_text(message: Open, reason
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (opening(), Reason.STALE_EPOCH),
-        (data(0, 0), Reason.STALE_EPOCH),
-        (Ping(), Reason.STALE_EPOCH),
+        (opening(), Reason.STALE_INCARNATION),
+        (data(0, 0), Reason.STALE_INCARNATION),
+        (Ping(), Reason.STALE_INCARNATION),
         (Ack(received=0, durable=0), Reason.MALFORMED),
     ],
 )
@@ -374,7 +376,7 @@ def test_the_last_step_once_more_hears_that_the_simulation_is_finished() -> None
         (data(3, 0), [bytes(32)], Reason.MALFORMED),
         (data(0, 6), [bytes(32)], Reason.WRONG_STEP),
         (data(0, 0, present=3), [bytes(32), bytes(32)], Reason.WRONG_BLOCKS),
-        (data(0, 0, epoch=1), [bytes(32)], Reason.STALE_EPOCH),
+        (data(0, 0, incarnation=1), [bytes(32)], Reason.STALE_INCARNATION),
         (data(0, 0, attempt=1), [bytes(32)], Reason.STALE_ATTEMPT),
         (data(0, 0, num_steps=5), [bytes(160)], Reason.OUTSIDE_WINDOW),
         (data(0, 0, num_steps=2**32 - 1), [bytes(32)], Reason.OUTSIDE_WINDOW),
@@ -437,7 +439,7 @@ def test_a_client_that_floods_rejected_samples_without_waiting_does_no_harm() ->
                 client.say(data(step, step), [np.full(4, np.nan).tobytes()])
             while not isinstance(answer := client.ask(Ping()), Ack) or answer.received < 300:
                 pass
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         assert study.first.receiver.account().intake[0].rejected == {"nonfinite": 300}
 
 
@@ -456,7 +458,7 @@ def test_junk_from_strangers_is_counted_and_the_study_goes_on() -> None:
             a.say(Ping())
             while not (isinstance(answer := a.hear(), Refusal) and answer.reason is Reason.NOT_OPEN):
                 pass
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert len(study.first.drawn) == 6
         assert study.first.receiver.account().refused["malformed"] >= 500
@@ -469,7 +471,7 @@ def test_simulations_beyond_the_room_wait_until_others_are_done() -> None:
             study.launch(simulation)
             crew.start(simulate, study, simulation, range(6))
         crew.start(study.first.drain)
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert len(study.first.drawn) == 36
 
@@ -486,8 +488,8 @@ def test_a_study_with_keys_lets_in_the_holder_of_the_attempts_key_over_tcp() -> 
         with connect(over_tcp(file), timeout_s=20) as run:
             for step in range(6):
                 assert run.send(step, u=value(0, step))
-        study.first.wait_for(events.ReceptionEnded)
-        study.ranks[1].wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
+        study.ranks[1].wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert sum(len(rank.drawn) for rank in study.ranks) == 6
 
@@ -519,8 +521,8 @@ def test_two_ends_that_disagree_are_refused() -> None:
         with RawClient(study.endpoints[0].data[0]) as one, RawClient(study.endpoints[0].data[0]) as other:
             for i, client in enumerate((one, other)):
                 assert isinstance(client.ask(opening(rank=i, num_ranks=2, blocks=(halves[i],))), Opened)
-            one.say(End(simulation=0, attempt=0, epoch=EPOCH, share=3, total=3))
+            one.say(End(simulation=0, attempt=0, incarnation=INCARNATION, share=3, total=3))
             assert isinstance(one.hear(), Ack)
-            answer = other.ask(End(simulation=0, attempt=0, epoch=EPOCH, share=4, total=4))
+            answer = other.ask(End(simulation=0, attempt=0, incarnation=INCARNATION, share=4, total=4))
             assert isinstance(answer, Refusal)
             assert answer.reason is Reason.WRONG_STEP

@@ -10,7 +10,9 @@ import pytest
 
 from stream_server.buffers import Firo, Reservoir
 from stream_server.client_api import connect, session, watch
-from stream_server.client_api.messages import (
+from stream_server.client_api.simulation import Simulation
+from stream_server.messages import launcher_link
+from stream_server.messages.client import (
     Ack,
     Block,
     Data,
@@ -24,15 +26,13 @@ from stream_server.client_api.messages import (
     Routing,
     TimeSteps,
 )
-from stream_server.client_api.simulation import Simulation
-from stream_server.launcher import link
-from stream_server.server import events
-from stream_server.server.commands import Committed
-from stream_server.server.ledger import Marks
-from stream_server.server.receiver import Receiver
-from tests.server.reception import (
+from stream_server.server.intake import mailbox
+from stream_server.server.intake.ledger import LedgerEntry
+from stream_server.server.intake.mailbox import CheckpointCommitted
+from stream_server.server.reception.receiver import Receiver
+from tests.support.reception import (
     DEADLINE_S,
-    EPOCH,
+    INCARNATION,
     STUDY,
     Crew,
     Rank,
@@ -58,14 +58,23 @@ def value(simulation: int, step: int) -> np.ndarray:
     return np.arange(4.0) + 10 * step + 1000 * simulation
 
 
-def opening(simulation: int = 0, epoch: int = EPOCH) -> Open:
+def opening(simulation: int = 0, incarnation: int = INCARNATION) -> Open:
     block = Block(field="u", dtype="<f8", shape=(4,), offset=(0,), count=(4,))
-    return Open(study=STUDY, simulation=simulation, attempt=0, epoch=epoch, rank=0, num_ranks=1, blocks=(block,))
+    return Open(
+        study=STUDY, simulation=simulation, attempt=0, incarnation=incarnation, rank=0, num_ranks=1, blocks=(block,)
+    )
 
 
-def data(sequence: int, index: int, epoch: int = EPOCH) -> Data:
+def data(sequence: int, index: int, incarnation: int = INCARNATION) -> Data:
     return Data(
-        simulation=0, attempt=0, epoch=epoch, sequence=sequence, index=index, num_steps=1, present=1, field=2**16 - 1
+        simulation=0,
+        attempt=0,
+        incarnation=incarnation,
+        sequence=sequence,
+        index=index,
+        num_steps=1,
+        present=1,
+        field=2**16 - 1,
     )
 
 
@@ -78,10 +87,10 @@ def welcomed(study: Reception, simulation: int = 0, *, goes_on: bool = False) ->
             pass
 
 
-def send_raw(client: RawClient, *steps: int, epoch: int = EPOCH) -> Ack:
+def send_raw(client: RawClient, *steps: int, incarnation: int = INCARNATION) -> Ack:
     """Send steps whose sequence is their index; gives the answer once all are received."""
     for step in steps:
-        client.say(data(step, step, epoch), [value(0, step).tobytes()])
+        client.say(data(step, step, incarnation), [value(0, step).tobytes()])
     return ask_until(client, lambda ack: ack.received > steps[-1])
 
 
@@ -104,7 +113,7 @@ def test_a_step_is_durable_only_once_a_checkpoint_with_it_is_committed(tmp_path:
             later = study.save(tmp_path / "later")
             study.commit(later)
             assert ask_until(client, lambda ack: ack.durable > 2) == Ack(received=4, durable=4)
-            # Word of an older generation takes nothing back.
+            # Word of an older checkpoint takes nothing back.
             study.commit(saved)
             assert send_raw(client, 4) == Ack(received=5, durable=4)
 
@@ -139,8 +148,8 @@ def test_what_waits_for_room_is_neither_received_nor_durable(tmp_path: Path) -> 
 
 def test_the_launcher_is_told_of_every_commit() -> None:
     with reception(StudyShape()) as study:
-        study.first.receiver.post(Committed(marks={b"gone": 7}, generation=4, batches=120))
-        assert study.from_server(link.Committed) == link.Committed(generation=4, batches=120)
+        study.first.receiver.post(CheckpointCommitted(received_marks={b"gone": 7}, checkpoint=4, batches=120))
+        assert study.from_server(launcher_link.Committed) == launcher_link.Committed(checkpoint=4, batches=120)
 
 
 @pytest.mark.parametrize("ask", [Receiver.account, Receiver.snapshot, Receiver.num_received.fget])
@@ -149,20 +158,20 @@ def test_the_main_thread_reads_the_ledger_only_between_two_turns(ask: Callable[[
     with reception(StudyShape()) as study:
         receiver = study.first.receiver
 
-        class Guarded(dict[int, Marks]):
+        class Guarded(dict[int, LedgerEntry]):
             def __iter__(self) -> Iterator[int]:
                 assert receiver.turn.locked()
                 return super().__iter__()
 
-            def items(self) -> ItemsView[int, Marks]:
+            def items(self) -> ItemsView[int, LedgerEntry]:
                 assert receiver.turn.locked()
                 return super().items()
 
-            def values(self) -> ValuesView[Marks]:
+            def values(self) -> ValuesView[LedgerEntry]:
                 assert receiver.turn.locked()
                 return super().values()
 
-        receiver.tracker.ledger._marks = Guarded({0: Marks()})
+        receiver.intake.state.ledger._entries = Guarded({0: LedgerEntry()})
         ask(receiver)
 
 
@@ -176,12 +185,13 @@ def keys_in(saved: SavedReception) -> tuple[list[Key], list[Key], set[Key]]:
         in_buffers += zip(state["simulation_ids"].tolist(), state["time_steps"].tolist(), strict=True)
         rows = taken.validation
         held_out += [(i, row.time_step) for i, row in zip(rows.simulation_ids, rows.rows, strict=True)]
-        for simulation, marks in taken.state["tracker"]["ledger"]["marks"].items():
+        for simulation, marks in taken.state["intake"]["ledger"]["marks"].items():
             settled = np.unpackbits(marks["settled"], bitorder="little")
             accepted |= {(simulation, index) for index in np.flatnonzero(settled).tolist()}
     return in_buffers, held_out, accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("routing", Routing)
 @pytest.mark.parametrize("num_clients", [1, 2])
 def test_a_snapshot_has_each_step_of_its_ledger_exactly_once(
@@ -232,7 +242,7 @@ def owed(shape: StudyShape, rank: int, num_steps: int) -> int:
 
 
 def draw_all(rank: Rank) -> None:
-    """Train on what an earlier epoch had drawn, and then on all the rest."""
+    """Train on what an earlier incarnation had drawn, and then on all the rest."""
     while (draw := rank.buffer.take_restored()) is not None:
         rank.buffer.release(draw)
     rank.drain()
@@ -275,12 +285,12 @@ def test_a_client_goes_on_with_the_next_server_and_each_of_its_steps_is_accepted
         for rank in study.ranks:
             if rank.buffer.population:
                 rank.draw()
-    with reception(new, epoch=EPOCH + 1, saved=saved) as study:
+    with reception(new, incarnation=INCARNATION + 1, saved=saved) as study:
         go_on(study, tmp_path / "connection.json")
         for rank in study.ranks:
             crew.start(draw_all, rank)
         for rank in study.ranks:
-            rank.wait_for(events.ReceptionEnded)
+            rank.wait_for(mailbox.ReceptionEnded)
         crew.join()
         drawn = Counter([*saved.drawn, *(key for rank in study.ranks for key in rank.drawn)])
         assert drawn == {(0, step): 1 for step in range(30)}
@@ -296,7 +306,7 @@ def test_a_client_goes_on_with_the_next_server_and_each_of_its_steps_is_accepted
 def wait_for_steps(study: Reception, num: int) -> None:
     """Wait until the ranks together have settled so many steps."""
     while sum(rank.receiver.num_received for rank in study.ranks) < num:
-        study.from_server(link.Progress)
+        study.from_server(launcher_link.ProgressReport)
 
 
 @pytest.mark.parametrize("num_ahead", [0, 1, 3])
@@ -323,10 +333,10 @@ def test_a_parallel_client_goes_on_whose_steps_were_half_assembled(num_ahead: in
         wait_for_steps(study, 2)
         saved = study.save(tmp_path / "1")
     is_saved.set()
-    with reception(shape, epoch=EPOCH + 1, saved=saved) as study:
+    with reception(shape, incarnation=INCARNATION + 1, saved=saved) as study:
         go_on(study, path)
         crew.start(draw_all, study.first)
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert sorted(study.first.drawn) == [(0, step) for step in range(12)]
         for (simulation, step), row in study.first.rows.items():
@@ -334,25 +344,25 @@ def test_a_parallel_client_goes_on_whose_steps_were_half_assembled(num_ahead: in
         assert study.first.receiver.account().duplicates == 0
 
 
-def test_a_client_of_the_old_epoch_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_client_of_the_old_incarnation_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with reception(StudyShape()) as study:
         welcomed(study)
         saved = study.save(tmp_path)
-    with reception(StudyShape(), epoch=EPOCH + 1, saved=saved) as study:
+    with reception(StudyShape(), incarnation=INCARNATION + 1, saved=saved) as study:
         welcomed(study, goes_on=True)
         with RawClient(study.endpoints[0].data[0]) as client:
             refusal = client.ask(opening())
             assert isinstance(refusal, Refusal)
-            assert refusal.reason is Reason.STALE_EPOCH
+            assert refusal.reason is Reason.STALE_INCARNATION
             refusal = client.ask(data(0, 0), [value(0, 0).tobytes()])
             assert isinstance(refusal, Refusal)
             assert refusal.reason is Reason.NOT_OPEN
-            assert isinstance(client.ask(opening(epoch=EPOCH + 1)), Opened)
+            assert isinstance(client.ask(opening(incarnation=INCARNATION + 1)), Opened)
             refusal = client.ask(data(0, 0), [value(0, 0).tobytes()])
             assert isinstance(refusal, Refusal)
-            assert refusal.reason is Reason.STALE_EPOCH
+            assert refusal.reason is Reason.STALE_INCARNATION
         account = study.first.receiver.account()
-        assert account.refused == {"stale_epoch": 2, "not_open": 1}
+        assert account.refused == {"stale_incarnation": 2, "not_open": 1}
         assert account.intake[0].accepted == 0
 
 
@@ -367,21 +377,21 @@ def test_the_next_attempt_sends_only_what_the_checkpoint_does_not_have(tmp_path:
             send_raw(client, 0, 1, 2)
             if is_known:
                 saved = study.save(tmp_path)
-    with reception(StudyShape(), epoch=EPOCH + 1, saved=saved) as study:
+    with reception(StudyShape(), incarnation=INCARNATION + 1, saved=saved) as study:
         assert [(it.simulation, it.attempt) for it in study.roster.plan] == [(0, 0)]
         crew = Crew()
         crew.start(draw_all, study.first)
         study.launch(0, 1)
         with study.run(0, 1) as run:
             send(run, range(6))
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert sorted(study.first.drawn) == [(0, step) for step in range(6)]
         assert study.first.receiver.account().duplicates == (3 if is_known else 0)
         assert study.roster.num_survived == 0
 
 
-def test_held_out_steps_of_both_epochs_make_one_validation_set(tmp_path: Path) -> None:
+def test_held_out_steps_of_both_incarnations_make_one_validation_set(tmp_path: Path) -> None:
     shape = StudyShape(num_simulations=2, num_validation=1)
     with reception(shape) as study:
         study.launch(0).write(tmp_path / "connection.json")
@@ -389,11 +399,11 @@ def test_held_out_steps_of_both_epochs_make_one_validation_set(tmp_path: Path) -
         send(run, range(4))
         wait_for_steps(study, 1)
         saved = study.save(tmp_path / "1")
-    with reception(shape, epoch=EPOCH + 1, saved=saved) as study:
+    with reception(shape, incarnation=INCARNATION + 1, saved=saved) as study:
         go_on(study, tmp_path / "connection.json")
         send(run, range(4, 6))
         run.finish()
-        study.first.wait_for(events.SimulationFinished)
+        study.first.wait_for(mailbox.SimulationFinished)
         held_out = study.first.validation.stacked()
         assert held_out is not None
         np.testing.assert_array_equal(held_out.time_steps, range(6))
@@ -415,10 +425,10 @@ def test_a_study_of_which_all_has_come_ends_reception_at_once(policy: object, tm
             study.launch(simulation)
             with study.run(simulation) as run:
                 send(run, range(6))
-        study.first.wait_for(events.ReceptionEnded)
+        study.first.wait_for(mailbox.ReceptionEnded)
         saved = study.save(tmp_path)
-    with reception(shape, epoch=EPOCH + 1, saved=saved) as study:
-        study.first.wait_for(events.ReceptionEnded)
+    with reception(shape, incarnation=INCARNATION + 1, saved=saved) as study:
+        study.first.wait_for(mailbox.ReceptionEnded)
         draw_all(study.first)
         assert set(study.first.drawn) == {(1, step) for step in range(6)}
         held_out = study.first.validation.stacked()
@@ -439,7 +449,7 @@ def test_a_simulation_that_was_withdrawn_stays_withdrawn_on_ranks_that_had_not_h
     # Rank 0 knew of it when its part was saved, another rank did not; here both are one.
     (tmp_path / "before" / "study.state").write_bytes((tmp_path / "after" / "study.state").read_bytes())
     for saved in (before, after):
-        with reception(shape, epoch=EPOCH + 1, saved=saved) as study:
+        with reception(shape, incarnation=INCARNATION + 1, saved=saved) as study:
             assert study.roster.counts()["invalid"] == 1
             assert (study.first.buffer.population, study.first.buffer.num_waiting) == (0, 0)
             assert study.first.receiver.account().withdrawn == 4

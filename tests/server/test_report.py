@@ -2,16 +2,16 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from stream_server.server.account import Learned, RankAccount, Received, SimulationEnd
-from stream_server.server.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
-from stream_server.server.summary import summary
+from stream_server.server.intake.account import Learned, RankAccount, Received, SimulationEnd
+from stream_server.server.run.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
+from stream_server.server.training.monitoring.summary import summary
 
 KEYS = [
     "format",
@@ -172,24 +172,24 @@ def test_versions_are_found_without_importing_the_packages() -> None:
 
 def test_versions_are_looked_up_once_since_every_checkpoint_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     before = versions()
-    monkeypatch.setattr("stream_server.server.report.version", None)
+    monkeypatch.setattr("stream_server.server.run.report.version", None)
     assert versions() == before
 
 
-def shown(report: Mapping[str, Any]) -> str:
-    console = Console(width=140)
+def shown(report: Mapping[str, Any], *, width: int = 140, places: Sequence[tuple[str, str]] = ()) -> str:
+    console = Console(width=width)
     with console.capture() as capture:
-        console.print(summary(report))
+        console.print(summary(report, places, width), soft_wrap=True)
     return capture.get()
 
 
 def test_the_summary_shows_what_a_person_asks_first() -> None:
     history = [{"batch": 0, "loss": 9.0}, {"batch": 5, "loss": 2.5}]
     text = shown(report(validation=history, best=history[1]))
-    for expected in ("heat: finished", "1 requested, 1 finished", "20 expected, 20 accepted, 20 trained", "9 -> 2.5"):
+    assert text.splitlines()[0] == "heat: finished"
+    for expected in ("1 requested, 1 finished", "20 expected, 20 accepted, 20 trained", "9 -> 2.5", "balanced"):
         assert expected in text
-    assert "balanced" in text
-    assert "given up" not in text
+    assert "failed" not in text
 
 
 def test_the_summary_names_what_failed_and_what_does_not_balance() -> None:
@@ -198,3 +198,44 @@ def test_the_summary_names_what_failed_and_what_does_not_balance() -> None:
     text = shown(found)
     assert "3 after 3 attempts: exit code 1 [core dumped] (simulations/3/output.log)" in text
     assert "NOT BALANCED: rank 1 accepted 10 samples" in text
+
+
+def test_a_failed_study_says_so_first_and_why_and_never_that_it_is_balanced() -> None:
+    ends = {i: SimulationEnd(state="stopped", num_steps=None) for i in range(7)}
+    failing = [{"id": i, "attempts": 1, "reason": "ended with exit code 1", "log": ""} for i in range(3)]
+    failed = Outcome(
+        exit_code=4, reason="failed", message="rank 0, training: none sent a sample\nend of the log\x1b[2J"
+    )
+    text = shown(report(failed, simulations=ends, failures=failing, learned=Learned(trained=0)))
+    assert text.splitlines()[0] == "heat: FAILED with exit code 4: rank 0, training: none sent a sample"
+    assert "7 requested, 0 finished, 3 failed, 4 stopped with the study" in text
+    assert "0 after 1 attempt: ended with exit code 1" in text
+    assert " balanced" not in text
+
+
+def test_a_saved_study_says_how_to_go_on() -> None:
+    saved = Outcome(exit_code=75, reason="saved", message="SIGTERM")
+    assert shown(report(saved)).splitlines()[0] == (
+        "heat: saved: run the same command again to go on (exit code 75), SIGTERM"
+    )
+
+
+def test_phases_below_one_percent_are_left_out() -> None:
+    ranks = [rank_report(phases_s={"step": 9.0, "wait_for_data": 0.93, "log": 0.07}) for _ in range(2)]
+    text = shown(build_report(FINISHED, study_report(), ranks))
+    assert "12.3 s: step 90%, wait for data 9%" in text
+    assert "log" not in text
+
+
+def test_the_summary_ends_with_the_command_for_each_result_in_one_piece() -> None:
+    command = f"stream-study plot runs/{'long' * 40}"
+    text = shown(report(), width=40, places=[("pictures", command), ("report", "less runs/heat/report.json")])
+    assert max(map(len, text.splitlines()[1:-2])) <= 40
+    assert text.splitlines()[-2:] == [f"  pictures      {command}", "  report        less runs/heat/report.json"]
+
+
+def test_foreign_text_in_the_summary_cannot_move_the_cursor() -> None:
+    failure = {"id": 3, "attempts": 3, "reason": "\x1b[2Jgone\r", "log": "a.log"}
+    text = shown(build_report(FINISHED, study_report(failures=[failure]), [rank_report(), rank_report()]))
+    assert "\\x1b[2Jgone\\x0d" in text
+    assert "\x1b[2J" not in text

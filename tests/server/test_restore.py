@@ -1,4 +1,4 @@
-"""What ranks take back from a generation, on as many ranks as saved it and on others."""
+"""The restoration of ranks from a checkpoint, on as many ranks as saved it and on other numbers."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_server.buffers import Buffer, Fifo, Firo, Policy, Reservoir, Slots
-from stream_server.client_api.messages import Routing
-from stream_server.server.account import Learned, SimulationEnd, close_account
-from stream_server.server.restore import finished_simulations
-from tests.server.saved_ranks import (
+from stream_server.messages.client import Routing
+from stream_server.server.checkpoint.restore import finished_simulations
+from stream_server.server.intake.account import Learned, SimulationEnd, close_account
+from tests.support.saved_ranks import (
     NUM_HELD_OUT,
     NUM_STEPS,
     Key,
@@ -35,7 +35,7 @@ for_all_policies = pytest.mark.parametrize("make_policy", POLICIES.values(), ids
 
 
 def samples(rank: SavedStudyRank) -> list[Key]:
-    """What can be drawn or waits for room, in order."""
+    """The samples that can be drawn or wait for room, in order."""
     return [*rank.keys(rank.policy.slots()), *rank.keys(rank.buffer._backlog)]
 
 
@@ -160,11 +160,11 @@ def test_a_complete_held_out_simulation_stays_complete_on_any_number_of_ranks(tm
 def test_what_was_counted_is_counted_once_on_another_number_of_ranks(tmp_path: Path) -> None:
     ranks = busy_ranks(3, POLICIES["fifo"])
     for rank in ranks:
-        rank.tracker.refused["checksum"] = 2
-        rank.tracker.ledger.duplicates = 5
+        rank.intake.state.refused["checksum"] = 2
+        rank.intake.state.ledger.duplicates = 5
     _, found = restore_all(save_all(ranks, tmp_path), 3, 2, POLICIES["fifo"])
-    assert [rank.tracker.refused["checksum"] for rank in found] == [6, 0]
-    assert [rank.tracker.ledger.duplicates for rank in found] == [15, 0]
+    assert [rank.intake.state.refused["checksum"] for rank in found] == [6, 0]
+    assert [rank.intake.state.ledger.duplicates for rank in found] == [15, 0]
     assert [rank.num_withdrawn for rank in found] == [sum(rank.num_withdrawn for rank in ranks), 0]
 
 
@@ -201,8 +201,8 @@ def test_shares_that_are_whole_are_told_for_each_part_once(tmp_path: Path) -> No
     ranks = busy_ranks(2, POLICIES["fifo"])
     for rank, whole in zip(ranks, ([1, 2], [2, 3]), strict=True):
         for simulation in whole:
-            rank.tracker.ledger[simulation].complete = True
-            rank.tracker.ledger[simulation].total = 6
+            rank.intake.state.ledger[simulation].complete = True
+            rank.intake.state.ledger[simulation].total = 6
     save_all(ranks, tmp_path)
     for num in (1, 2, 3):
         restores, _ = restore_all(tmp_path, 2, num, POLICIES["fifo"])

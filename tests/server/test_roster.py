@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from stream_server.client_api.messages import (
+from stream_server.messages import launcher_link, notices
+from stream_server.messages.client import (
     ATTACHING,
     Away,
     FieldSpec,
@@ -18,15 +19,13 @@ from stream_server.client_api.messages import (
     TimeSteps,
     Welcome,
 )
-from stream_server.launcher import link
-from stream_server.server import notices
-from stream_server.server.actions import Action, Reply, StudyFailed, Tell, ToLauncher
-from stream_server.server.lobby import StudyFacts
-from stream_server.server.roster import Roster
+from stream_server.server.intake.mailbox import SimulationsFailed
+from stream_server.server.simulations.handshake import Action, Reply, StudyFacts
+from stream_server.server.simulations.roster import Roster
 
 FACTS = StudyFacts(
     study="s",
-    epoch=1,
+    incarnation=1,
     endpoints=(("ipc:///a",), ("ipc:///b",)),
     time_steps=TimeSteps(num=4),
     fields=(FieldSpec(name="u", shape=(2,)),),
@@ -62,9 +61,9 @@ def share(
     )
 
 
-def begun(simulation: int, attempt: int = 0, **others: Any) -> link.Attempt:
+def begun(simulation: int, attempt: int = 0, **others: Any) -> launcher_link.Attempt:
     """The launcher's word of an attempt."""
-    return link.Attempt(**{"simulation": simulation, "attempt": attempt, "public_key": None, **others})
+    return launcher_link.Attempt(**{"simulation": simulation, "attempt": attempt, "public_key": None, **others})
 
 
 def finish(roster: Roster, simulation: int, attempt: int = 0) -> list[Action]:
@@ -78,16 +77,16 @@ def replies(actions: list[Action]) -> list[object]:
 
 
 def told(actions: list[Action]) -> list[object]:
-    return [action.notice for action in actions if isinstance(action, Tell)]
+    return [action for action in actions if isinstance(action, notices.Notice)]
 
 
 def to_launcher(actions: list[Action]) -> list[object]:
-    return [action.message for action in actions if isinstance(action, ToLauncher)]
+    return [action for action in actions if isinstance(action, launcher_link.ToLauncher)]
 
 
 def test_a_hello_is_answered_only_when_every_rank_knows_the_attempt(roster: Roster) -> None:
     roster.launched(begun(1, 0))
-    assert roster.lobby.hello(b"p", hello(1)) == []
+    assert roster.handshake.hello(b"p", hello(1)) == []
     (reply,) = roster.ready(1, 0)
     assert isinstance(reply, Reply)
     assert reply.peer == b"p"
@@ -96,15 +95,15 @@ def test_a_hello_is_answered_only_when_every_rank_knows_the_attempt(roster: Rost
 
 
 def test_a_hello_that_comes_before_its_attempt_waits_for_it(roster: Roster) -> None:
-    assert roster.lobby.hello(b"p", hello(1)) == []
+    assert roster.handshake.hello(b"p", hello(1)) == []
     roster.launched(begun(1, 0))
     assert [type(message) for message in replies(roster.ready(1, 0))] == [Welcome]
 
 
 def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
     roster.launched(begun(1, 0))
-    roster.lobby.hello(b"p", hello(1))
-    roster.lobby.hello(b"p", hello(1))
+    roster.handshake.hello(b"p", hello(1))
+    roster.handshake.hello(b"p", hello(1))
     assert len(replies(roster.ready(1, 0))) == 1
 
 
@@ -120,7 +119,7 @@ def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
 def test_a_hello_that_cannot_be_right_is_refused(roster: Roster, message: Hello, reason: Reason) -> None:
     roster.launched(begun(1, 1))
     roster.ready(1, 1)
-    (refusal,) = replies(roster.lobby.hello(b"p", message))
+    (refusal,) = replies(roster.handshake.hello(b"p", message))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is reason
 
@@ -129,7 +128,7 @@ def test_a_new_attempt_is_not_welcomed_by_the_readiness_of_the_old_one(roster: R
     roster.launched(begun(1, 0))
     roster.ready(1, 0)
     roster.launched(begun(1, 1))
-    roster.lobby.hello(b"p", hello(1, attempt=1))
+    roster.handshake.hello(b"p", hello(1, attempt=1))
     assert roster.ready(1, 0) == []
     assert len(roster.ready(1, 1)) == 1
 
@@ -139,7 +138,7 @@ def test_a_simulation_is_finished_when_every_rank_has_its_share(roster: Roster) 
     assert told(roster.share(0, share(0))) == []
     actions = roster.share(1, share(0))
     assert told(actions) == [notices.Terminal(simulation=0, state="finished", reason="")]
-    assert link.Finished(simulation=0) in to_launcher(actions)
+    assert launcher_link.Finished(simulation=0) in to_launcher(actions)
 
 
 def test_a_share_of_an_older_attempt_does_not_finish_a_simulation(roster: Roster) -> None:
@@ -154,7 +153,7 @@ def test_progress_is_the_sum_over_the_ranks(roster: Roster) -> None:
     roster.launched(begun(0, 0))
     roster.share(0, share(0, received=2, complete=False))
     (progress,) = to_launcher(roster.share(1, share(0, received=1, complete=False)))
-    assert progress == link.Progress(simulation=0, attempt=0, received=3, blocked=False)
+    assert progress == launcher_link.ProgressReport(simulation=0, attempt=0, received=3, blocked=False)
 
 
 def test_the_roster_is_final_when_every_simulation_has_ended(roster: Roster) -> None:
@@ -165,42 +164,56 @@ def test_the_roster_is_final_when_every_simulation_has_ended(roster: Roster) -> 
 
 
 def test_a_redraw_takes_the_next_unused_id_and_its_parameters(roster: Roster) -> None:
-    message = link.GaveUp(simulation=1, attempts=3, reason="exit code 1", log="output.log", redraw=True)
+    message = launcher_link.GaveUp(simulation=1, attempts=3, reason="exit code 1", log="output.log", redraw=True)
     actions = roster.gave_up(message)
-    assert to_launcher(actions) == [link.Run(simulation=3, parameters={"x": 3.0})]
+    assert to_launcher(actions) == [launcher_link.Run(simulation=3, parameters={"x": 3.0})]
     assert not roster.final
     assert roster.failures == [{"id": 1, "attempts": 3, "reason": "exit code 1", "log": "output.log"}]
 
 
+def test_a_simulation_whose_last_attempt_failed_is_failing_until_it_is_tried_again(roster: Roster) -> None:
+    roster.launched(begun(0, 0))
+    roster.failed(0, 0, "exit code 1", "output.log")
+    assert roster.failing == [{"id": 0, "attempts": 1, "reason": "exit code 1", "log": "output.log"}]
+    roster.launched(begun(0, 1))
+    assert roster.failing == []
+
+
+def test_the_reason_of_a_withdrawal_has_no_control_characters(roster: Roster) -> None:
+    roster.launched(begun(0, 0))
+    roster.invalidate(b"p", Invalidate(study="s", simulation=0, attempt=0, reason="\x1b[2Jdiverged"))
+    assert roster.ends[0].reason == "\\x1b[2Jdiverged"
+
+
 def test_a_simulation_that_finished_is_not_given_up(roster: Roster) -> None:
     finish(roster, 1)
-    message = link.GaveUp(simulation=1, attempts=1, reason="exit code 1", log="", redraw=False)
+    message = launcher_link.GaveUp(simulation=1, attempts=1, reason="exit code 1", log="", redraw=False)
     assert roster.gave_up(message) == []
     assert roster.counts()["finished"] == 1
 
 
 def test_a_client_that_attaches_gets_what_the_launcher_gives_it(roster: Roster) -> None:
-    (request,) = to_launcher(roster.lobby.hello(b"p", hello(None, attempt=ATTACHING, parameters={"x": 9.0})))
-    assert request == link.AttachRequest(token=0, simulation=None, client=b"p".hex())
-    assert roster.lobby.hello(b"p", hello(None, attempt=ATTACHING)) == []
+    (request,) = to_launcher(roster.handshake.hello(b"p", hello(None, attempt=ATTACHING, parameters={"x": 9.0})))
+    assert request == launcher_link.AttachRequest(token=0, simulation=None, client=b"p".hex())
+    assert roster.handshake.hello(b"p", hello(None, attempt=ATTACHING)) == []
     (notice,) = told(roster.attached(0, 2, 0))
-    assert roster.lobby.hello(b"p", hello(None, attempt=ATTACHING)) == []
-    assert notice == notices.Attempt(simulation=2, attempt=0, parameters={"x": 9.0}, key=None)
+    assert roster.handshake.hello(b"p", hello(None, attempt=ATTACHING)) == []
+    assert notice == notices.AttemptNotice(simulation=2, attempt=0, parameters={"x": 9.0}, key=None)
     (welcome,) = replies(roster.ready(2, 0))
     assert isinstance(welcome, Welcome)
     assert welcome.simulation == 2
 
 
 def test_a_client_that_has_not_named_itself_has_no_name(roster: Roster) -> None:
-    (request,) = to_launcher(roster.lobby.hello(b"\0abcd", hello(None, attempt=ATTACHING)))
-    assert request == link.AttachRequest(token=0, simulation=None)
+    (request,) = to_launcher(roster.handshake.hello(b"\0abcd", hello(None, attempt=ATTACHING)))
+    assert request == launcher_link.AttachRequest(token=0, simulation=None)
 
 
 def test_it_is_told_what_is_awaited_when_nobody_runs_what_is_left(roster: Roster) -> None:
     assert roster.awaited == ""
     roster.starts_jobs = False
     assert roster.awaited == "somebody to attach for 3 simulations, since simulation.command starts none"
-    roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
+    roster.handshake.hello(b"p", hello(None, attempt=ATTACHING))
     roster.attached(0, 2, 0)
     assert roster.awaited == ""
     roster.failed(2, 0)
@@ -210,7 +223,7 @@ def test_it_is_told_what_is_awaited_when_nobody_runs_what_is_left(roster: Roster
         "clients that attached to simulation 0 before a restart, and have not come back; "
         "somebody to attach for 1 simulation, since simulation.command starts none"
     )
-    roster.stop("stopped by SIGINT", 0.0)
+    roster.stop(launcher_link.StopSimulations(reason="stopped by SIGINT", grace_s=0.0))
     assert "simulation 0 before" in roster.awaited
     assert roster.counts()["stopped"] == 2
 
@@ -223,10 +236,10 @@ def test_nothing_is_awaited_from_a_client_that_came_back(roster: Roster) -> None
 
 
 def test_a_client_whose_question_crossed_the_answer_gets_no_second_simulation(roster: Roster) -> None:
-    roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
+    roster.handshake.hello(b"p", hello(None, attempt=ATTACHING))
     roster.attached(0, 2, 0)
     roster.ready(2, 0)
-    actions = roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
+    actions = roster.handshake.hello(b"p", hello(None, attempt=ATTACHING))
     assert to_launcher(actions) == []
     (welcome,) = replies(actions)
     assert isinstance(welcome, Welcome)
@@ -234,23 +247,23 @@ def test_a_client_whose_question_crossed_the_answer_gets_no_second_simulation(ro
 
 
 def test_all_ranks_of_a_parallel_simulation_are_told_that_nothing_is_left(roster: Roster) -> None:
-    roster.lobby.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
-    roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1))
-    actions = roster.lobby.none_left(link.NoneLeft(token=0, text="none is left", busy=False))
+    roster.handshake.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
+    roster.handshake.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1))
+    actions = roster.handshake.none_left(launcher_link.NoneLeft(token=0, text="none is left", busy=False))
     assert {action.peer for action in actions if isinstance(action, Reply)} == {b"p", b"q"}
 
 
 def test_all_ranks_of_an_attaching_simulation_come_in_with_one_request(roster: Roster) -> None:
-    first = roster.lobby.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
-    assert to_launcher(first) == [link.AttachRequest(token=0, simulation=1, client=b"p".hex())]
-    assert roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1)) == []
+    first = roster.handshake.hello(b"p", hello(1, attempt=ATTACHING, num_ranks=2))
+    assert to_launcher(first) == [launcher_link.AttachRequest(token=0, simulation=1, client=b"p".hex())]
+    assert roster.handshake.hello(b"q", hello(1, attempt=ATTACHING, num_ranks=2, rank=1)) == []
     roster.attached(0, 1, 0)
     assert len(replies(roster.ready(1, 0))) == 2
 
 
 def test_a_client_for_which_nothing_is_left_is_told(roster: Roster) -> None:
-    roster.lobby.hello(b"p", hello(None, attempt=ATTACHING))
-    (refusal,) = replies(roster.lobby.none_left(link.NoneLeft(token=0, text="none is left", busy=False)))
+    roster.handshake.hello(b"p", hello(None, attempt=ATTACHING))
+    (refusal,) = replies(roster.handshake.none_left(launcher_link.NoneLeft(token=0, text="none is left", busy=False)))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.NO_SIMULATION_LEFT
 
@@ -260,21 +273,21 @@ def test_a_simulation_that_invalidates_itself_is_not_tried_again(roster: Roster)
     actions = roster.invalidate(b"p", Invalidate(study="s", simulation=0, attempt=0, reason="diverged"))
     assert replies(actions) == [Invalidated(simulation=0)]
     assert told(actions) == [notices.Terminal(simulation=0, state="invalid", reason="diverged")]
-    assert to_launcher(actions) == [link.Invalid(simulation=0, reason="diverged")]
+    assert to_launcher(actions) == [launcher_link.Invalid(simulation=0, reason="diverged")]
 
 
 def test_after_a_stop_waiting_and_new_clients_are_told_that_the_study_has_ended(roster: Roster) -> None:
-    roster.lobby.hello(b"p", hello(1))
-    actions = roster.stop("max_batches", grace_s=1.0)
+    roster.handshake.hello(b"p", hello(1))
+    actions = roster.stop(launcher_link.StopSimulations(reason="max_batches", grace_s=1.0))
     assert [type(message) for message in replies(actions)] == [Stop]
-    assert told(actions) == [notices.Stop(reason="max_batches")]
-    assert [type(message) for message in replies(roster.lobby.hello(b"q", hello(2)))] == [Stop]
+    assert told(actions) == [notices.StopNotice(reason="max_batches")]
+    assert [type(message) for message in replies(roster.handshake.hello(b"q", hello(2)))] == [Stop]
     assert roster.counts()["stopped"] == 3
-    assert roster.stop("again", grace_s=1.0) == []
+    assert roster.stop(launcher_link.StopSimulations(reason="again", grace_s=1.0)) == []
 
 
 def test_too_many_failures_fail_the_study(roster: Roster) -> None:
-    assert roster.too_many("all fail") == [StudyFailed(text="all fail")]
+    assert roster.too_many("all fail") == [SimulationsFailed(text="all fail")]
 
 
 def test_a_failed_attempt_is_over_on_every_rank_and_the_next_one_waits_for_its_own_readiness(roster: Roster) -> None:
@@ -282,7 +295,7 @@ def test_a_failed_attempt_is_over_on_every_rank_and_the_next_one_waits_for_its_o
     roster.ready(1, 0)
     assert told(roster.failed(1, 0)) == [notices.Over(simulation=1, attempt=0)]
     assert roster.failed(1, 0) == []
-    assert roster.lobby.hello(b"p", hello(1, attempt=1)) == []
+    assert roster.handshake.hello(b"p", hello(1, attempt=1)) == []
     roster.launched(begun(1, 1))
     assert [type(message) for message in replies(roster.ready(1, 1))] == [Welcome]
 
@@ -290,7 +303,7 @@ def test_a_failed_attempt_is_over_on_every_rank_and_the_next_one_waits_for_its_o
 def test_a_client_of_a_failed_attempt_that_comes_late_is_refused(roster: Roster) -> None:
     roster.launched(begun(1, 0))
     roster.failed(1, 0)
-    roster.lobby.hello(b"p", hello(1, attempt=0))
+    roster.handshake.hello(b"p", hello(1, attempt=0))
     roster.launched(begun(1, 1))
     (refusal,) = replies(roster.ready(1, 1))
     assert isinstance(refusal, Refusal)
@@ -300,10 +313,10 @@ def test_a_client_of_a_failed_attempt_that_comes_late_is_refused(roster: Roster)
 def test_a_client_that_asks_again_after_its_end_is_let_go_and_one_that_was_replaced_is_refused(roster: Roster) -> None:
     finish(roster, 1, attempt=1)
     roster.launched(begun(1, 1, goes_on=True))
-    (answer,) = replies(roster.lobby.hello(b"p", hello(1, attempt=1)))
+    (answer,) = replies(roster.handshake.hello(b"p", hello(1, attempt=1)))
     assert answer == Stop(text="simulation 1 is finished")
     for attempt in (0, ATTACHING):
-        (refusal,) = replies(roster.lobby.hello(b"q", hello(1, attempt=attempt)))
+        (refusal,) = replies(roster.handshake.hello(b"q", hello(1, attempt=attempt)))
         assert isinstance(refusal, Refusal)
         assert refusal.reason is Reason.STALE_ATTEMPT
 
@@ -311,44 +324,44 @@ def test_a_client_that_asks_again_after_its_end_is_let_go_and_one_that_was_repla
 def test_a_client_that_attaches_cannot_take_over_what_the_study_runs_itself(roster: Roster) -> None:
     roster.launched(begun(1, 0, public_key="key"))
     roster.ready(1, 0)
-    (refusal,) = replies(roster.lobby.hello(b"p", hello(1, attempt=ATTACHING)))
+    (refusal,) = replies(roster.handshake.hello(b"p", hello(1, attempt=ATTACHING)))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.STALE_ATTEMPT
 
 
 def test_parameters_that_a_client_brings_must_have_the_names_of_the_study(roster: Roster) -> None:
-    (refusal,) = replies(roster.lobby.hello(b"p", hello(None, attempt=ATTACHING, parameters={"y": 9.0})))
+    (refusal,) = replies(roster.handshake.hello(b"p", hello(None, attempt=ATTACHING, parameters={"y": 9.0})))
     assert isinstance(refusal, Refusal)
     assert refusal.text == "the study has the parameters x, but these are y"
 
 
 def test_a_simulation_keeps_the_parameters_that_it_was_begun_with(roster: Roster) -> None:
-    """What came of it before is in the buffer, and must not be trained with those of another one."""
-    roster.lobby.hello(b"p", hello(1, attempt=ATTACHING, parameters={"x": 9.0}))
+    """Its earlier samples are in the buffer, and must not be trained with the parameters of another one."""
+    roster.handshake.hello(b"p", hello(1, attempt=ATTACHING, parameters={"x": 9.0}))
     roster.attached(0, 1, 0)
     roster.failed(1, 0)
-    (refusal,) = replies(roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 8.0})))
+    (refusal,) = replies(roster.handshake.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 8.0})))
     assert isinstance(refusal, Refusal)
-    (request,) = to_launcher(roster.lobby.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 9.0})))
-    assert request == link.AttachRequest(token=1, simulation=1, client=b"q".hex())
+    (request,) = to_launcher(roster.handshake.hello(b"q", hello(1, attempt=ATTACHING, parameters={"x": 9.0})))
+    assert request == launcher_link.AttachRequest(token=1, simulation=1, client=b"q".hex())
 
 
 def test_a_client_of_which_the_last_checkpoint_knows_nothing_brings_its_parameters_once_more(roster: Roster) -> None:
     for simulation in (0, 1):
         roster.launched(begun(simulation, 3, attached=True, goes_on=True))
         roster.ready(simulation, 3)
-    first = roster.lobby.hello(b"p", hello(0, attempt=ATTACHING, parameters={"x": 9.0}))
-    expected = notices.Attempt(simulation=0, attempt=3, parameters={"x": 9.0}, key=None, goes_on=True)
+    first = roster.handshake.hello(b"p", hello(0, attempt=ATTACHING, parameters={"x": 9.0}))
+    expected = notices.AttemptNotice(simulation=0, attempt=3, parameters={"x": 9.0}, key=None, goes_on=True)
     assert (told(first), replies(first)) == ([expected], [])
     (welcome,) = replies(roster.ready(0, 3))
     assert isinstance(welcome, Welcome)
     assert welcome.parameters == {"x": 9.0}
     # One that has not heard which simulation it has.
-    roster.lobby.hello(b"q", hello(None, attempt=ATTACHING, parameters={"x": 8.0}))
+    roster.handshake.hello(b"q", hello(None, attempt=ATTACHING, parameters={"x": 8.0}))
     (notice,) = told(roster.attached(0, 1, 3))
-    assert notice == notices.Attempt(simulation=1, attempt=3, parameters={"x": 8.0}, key=None, goes_on=True)
+    assert notice == notices.AttemptNotice(simulation=1, attempt=3, parameters={"x": 8.0}, key=None, goes_on=True)
     assert len(replies(roster.ready(1, 3))) == 1
-    (refusal,) = replies(roster.lobby.hello(b"r", hello(1, attempt=ATTACHING, parameters={"x": 7.0})))
+    (refusal,) = replies(roster.handshake.hello(b"r", hello(1, attempt=ATTACHING, parameters={"x": 7.0})))
     assert isinstance(refusal, Refusal)
 
 
@@ -356,8 +369,8 @@ def test_a_study_that_failed_does_not_come_to_its_end_any_more(roster: Roster) -
     for simulation in (0, 1):
         finish(roster, simulation)
     roster.launched(begun(2, 0))
-    assert roster.too_many("too many failed") == [StudyFailed(text="too many failed")]
-    roster.gave_up(link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False))
+    assert roster.too_many("too many failed") == [SimulationsFailed(text="too many failed")]
+    roster.gave_up(launcher_link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False))
     assert [failure["id"] for failure in roster.failures] == [2]
     assert not roster.final
 
@@ -371,7 +384,7 @@ def test_the_number_of_steps_is_the_one_that_the_end_told(roster: Roster) -> Non
 
 def test_steps_that_will_never_come_are_those_of_training_simulations_that_ended_without_them(roster: Roster) -> None:
     """Simulation 0 is held out; each has four steps."""
-    roster.gave_up(link.GaveUp(simulation=0, attempts=1, reason="exit code 1", log="", redraw=False))
+    roster.gave_up(launcher_link.GaveUp(simulation=0, attempts=1, reason="exit code 1", log="", redraw=False))
     assert roster.num_missing == 0
     roster.launched(begun(1, 0))
     for rank in range(2):
@@ -380,19 +393,19 @@ def test_steps_that_will_never_come_are_those_of_training_simulations_that_ended
     roster.launched(begun(2, 0))
     roster.share(0, share(2, received=3, complete=False))
     assert roster.num_missing == 2
-    roster.gave_up(link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False))
+    roster.gave_up(launcher_link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False))
     assert roster.num_missing == 3
 
 
 def test_a_redraw_brings_more_than_the_one_whose_place_it_takes_had_left(roster: Roster) -> None:
     roster.launched(begun(1, 0))
     roster.share(0, share(1, received=3, complete=False))
-    roster.gave_up(link.GaveUp(simulation=1, attempts=1, reason="exit code 1", log="", redraw=True))
+    roster.gave_up(launcher_link.GaveUp(simulation=1, attempts=1, reason="exit code 1", log="", redraw=True))
     assert roster.num_missing == 4 - 3 - 4
 
 
 def test_a_held_out_simulation_is_not_redrawn(roster: Roster) -> None:
-    message = link.GaveUp(simulation=0, attempts=3, reason="exit code 1", log="", redraw=True)
+    message = launcher_link.GaveUp(simulation=0, attempts=3, reason="exit code 1", log="", redraw=True)
     assert to_launcher(roster.gave_up(message)) == []
     assert roster.counts()["given_up"] == 1
 
@@ -400,7 +413,27 @@ def test_a_held_out_simulation_is_not_redrawn(roster: Roster) -> None:
 def test_the_client_of_a_new_attempt_may_come_before_the_word_of_the_launcher(roster: Roster) -> None:
     roster.launched(begun(1, 0))
     roster.ready(1, 0)
-    assert replies(roster.lobby.hello(b"p", hello(1, attempt=1))) == []
+    assert replies(roster.handshake.hello(b"p", hello(1, attempt=1))) == []
     roster.failed(1, 0)
     roster.launched(begun(1, 1))
     assert [type(message) for message in replies(roster.ready(1, 1))] == [Welcome]
+
+
+def test_simulations_that_are_not_started_any_more_are_over_and_their_steps_missing(roster: Roster) -> None:
+    roster.handshake.hello(b"p", hello(2))
+    finish(roster, 0)
+    finish(roster, 1)
+    actions = roster.dropped(launcher_link.Dropped(simulations=(2, 99), reason="enough"))
+    assert [type(message) for message in replies(actions)] == [Refusal]
+    assert roster.final
+    assert roster.num_missing == 4
+    assert (roster.ends[2].state, roster.ends[2].reason) == ("stopped", "enough")
+    assert roster.dropped(launcher_link.Dropped(simulations=(2,), reason="enough"))[:-1] == []
+
+
+def test_what_was_not_started_is_still_to_come_for_a_later_start(roster: Roster) -> None:
+    roster.dropped(launcher_link.Dropped(simulations=(2,), reason="enough"))
+    later = Roster(FACTS, [{"x": float(i)} for i in range(4)], num_planned=3, num_held_out=1, num_ranks=2)
+    later.load_state_dict(roster.state_dict(), {})
+    assert later.counts()["waiting"] == 3
+    assert later.finish_order is None

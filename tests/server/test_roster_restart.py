@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_server.client_api.messages import ATTACHING, Away, FieldSpec, Hello, Invalidate, Routing, TimeSteps, Welcome
-from stream_server.launcher import link
-from stream_server.server import notices
-from stream_server.server.actions import Action, Reply, Tell, ToLauncher
-from stream_server.server.entry import State
-from stream_server.server.lobby import StudyFacts
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.roster import Roster
+from stream_server.messages import launcher_link, notices
+from stream_server.messages.client import ATTACHING, Away, FieldSpec, Hello, Invalidate, Routing, TimeSteps, Welcome
+from stream_server.server.simulations.handshake import Action, Reply, StudyFacts
+from stream_server.server.simulations.roster import Roster
+from stream_server.server.simulations.simulation_state import SimulationPhase
+from stream_server.storage.plain_state import from_bytes, to_bytes
 
 NUM_RANKS = 2
 NUM_STEPS = 4
@@ -24,7 +22,7 @@ def roster_of(num_planned: int, num_spare: int = 3, *, num_held_out: int = 1, nu
     """A study of so many simulations, and parameters for some redraws."""
     facts = StudyFacts(
         study="s",
-        epoch=1,
+        incarnation=1,
         endpoints=(("ipc:///a",), ("ipc:///b",)),
         time_steps=TimeSteps(num=num_steps),
         fields=(FieldSpec(name="u", shape=(2,)),),
@@ -44,8 +42,8 @@ def restored(roster: Roster, finished: Mapping[int, int | None], other: Roster |
     return other
 
 
-def begun(simulation: int, attempt: int = 0, *, goes_on: bool = False) -> link.Attempt:
-    return link.Attempt(simulation=simulation, attempt=attempt, public_key=None, goes_on=goes_on)
+def begun(simulation: int, attempt: int = 0, *, goes_on: bool = False) -> launcher_link.Attempt:
+    return launcher_link.Attempt(simulation=simulation, attempt=attempt, public_key=None, goes_on=goes_on)
 
 
 def share(simulation: int, attempt: int = 0, *, received: int = 2, complete: bool = False) -> notices.Share:
@@ -68,7 +66,7 @@ def finish(roster: Roster, simulation: int, attempt: int = 0) -> None:
 
 
 def give_up(roster: Roster, simulation: int, *, redraw: bool = False) -> list[Action]:
-    message = link.GaveUp(simulation=simulation, attempts=3, reason="exit code 1", log="a.log", redraw=redraw)
+    message = launcher_link.GaveUp(simulation=simulation, attempts=3, reason="exit code 1", log="a.log", redraw=redraw)
     return roster.gave_up(message)
 
 
@@ -78,15 +76,15 @@ def invalidate(roster: Roster, simulation: int) -> None:
 
 
 def states(roster: Roster) -> dict[int, str]:
-    return {i: entry.state.value for i, entry in roster.entries.items()}
+    return {i: entry.phase.value for i, entry in roster.entries.items()}
 
 
 def told(actions: list[Action]) -> list[object]:
-    return [action.notice for action in actions if isinstance(action, Tell)]
+    return [action for action in actions if isinstance(action, notices.Notice)]
 
 
 def to_launcher(actions: list[Action]) -> list[object]:
-    return [action.message for action in actions if isinstance(action, ToLauncher)]
+    return [action for action in actions if isinstance(action, launcher_link.ToLauncher)]
 
 
 def test_what_will_never_come_is_counted_anew_after_a_restart() -> None:
@@ -137,14 +135,14 @@ def test_all_others_wait_again_and_are_planned_with_their_attempts() -> None:
 def test_what_an_end_of_the_study_stopped_is_still_to_come() -> None:
     roster = roster_of(2)
     roster.launched(begun(0))
-    roster.stop("saved", 1.0)
+    roster.stop(launcher_link.StopSimulations(reason="saved", grace_s=1.0))
     assert states(restored(roster, {})) == {0: "waiting", 1: "waiting"}
 
 
 def test_parameters_that_a_client_brought_are_those_of_its_simulation_for_ever() -> None:
     roster = roster_of(2)
     hello = Hello(study="s", simulation=1, attempt=ATTACHING, rank=0, num_ranks=1, parameters={"x": 9.0})
-    roster.lobby.hello(b"p", hello)
+    roster.handshake.hello(b"p", hello)
     roster.attached(0, 1, 0)
     assert restored(roster, {}).parameters == {0: {"x": 0.0}, 1: {"x": 9.0}}
 
@@ -154,7 +152,7 @@ def test_a_redrawn_simulation_stays_and_the_next_redraw_takes_a_free_id() -> Non
     give_up(roster, 1, redraw=True)
     other = restored(roster, {}, roster_of(3))
     assert states(other) == {0: "waiting", 1: "given_up", 2: "waiting", 3: "waiting"}
-    assert to_launcher(give_up(other, 2, redraw=True))[0] == link.Run(simulation=4, parameters={"x": 4.0})
+    assert to_launcher(give_up(other, 2, redraw=True))[0] == launcher_link.Run(simulation=4, parameters={"x": 4.0})
 
 
 def test_a_study_that_has_grown_gets_new_ids_behind_those_of_redraws() -> None:
@@ -163,7 +161,7 @@ def test_a_study_that_has_grown_gets_new_ids_behind_those_of_redraws() -> None:
     other = restored(roster, {}, roster_of(5))
     assert states(other) == {0: "waiting", 1: "given_up", 2: "waiting", 3: "waiting", 4: "waiting", 5: "waiting"}
     assert other.parameters[5] == {"x": 5.0}
-    assert to_launcher(give_up(other, 2, redraw=True))[0] == link.Run(simulation=6, parameters={"x": 6.0})
+    assert to_launcher(give_up(other, 2, redraw=True))[0] == launcher_link.Run(simulation=6, parameters={"x": 6.0})
 
 
 def test_a_study_that_has_shrunk_keeps_what_has_begun() -> None:
@@ -189,9 +187,9 @@ def test_a_client_that_goes_on_is_welcomed_to_the_attempt_that_it_had() -> None:
     roster.launched(begun(1, 3))
     other = restored(roster, {})
     hello = Hello(study="s", simulation=1, attempt=3, rank=0, num_ranks=1)
-    assert other.lobby.hello(b"p", hello) == []
+    assert other.handshake.hello(b"p", hello) == []
     assert told(other.launched(begun(1, 3, goes_on=True))) == [
-        notices.Attempt(simulation=1, attempt=3, parameters={"x": 1.0}, goes_on=True)
+        notices.AttemptNotice(simulation=1, attempt=3, parameters={"x": 1.0}, goes_on=True)
     ]
     (reply,) = other.ready(1, 3)
     assert isinstance(reply, Reply)
@@ -249,8 +247,8 @@ def test_the_other_ranks_are_told_what_has_ended() -> None:
     roster = roster_of(4)
     give_up(roster, 1)
     invalidate(roster, 2)
-    assert restored(roster, {0: 4}).over() == {"finished": [0], "invalid": [2], "final": False}
-    assert restored(roster, {0: 4, 3: 4}).over() == {"finished": [0, 3], "invalid": [2], "final": True}
+    assert restored(roster, {0: 4}).ended() == {"finished": [0], "invalid": [2], "final": False}
+    assert restored(roster, {0: 4, 3: 4}).ended() == {"finished": [0, 3], "invalid": [2], "final": True}
 
 
 def test_a_study_of_which_nothing_is_left_to_come_says_so_when_it_begins() -> None:
@@ -303,11 +301,15 @@ def test_a_restored_roster_says_of_itself_what_it_was_given(happened: list[Any])
     roster = roster_of(4)
     for event in happened:
         happen(roster, event)
-    finished = {i: roster.num_steps(i) for i, entry in roster.entries.items() if entry.state is State.FINISHED}
+    finished = {
+        i: roster.num_steps(i) for i, entry in roster.entries.items() if entry.phase is SimulationPhase.FINISHED
+    }
     other = restored(roster, finished, roster_of(4))
     again = restored(other, finished, roster_of(4))
     assert to_bytes(again.state_dict()) == to_bytes(other.state_dict())
-    assert states(other) == {i: state if State(state).terminal else "waiting" for i, state in states(roster).items()}
+    assert states(other) == {
+        i: state if SimulationPhase(state).terminal else "waiting" for i, state in states(roster).items()
+    }
     assert (other.failures, other.num_survived, other.parameters) == (
         roster.failures,
         roster.num_survived,

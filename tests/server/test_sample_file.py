@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.server import sample_file
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.sample_file import SampleLayout, read_rows, write_rows
+from stream_server.storage import sample_file
+from stream_server.storage.plain_state import from_bytes, to_bytes
+from stream_server.storage.sample_file import SampleLayout, read_rows, write_rows
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -29,8 +29,13 @@ def rows_of(num: int) -> Arrays:
     }
 
 
+def layout_of(arrays: Mapping[str, NDArray[Any]], num: int) -> SampleLayout:
+    fields = tuple((name, array.dtype.str, array.shape[1:]) for name, array in arrays.items())
+    return SampleLayout(num_rows=num, fields=fields)
+
+
 def write(path: Path, arrays: Mapping[str, NDArray[Any]], num: int) -> tuple[SampleLayout, list[range]]:
-    layout = SampleLayout.of(arrays, num)
+    layout = layout_of(arrays, num)
     with path.open("wb") as file:
         chunks = [*write_rows(file, layout, lambda name, rows: arrays[name][rows.start : rows.stop])]
     return layout, chunks
@@ -65,7 +70,7 @@ def test_rows_come_back_as_they_were_whatever_their_number(num: int, tmp_path: P
 @pytest.mark.usefixtures("small_chunks")
 def test_a_chunk_is_told_only_when_all_of_its_rows_are_written() -> None:
     arrays, file = rows_of(7), io.BytesIO()
-    layout = SampleLayout.of(arrays, 7)
+    layout = layout_of(arrays, 7)
     for chunk in write_rows(file, layout, lambda name, rows: arrays[name][rows.start : rows.stop]):
         assert file.tell() == 45 * chunk.stop
 
@@ -100,7 +105,7 @@ def test_a_layout_survives_being_written(num: int, fields: list[tuple[str, str, 
 @pytest.mark.parametrize("num", [0, 44, 46, 89, 91, 450])
 def test_a_file_of_another_size_is_damaged(num: int, tmp_path: Path) -> None:
     (tmp_path / "rows").write_bytes(bytes(num))
-    layout = SampleLayout.of(rows_of(2), 2)
+    layout = layout_of(rows_of(2), 2)
     with pytest.raises(DamagedCheckpoint, match=rf"rows must have 90 bytes for 2 samples, but has {num}"):
         read(tmp_path / "rows", layout)
 

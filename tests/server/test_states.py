@@ -1,4 +1,4 @@
-"""What survives a restart: the state of each part can be written and read, and gives the same part again."""
+"""The state that survives a restart: that of each part can be written and read, and gives the same part again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,27 +6,17 @@ from typing import Any
 
 import pytest
 
-from stream_server.server.ledger import Ledger
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.callbacks import Callbacks
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.step import StepOutcome
-from stream_server.server.training.validation import Validation
-from tests.server.trackers import block, data, make, opened, opening, send
-
-
-class Clock:
-    """A clock that is wound by hand."""
-
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
+from stream_server.server.intake.ledger import Ledger
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.validation.validation import Validation
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.storage.plain_state import from_bytes, to_bytes
+from tests.support.intakes import block, data, make, opened, opening, send
+from tests.support.timing import Clock
 
 
 @dataclass(frozen=True)
@@ -40,10 +30,10 @@ class Stateful:
 
 
 def train(progress: Progress) -> None:
-    progress.count_turn(Turn(batch=None, sizes=(0, 4), num_first=3, lonely=True))
-    progress.count_turn(Turn(batch=None, sizes=(2, 4), num_first=6, lonely=False))
+    progress.count_batch(UnionBatch(own=None, sizes=(0, 4), num_first=3, lonely=True))
+    progress.count_batch(UnionBatch(own=None, sizes=(2, 4), num_first=6, lonely=False))
     progress.count_update(StepOutcome(skipped=progress.batches > 2))
-    progress.count_turn(Turn(batch=None, sizes=(2, 4), num_first=1, lonely=False))
+    progress.count_batch(UnionBatch(own=None, sizes=(2, 4), num_first=1, lonely=False))
     progress.best = {"batch": progress.batches, "loss": 0.5}
 
 
@@ -60,11 +50,11 @@ def measure(phases: Phases) -> None:
     phases.add("receive", 0.1)
 
 
-def receive(tracker: Any) -> None:
-    attempt = 0 if tracker.track(1) is None else tracker.track(1).attempt + 1
-    tracker.begin(1, attempt)
-    client = opened(tracker, opening(block(), simulation=1, attempt=attempt))
-    send(tracker, client, data(client, len(tracker.ledger[1].settled), num_steps=2))
+def receive(intake: Any) -> None:
+    attempt = 0 if intake.attempt(1) is None else intake.attempt(1).attempt + 1
+    intake.begin_attempt(1, attempt)
+    client = opened(intake, opening(block(), simulation=1, attempt=attempt))
+    send(intake, client, data(client, len(intake.state.ledger[1].settled), num_steps=2))
 
 
 def validate(validation: Validation) -> None:
@@ -87,14 +77,14 @@ def validation() -> Validation:
 
 PARTS = {
     "ledger": Stateful(Ledger, settle),
-    "tracker": Stateful(make, receive),
+    "intake": Stateful(make, receive),
     "progress": Stateful(lambda: Progress(2, clock=Clock()), train),
     "phases": Stateful(Phases, measure, save=lambda phases: phases.seconds),
     "validation": Stateful(validation, validate),
 }
 
-# What a tracker knows of its clients is not saved: they say it again.
-ALONE = {name: part for name, part in PARTS.items() if name != "tracker"}
+# What an intake knows of its clients is not saved: they say it again.
+ALONE = {name: part for name, part in PARTS.items() if name != "intake"}
 
 
 @pytest.mark.parametrize("num", range(4))
@@ -155,7 +145,7 @@ def test_the_time_of_the_training_goes_on_when_the_first_batch_is_waited_for() -
     assert other.elapsed_s == 8.0
 
 
-def test_the_best_validation_of_all_epochs_is_the_best() -> None:
+def test_the_best_validation_of_all_incarnations_is_the_best() -> None:
     one, other = validation(), validation()
     for _ in range(3):
         validate(one)

@@ -12,13 +12,13 @@ from stream_server.buffers.fifo import Fifo
 from stream_server.buffers.firo import Firo
 from stream_server.buffers.slots import Slots
 from stream_server.errors import Closed, ProducerFailed, UserCodeError
-from stream_server.server.normalization import Normalization
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.simulation_data import SimulationBatch, SimulationData
-from stream_server.server.stream import StreamDataset
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.phases import Phases
-from tests.buffers.saving import load, save
+from stream_server.server.progress.phases import Phases
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.stream import StreamDataset
+from stream_server.server.user.normalization import Normalization
+from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
+from stream_server.server.user.stream_server import StreamServer
+from tests.support.buffer_saving import load, save
 
 
 class PerSample(StreamServer):
@@ -57,7 +57,7 @@ def buffer_of(num: int) -> Buffer:
         slots.arrays["v"][slot] = slot
         if slot % 2:
             slots.leave_out("v", [slot])
-        buffer.commit([slot])
+        buffer.enqueue([slot])
     buffer.admit()
     return buffer
 
@@ -69,6 +69,12 @@ def parameters_of(simulation: int) -> NDArray[np.float64]:
 def stream_of(buffer: Buffer, server: StreamServer, batch_size: int = 2) -> StreamDataset:
     server.prepare_training_attributes()
     return StreamDataset(buffer, server, parameters_of=parameters_of, batch_size=batch_size, phases=Phases())
+
+
+def test_the_contents_of_the_buffer_have_parameters() -> None:
+    buffer, server = buffer_of(2), PerSample()
+    stream_of(buffer, server)
+    assert server.parameters_of(buffer.contents().simulation_ids).tolist() == [[7, 0.5], [7, 0.5]]
 
 
 def test_samples_are_processed_one_by_one_and_stacked() -> None:
@@ -128,7 +134,7 @@ def test_the_memory_of_a_batch_is_used_again_only_when_nobody_has_it() -> None:
 
 
 def test_iterating_gives_none_while_there_is_nothing_and_ends_when_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_server.server.stream.WAIT_S", 0.0)
+    monkeypatch.setattr("stream_server.server.training.stream.WAIT_S", 0.0)
     buffer = buffer_of(3)
     batches = iter(stream_of(buffer, PerSample()))
     first = next(batches)
@@ -154,7 +160,7 @@ def test_the_rows_of_a_batch_are_free_once_it_is_settled() -> None:
     stream = stream_of(buffer, PerSample())
     stream.draw(0)
     assert buffer.slots.num_free == 6
-    stream.settle()
+    stream.release()
     assert buffer.slots.num_free == 8
 
 
@@ -168,7 +174,7 @@ def restored(buffer: Buffer) -> Buffer:
     return other
 
 
-def test_batches_that_an_earlier_epoch_did_not_train_are_formed_first_and_in_their_order() -> None:
+def test_batches_that_an_earlier_incarnation_did_not_train_are_formed_first_and_in_their_order() -> None:
     buffer = buffer_of(8)
     for num in (2, 3):
         buffer.draw(num, 0)
@@ -229,7 +235,7 @@ def test_the_rows_of_a_restored_batch_are_free_once_it_is_settled() -> None:
     for _ in range(2):
         stream.draw(0)
         num_free.append(other.slots.num_free)
-    stream.settle()
+    stream.release()
     assert [*num_free, other.slots.num_free] == [4, 6, 8]
 
 

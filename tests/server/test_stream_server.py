@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.simulation_data import SimulationBatch, SimulationData
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.step import LearnerStep, StepOutcome
-from stream_server.server.training.stop import StopReason
-from stream_server.server.training.union_mean import UnionMean
-from tests.server.settings import settings
-from tests.server.streams import batch_of
-from tests.server.thread_ranks import Aborted, ThreadRanks, on_ranks
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.stop import StopReason
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
+from stream_server.server.user.stream_server import StreamServer
+from tests.support.settings import settings
+from tests.support.streams import batch_of
+from tests.support.thread_ranks import Aborted, ThreadRanks, on_ranks
 
 
 class Doubling(StreamServer):
@@ -80,9 +80,9 @@ def test_a_plain_server_refuses_what_it_would_ignore() -> None:
         LearnerStep(StreamServer(settings(accumulate=2)), SoloRanks())
 
 
-def turn_of(sizes: list[int], rank: int) -> Turn:
+def union_batch_of(sizes: list[int], rank: int) -> UnionBatch:
     batch = batch_of(None, sizes[rank]) if sizes[rank] else None
-    return Turn(batch=batch, sizes=tuple(sizes), num_first=sum(sizes), lonely=False)
+    return UnionBatch(own=batch, sizes=tuple(sizes), num_first=sum(sizes), lonely=False)
 
 
 class Linear(StreamServer):
@@ -122,13 +122,13 @@ def test_any_split_of_a_batch_gives_the_gradient_of_the_whole(sizes: list[int]) 
         server.union_mean = UnionMean(ranks)
         rows = slice(ends[ranks.rank] - sizes[ranks.rank], ends[ranks.rank])
         with LearnerStep(server, ranks) as step:
-            outcome = step.run(turn_of(sizes, ranks.rank), (x[rows], y[rows]), 0)
+            outcome = step.run(union_batch_of(sizes, ranks.rank), (x[rows], y[rows]), 0)
             step.finish()
         return server.weight, outcome.loss
 
     alone = Linear(settings())
     with LearnerStep(alone, SoloRanks()) as step:
-        expected = step.run(turn_of([sum(sizes)], 0), (x, y), 0).loss
+        expected = step.run(union_batch_of([sum(sizes)], 0), (x, y), 0).loss
     for size, (weight, loss) in zip(sizes, on_ranks(len(sizes), train), strict=True):
         np.testing.assert_allclose(weight, alone.weight, rtol=1e-12)
         assert loss == (pytest.approx(expected, rel=1e-12) if size else None)
@@ -146,7 +146,7 @@ def test_all_reduce_calls_that_differ_are_named_in_an_uneven_step() -> None:
         server.rank = ranks.rank
         server.union_mean = UnionMean(ranks)
         try:
-            LearnerStep(server, ranks).run(turn_of([2, 2, 0], ranks.rank), None, 0)
+            LearnerStep(server, ranks).run(union_batch_of([2, 2, 0], ranks.rank), None, 0)
         except UserCodeError as error:
             with pytest.raises(Aborted):
                 ranks.abort(error.exit_code)
@@ -198,13 +198,13 @@ class Silent(StreamServer):
 
 def test_training_step_must_return_the_loss() -> None:
     with pytest.raises(UserCodeError, match=r"Silent\.training_step must return the mean loss"):
-        LearnerStep(Silent(), SoloRanks()).run(turn_of([1], 0), None, 0)
+        LearnerStep(Silent(), SoloRanks()).run(union_batch_of([1], 0), None, 0)
 
 
 def test_training_step_may_return_nothing_with_manual_optimisation() -> None:
     server = Silent()
     server.automatic_optimization = False
-    assert LearnerStep(server, SoloRanks()).run(turn_of([1], 0), None, 0) == StepOutcome(loss=None)
+    assert LearnerStep(server, SoloRanks()).run(union_batch_of([1], 0), None, 0) == StepOutcome(loss=None)
 
 
 def test_stop_study_asks_for_an_early_stop() -> None:

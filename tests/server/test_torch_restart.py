@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 from stream_server.errors import UserCodeError
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.torch_server import TorchServer
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.step import StepOutcome
-from stream_server.server.training.torch_step import TorchStep
-from tests.server.settings import settings
-from tests.server.streams import batch_of
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.storage.plain_state import from_bytes, to_bytes
+from tests.support.settings import settings
+from tests.support.streams import batch_of
 
 NUM_STEPS = 8
 
@@ -87,8 +86,8 @@ def train(step: TorchStep, first: int, stop: int) -> list[StepOutcome]:
     outcomes = []
     for index in range(first, stop):
         data = batch(index)
-        turn = Turn(batch=batch_of(data, len(data)), sizes=(len(data),), num_first=len(data), lonely=False)
-        outcomes.append(step.run(turn, step.place(data), index))
+        union_batch = UnionBatch(own=batch_of(data, len(data)), sizes=(len(data),), num_first=len(data), lonely=False)
+        outcomes.append(step.run(union_batch, step.to_device(data), index))
         if outcomes[-1].updated:
             step_schedule(step._server)
     return outcomes
@@ -103,8 +102,8 @@ def step_schedule(server: TorchServer) -> None:
 
 
 def saved(step: TorchStep) -> tuple[bytes, bytes]:
-    """What a checkpoint has of a step."""
-    step.unite()
+    """The state of a step in a checkpoint."""
+    step.synchronize()
     return to_bytes(step.state_dict()), to_bytes(step.random_state())
 
 
@@ -177,8 +176,8 @@ def test_a_skipped_update_is_no_part_of_the_state() -> None:
         train(step, 0, 3)
         before = step.state_dict()["optimizers"]
         data = torch.full((2, 3), float("nan"), dtype=torch.float64)
-        turn = Turn(batch=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False)
-        assert step.run(turn, data, 3).skipped
+        union_batch = UnionBatch(own=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False)
+        assert step.run(union_batch, data, 3).skipped
         assert to_bytes(step.state_dict()["optimizers"]) == to_bytes(before)
 
 
@@ -187,8 +186,8 @@ def test_weights_of_each_precision_come_back_bit_by_bit(precision: str) -> None:
     with fresh(Noisy, precision=precision) as step:
         dtype = next(step._server.model.parameters()).dtype
         data = batch(0).to(dtype)
-        turn = Turn(batch=batch_of(data, len(data)), sizes=(len(data),), num_first=len(data), lonely=False)
-        step.run(turn, data, 0)
+        union_batch = UnionBatch(own=batch_of(data, len(data)), sizes=(len(data),), num_first=len(data), lonely=False)
+        step.run(union_batch, data, 0)
         state = saved(step)
     with fresh(Noisy, precision=precision) as other:
         take_back(other, state)
@@ -198,18 +197,19 @@ def test_weights_of_each_precision_come_back_bit_by_bit(precision: str) -> None:
 def test_how_many_updates_were_skipped_in_a_row_is_not_forgotten() -> None:
     keys = {"max_nonfinite": 2}
     data = torch.full((2, 3), float("nan"), dtype=torch.float64)
-    turn = Turn(batch=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False)
+    union_batch = UnionBatch(own=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False)
     with fresh(Momentum, **keys) as step:
-        step.run(turn, data, 0)
-        step.run(turn, data, 1)
+        step.run(union_batch, data, 0)
+        step.run(union_batch, data, 1)
         state = saved(step)
     with fresh(Momentum, **keys) as other:
         take_back(other, state)
         with pytest.raises(UserCodeError, match=r"training\.max_nonfinite is 2"):
-            other.run(turn, data, 2)
+            other.run(union_batch, data, 2)
 
 
 # torch warns of its own use of what it has deprecated.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
 def test_what_was_saved_does_not_depend_on_compiling(before: bool, after: bool) -> None:

@@ -11,8 +11,13 @@ import torch
 from torch import nn, optim
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.torch_state import plain, restored, set_torch_random_states, torch_random_states
+from stream_server.server.training.torch.state import (
+    plain,
+    restored,
+    set_torch_random_states,
+    torch_random_states,
+)
+from stream_server.storage.plain_state import from_bytes, to_bytes
 
 DTYPES = [
     torch.float16,
@@ -122,7 +127,7 @@ def test_what_cannot_be_saved_is_named(value: Any, text: str) -> None:
 
 
 def to_bytes_of(state: Any, name: str) -> None:
-    from stream_server.server.plain_state import encode
+    from stream_server.storage.plain_state import encode
 
     encode(state, name)
 
@@ -154,7 +159,7 @@ SCHEDULERS = [
     lambda it: optim.lr_scheduler.CosineAnnealingWarmRestarts(it, 3),
     lambda it: optim.lr_scheduler.CyclicLR(it, 0.01, 0.1, step_size_up=3),
     lambda it: optim.lr_scheduler.OneCycleLR(it, 0.1, 20),
-    lambda it: optim.lr_scheduler.LambdaLR(it, lambda epoch: 0.9**epoch),
+    lambda it: optim.lr_scheduler.LambdaLR(it, lambda incarnation: 0.9**incarnation),
     lambda it: optim.lr_scheduler.ReduceLROnPlateau(it, patience=1),
     lambda it: optim.lr_scheduler.SequentialLR(
         it, [optim.lr_scheduler.ConstantLR(it), optim.lr_scheduler.ExponentialLR(it, 0.9)], [3]

@@ -9,16 +9,15 @@ import torch
 from torch import nn
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.torch_collate import TorchCollate
-from stream_server.server.torch_server import TorchServer
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.step import StepOutcome
-from stream_server.server.training.torch_devices import limit_threads
-from stream_server.server.training.torch_step import TorchStep
-from tests.server.settings import settings
-from tests.server.streams import batch_of
-from tests.server.torch_servers import Scale, train, turn_of, weight
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.torch.collate import TorchCollate
+from stream_server.server.training.torch.devices import limit_threads
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.user.torch_server import TorchServer
+from tests.support.settings import settings
+from tests.support.streams import batch_of
+from tests.support.torch_servers import Scale, train, union_batch_of, weight
 
 
 @pytest.fixture(autouse=True)
@@ -80,11 +79,11 @@ def test_an_error_names_all_batches_of_the_accumulation_and_no_others() -> None:
     server = Scale(settings(nonfinite="stop", accumulate=2))
     with TorchStep(server, SoloRanks(), server.config) as step:
         for index, values in enumerate([[0.5], [0.5], [0.5], [float("nan")]]):
-            turn, data = turn_of(values, first_step=10 * index)
+            union_batch, data = union_batch_of(values, first_step=10 * index)
             if index < 3:
-                step.run(turn, data, index)
+                step.run(union_batch, data, index)
         with pytest.raises(UserCodeError, match=r"2 samples of it.*: \(7, 20\), \(7, 30\)$"):
-            step.run(turn, data, 3)
+            step.run(union_batch, data, 3)
 
 
 def test_the_step_tells_its_phases() -> None:
@@ -206,8 +205,8 @@ def test_each_precision_sets_the_dtype_of_weights_and_data(
     stacked = server.collate([(np.ones(1), 3), (np.ones(1), 4)])
     assert (stacked[0].dtype, stacked[1].dtype) == (data, torch.int64)
     with TorchStep(server, SoloRanks(), server.config) as step:
-        turn = Turn(batch=batch_of(stacked[0], 2), sizes=(2,), num_first=2, lonely=False)
-        assert step.run(turn, stacked[0], 0) == StepOutcome(loss=1.0)
+        union_batch = UnionBatch(own=batch_of(stacked[0], 2), sizes=(2,), num_first=2, lonely=False)
+        assert step.run(union_batch, stacked[0], 0) == StepOutcome(loss=1.0)
         assert server.model.weight.dtype == weights
 
 

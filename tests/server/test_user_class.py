@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.user_class import load_server_class
+from stream_server.server.user.components import load_server_class
 
 WHOLE = """
     def process_simulation_data(self, data, config): ...
@@ -22,6 +22,7 @@ def load(folder: Path, body: str, *, num_held_out: int = 0) -> type:
         study_dir=folder,
         server=SimpleNamespace(class_="mine.py:Mine"),
         validation=SimpleNamespace(simulations=num_held_out),
+        training=SimpleNamespace(model=None, optimizer=None, lr_scheduler=None, callbacks=()),
     )
     return load_server_class(config)
 

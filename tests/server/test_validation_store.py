@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.validation_store import ValidationStore
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.storage.plain_state import from_bytes, to_bytes
 
 
 def add(store: ValidationStore, simulation: int, step: int, *, present: bool = True) -> None:

@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 from stream_server.errors import ConfigError, DamagedCheckpoint
-from stream_server.server.checkpoint.best_folder import BestFolder
-from stream_server.server.checkpoint.part import Part
-from stream_server.server.checkpoint.user_state import user_part
-from stream_server.server.normalization import Normalization
-from stream_server.server.plain_state import write_state
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.snapshot import MODEL
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.tensor_file import write_tensors
-from stream_server.server.training.step import Step
-from stream_server.server.warm_start import warm_start
-from tests.server.saved_models import Net, commit, config_of, set_up, train
+from stream_server.server.checkpoint.folder import MODEL
+from stream_server.server.checkpoint.user_state import user_file
+from stream_server.server.model.best_models import BestFolder
+from stream_server.server.model.warm_start import warm_start
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.user.framework import Step
+from stream_server.server.user.normalization import Normalization
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.folders import PendingFile
+from stream_server.storage.plain_state import write_state
+from stream_server.storage.tensor_file import write_tensors
+from tests.support.saved_models import Net, commit, config_of, set_up, train
 
 NUM_STEPS = 3
 
@@ -183,7 +183,10 @@ def test_one_of_the_best_models_is_a_model_only(tmp_path: Path) -> None:
     with set_up(server) as step:
         train(step, 1)
         state, expected = {"model": step.state_dict()["model"], "callbacks": {}}, weights(server)
-    parts = [Part(path=MODEL, write=lambda file: write_state(file, state)), user_part(server, allow_pickle=False)]
+    parts = [
+        PendingFile(path=MODEL, write=lambda file: write_state(file, state)),
+        user_file(server, allow_pickle=False),
+    ]
     best = BestFolder(tmp_path / "checkpoints" / "best").write(120, parts, {"batch": 120})
     server = fresh(best)
     with set_up(server) as step:

@@ -1,6 +1,6 @@
-"""When ranks that do not meet are noted, and when they leave."""
+"""The watchdog: the times after which ranks that do not meet are noted, and leave."""
 
-from stream_server.server.watchdog import Stall, Verdict
+from stream_server.server.study.watchdog import Stall, Verdict
 
 NOTHING, RESUMED, NOTE, LEAVE = Verdict.NOTHING, Verdict.RESUMED, Verdict.NOTE, Verdict.LEAVE
 

@@ -1,17 +1,18 @@
-"""When a client is welcomed to its attempt: once every rank has heard of it, for it turns to all of them."""
+"""The welcome of a client to its attempt: once every rank knows of it, since the client connects to all of them."""
 
 from typing import Any
 
-from stream_server.client_api.messages import Away, Hello, Message, Routing, TimeSteps, Welcome
-from stream_server.launcher import link
-from stream_server.server.coordinator import Coordinator
-from stream_server.server.lobby import StudyFacts
-from stream_server.server.notices import Channel
-from stream_server.server.roster import Roster
+from stream_server.messages import launcher_link
+from stream_server.messages.client import Away, Hello, Message, Routing, TimeSteps, Welcome
+from stream_server.messages.notices import Channel
+from stream_server.server.reception.coordinator import Coordinator
+from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.simulations.handshake import StudyFacts
+from stream_server.server.simulations.roster import Roster
 
 FACTS = StudyFacts(
     study="study-1",
-    epoch=1,
+    incarnation=1,
     endpoints=(("ipc:///nowhere",),) * 3,
     time_steps=TimeSteps(num=6),
     fields=(),
@@ -41,16 +42,17 @@ def test_a_client_is_welcomed_only_when_the_last_rank_has_heard_of_its_attempt()
     rank_0 = Coordinator(
         Roster(FACTS, [{"x": 1.0}], num_planned=1, num_held_out=0, num_ranks=3),
         channels,
-        access=None,
+        access=CurveAccess(KeyPair.make()),
         refuse=ignore,  # type: ignore[arg-type]
         reply=lambda _, message: replies.append(message),
+        answer=ignore,
         tell_launcher=ignore,
         tell_main=ignore,
         apply=ignore,
     )
-    rank_0.launcher(link.Attempt(simulation=0, attempt=0, public_key=None))
+    rank_0.launcher(launcher_link.Attempt(simulation=0, attempt=0, public_key=None))
     rank_0.perform(
-        rank_0.roster.lobby.hello(b"client", Hello(study="study-1", simulation=0, attempt=0, rank=0, num_ranks=1))
+        rank_0.roster.handshake.hello(b"client", Hello(study="study-1", simulation=0, attempt=0, rank=0, num_ranks=1))
     )
     for channel in channels.values():
         assert replies == []

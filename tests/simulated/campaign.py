@@ -1,93 +1,67 @@
-"""Many schedules, one after the other."""
+"""Whole studies run on a simulated machine, whose faults a seed decides."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import ClassVar
 
+from tests.campaigns import Campaign, Round, Tally, option
 from tests.simulated.drawing import drawn
-from tests.simulated.end import End
-from tests.simulated.judge import violations
-from tests.simulated.plan import Plan
-from tests.simulated.world import run
+from tests.simulated.judge import Outcome, judged
+from tests.simulated.minimise import fails_like, minimised
+from tests.simulated.planted import PLANTED
+from tests.simulated.seeds import of_line, to_line
+
+SHOWN = 3000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """One schedule; `number` is its place in the campaign."""
+@dataclass(frozen=True, kw_only=True)
+class SimulatedSchedules(Campaign):
+    """Schedules of threads, network and deaths, each of which follows from the seed and its number."""
 
-    number: int
-    end: End
-    violations: Sequence[str]
+    figure: ClassVar[str] = "simulated schedules"
 
-
-@dataclass(kw_only=True, slots=True)
-class Tally:
-    """What a campaign has seen so far. `happened` counts faults by kind; `failed` are the schedules with violations."""
-
-    num_schedules: int = 0
-    num_restarts: int = 0
-    num_attempts: int = 0
-    num_messages: int = 0
-    num_switches: int = 0
-    virtual_s: float = 0.0
-    policies: Counter[str] = field(default_factory=Counter)
-    happened: Counter[str] = field(default_factory=Counter)
-    failed: list[Outcome] = field(default_factory=list)
-
-    def add(self, outcome: Outcome) -> None:
-        """Count one more."""
-        end = outcome.end
-        self.num_schedules += 1
-        self.policies[end.plan.policy] += 1
-        self.num_restarts += max(0, len(end.epochs) - 1)
-        self.num_attempts += end.num_attempts
-        self.num_messages += end.num_messages
-        self.num_switches += end.num_switches
-        self.virtual_s += end.virtual_s
-        self.happened += end.happened
-        if outcome.violations:
-            self.failed.append(outcome)
+    schedules: int = option(500, "how many")
+    first: int = option(0, "begin with schedule N of the seed")
+    line: str = option("", "run the one schedule of this line of seeds.txt", metavar="JSON")
+    planted: str = option(None, "put this bug into the product, to see it found", choices=sorted(PLANTED))
+    whole: bool = option(False, "do not make schedules that fail smaller")
 
     @property
-    def faults(self) -> dict[str, int]:
-        """What befell the studies, by kind; that simulations send some steps twice is no fault of the machine's."""
-        return {what: num for what, num in sorted(self.happened.items()) if what != "duplicate"}
+    def total(self) -> int:
+        return 1 if self.line else self.schedules
 
-    def cases(self) -> dict[str, int]:
-        """The figures, by name."""
-        return {
-            "schedules": self.num_schedules,
-            **dict(sorted(self.happened.items())),
-            "restarts of the server": self.num_restarts,
-            "attempts of simulations": self.num_attempts,
-            "messages": self.num_messages,
-            "switches of threads": self.num_switches,
-            "virtual hours": round(self.virtual_s / 3600),
-        }
+    def figures(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
+        # Two entries, since the cases of one are added up. That simulations send some steps twice is no fault.
+        faults = {what: num for (what, _), num in sorted(tally.table.items()) if what != "duplicate"}
+        return {} if self.planted else {self.figure: tally.cases, "faults in simulated schedules": faults}
 
-
-def judged(plan: Plan, number: int = 0) -> Outcome:
-    """Run a schedule and judge it."""
-    end = run(plan)
-    return Outcome(number=number, end=end, violations=violations(end))
+    def run(self) -> Generator[Round, None, None]:
+        with PLANTED[self.planted]() if self.planted else nullcontext():
+            if self.line:
+                yield round_of(judged(of_line(self.line)), is_whole=True)
+            else:
+                for number in range(self.first, self.first + self.schedules):
+                    yield round_of(judged(drawn(self.seed, number), number), is_whole=self.whole)
 
 
-def plans(seed: int, num: int, first: int = 0) -> Iterable[tuple[int, Plan]]:
-    """The schedules of a campaign, from number `first` on."""
-    return ((number, drawn(seed, number)) for number in range(first, first + num))
-
-
-def campaign(
-    numbered: Iterable[tuple[int, Plan]],
-    tally: Tally,
-    *,
-    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
-    stop_at_first: bool = False,
-) -> None:
-    """Run these schedules and count them in `tally`, which is up to date at any moment."""
-    for number, plan in numbered:
-        outcome = judged(plan, number)
-        tally.add(outcome)
-        on_outcome(outcome)
-        if stop_at_first and outcome.violations:
-            return
+def round_of(outcome: Outcome, *, is_whole: bool = True) -> Round:
+    """The events of the study, and, unless `is_whole`, the smallest schedule that fails alike."""
+    end, again = outcome.end, f"--first {outcome.number} --schedules 1"
+    if outcome.violations and not is_whole:
+        smallest = minimised(end.plan, fails=fails_like(outcome.violations[0]))
+        again += f", or, the smallest that fails alike, for seeds.txt: --line '{to_line(smallest)}'"
+    return Round(
+        cases={end.plan.policy: 1},
+        table={(what, "times"): num for what, num in end.happened.items()},
+        totals={
+            "restarts of the server": max(0, len(end.incarnations) - 1),
+            "attempts of simulations": end.num_attempts,
+            "messages": end.num_messages,
+            "switches of threads": end.num_switches,
+            "virtual hours": end.virtual_s / 3600,
+        },
+        violations=[violation[:SHOWN] for violation in outcome.violations],
+        text=f"schedule {outcome.number}: {'; '.join(map(str, end.plan.faults))}" if outcome.violations else "",
+        again=again,
+    )

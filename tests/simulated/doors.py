@@ -20,23 +20,22 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from stream_server.client_api import transport
-from stream_server.launcher import (
-    jobs,
-    private_folder,
-    processes,
-    runs,
-    server_job,
-    supervisor,
-)
-from stream_server.launcher import sockets as launcher_sockets
-from stream_server.server import closing, reception_parts, set_up, sockets, study
-from stream_server.server.training import checkpoints, display, gauges, lockstep, phases, progress, stop
+from stream_server.launcher.backends import local
+from stream_server.launcher.simulations import server_connection
+from stream_server.launcher.supervision import runs, server_job, supervisor
+from stream_server.machine import private_folder, processes
+from stream_server.server.checkpoint import agreement
+from stream_server.server.progress import phases, progress, stop
+from stream_server.server.reception import build, sockets
+from stream_server.server.study import closing, set_up, study
+from stream_server.server.training import control_round
+from stream_server.server.training.monitoring import display, gauges
 from tests.simulated import messaging
 from tests.simulated.kernel import Signals, os_of
 from tests.simulated.programs import Learner, NotedRank, silent
 from tests.simulated.signs import SimulatedLiveness
 from tests.simulated.stand_ins import stand_in
-from tests.simulated.starting import Executor, subprocess_of
+from tests.simulated.starting import shell_of, subprocess_of
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
@@ -44,11 +43,11 @@ if TYPE_CHECKING:
 PRODUCT = [module for name, module in sys.modules.items() if name.startswith("stream_server.")]
 # Their clock is a default value, which is as old as the module.
 CLOCKED: tuple[Any, ...] = (
-    checkpoints.Checkpoints.__init__,
+    agreement.CheckpointAgreement.__init__,
     display.Display.__init__,
     gauges.SpeedGauge.__init__,
-    gauges.Rationed.__init__,
-    lockstep.in_lockstep,
+    gauges.RateLimited.__init__,
+    control_round.in_lockstep,
     phases.Phases.__init__,
     progress.Progress.__init__,
 )
@@ -67,7 +66,7 @@ def opened(world: "World") -> Iterator[None]:
 
 
 def replaced(world: "World") -> list[tuple[Any, str, Any]]:
-    """What is not the product's: the network, processes, MPI, and what people look at."""
+    """The replacements for what is not the product's: the network, processes, MPI, and what people look at."""
     machine = world.machine
     zmq = messaging.module(world.network, machine.has_bytes)
     locks = SimpleNamespace(**{**vars(fcntl), "flock": machine.flock})
@@ -75,14 +74,14 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
     return [
         (sockets, "zmq", zmq),
         (sockets, "Socket", messaging.Socket),
-        (launcher_sockets, "zmq", zmq),
+        (server_connection, "zmq", zmq),
         (transport, "zmq", zmq),
         (sockets, "os", os_of(machine)),
-        (reception_parts, "os", _os_with(reception_parts, environ=environment)),
+        (build, "os", _os_with(build, environ=environment)),
         (processes, "running", machine.running),
         (processes, "_status", machine.of_pid),
         (processes, "send", machine.send),
-        (jobs, "_Executor", partial(Executor, world)),
+        (local, "subprocess", shell_of(world)),
         (server_job, "subprocess", subprocess_of(world)),
         *((module, "fcntl", locks) for module in PRODUCT if vars(module).get("fcntl") is fcntl),
         (runs, "Signals", partial(Signals, machine)),
@@ -94,20 +93,11 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         (study, "Logs", silent),
         (set_up, "load_server_class", lambda config: _named(partial(Learner, world))),
         (set_up, "open_writers", lambda *_, **options: []),
-        (set_up, "open_own_writer", lambda *_: _NoWriter()),
+        (set_up, "open_own_writers", lambda *_: []),
         (set_up, "Display", silent),
         (stop.StopRequests, "on_signals", lambda self: nullcontext()),
-        (closing, "Console", lambda **_: SimpleNamespace(print=lambda text: None)),
-        (closing, "summary", lambda report: ""),
+        (closing, "show_summary", lambda report, places: None),
     ]
-
-
-class _NoWriter:
-    def write(self, record: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @contextmanager

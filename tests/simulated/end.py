@@ -4,13 +4,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos.audit import Audit, Epoch
+from tests.chaos.audit import Audit, Incarnation
 from tests.simulated.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """What a schedule left behind.
+    """The end of a schedule: all that it left behind.
 
     `hang` tells what each thread waited for, if it did not end; `errors` what programs of the product died of, and
     `seen` what was wrong already while it ran. `happened` counts the faults that really came to pass,
@@ -21,7 +21,7 @@ class End:
     plan: Plan
     exit_code: int | None
     report: dict[str, Any]
-    epochs: tuple[Epoch, ...]
+    incarnations: tuple[Incarnation, ...]
     audit: Audit
     happened: Counter[str]
     virtual_s: float

@@ -1,13 +1,14 @@
-"""What must hold when a schedule has ended. Pure: how it ended in, sentences out."""
+"""The invariants of a schedule that has ended. `violations` is pure: how it ended in, sentences out."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from tests.chaos import invariants
 from tests.chaos.invariants import Evidence
 from tests.simulated.end import End
 from tests.simulated.plan import Plan
+from tests.simulated.world import run
 
 SERVER = ("of a rank", "of a mpirun")
 PLENTY = 1 << 20
@@ -17,7 +18,22 @@ ENDS_ATTEMPTS = frozenset(
 ENDS_NO_ATTEMPT = frozenset({"kill of a launcher", "stop of a launcher", "duplicate"})
 OUTLIVED = frozenset({"kill of a rank", "kill of a mpirun", "stop of a launcher", "duplicate"})
 # What a client that is well-behaved may be told: another server or attempt has come between.
-EXPECTED_REFUSALS = frozenset({"stale_epoch", "stale_attempt", "not_open", "busy"})
+EXPECTED_REFUSALS = frozenset({"stale_incarnation", "stale_attempt", "not_open", "busy"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """One schedule; `number` is its place in the campaign."""
+
+    number: int
+    end: End
+    violations: Sequence[str]
+
+
+def judged(plan: Plan, number: int = 0) -> Outcome:
+    """Run a schedule and judge it."""
+    end = run(plan)
+    return Outcome(number=number, end=end, violations=violations(end))
 
 
 def violations(end: End) -> list[str]:
@@ -26,7 +42,11 @@ def violations(end: End) -> list[str]:
     if end.hang:
         return [*found, f"the study hangs (G9): {end.hang}", *end.errors]
     evidence = Evidence(
-        plan=cast(Any, end.plan), exit_code=end.exit_code or 0, report=end.report, epochs=end.epochs, audit=end.audit
+        plan=cast("Any", end.plan),
+        exit_code=end.exit_code or 0,
+        report=end.report,
+        incarnations=end.incarnations,
+        audit=end.audit,
     )
     return [
         *found,
@@ -34,17 +54,17 @@ def violations(end: End) -> list[str]:
         *wrong_end(end),
         *wrong_refusals(end),
         *needless(end),
-        *invariants.wrong_epochs(end.epochs),
+        *invariants.wrong_incarnations(end.incarnations),
         *invariants.missing_batches(evidence),
         *invariants.wrong_counts(_without_crasher(evidence)),
-        *invariants.lost_generations(evidence),
+        *invariants.lost_checkpoints(evidence),
         *invariants.long_replays(evidence),
     ]
 
 
 def _without_crasher(evidence: Evidence) -> Evidence:
-    """What may be trained, or not, counts as not trained; what was never sent does not."""
-    plan = cast(Plan, evidence.plan)
+    """Count samples that may be trained, or not, as not trained; samples that were never sent stay."""
+    plan = cast("Plan", evidence.plan)
     optional = plan.possible - plan.keys
     trained = [replace(it, keys=tuple(key for key in it.keys if key not in optional)) for it in evidence.audit.trained]
     return replace(evidence, audit=replace(evidence.audit, trained=tuple(trained)))
@@ -64,7 +84,7 @@ def wrong_end(end: End) -> Iterator[str]:
         "exit_code": (report["exit_code"], 0),
         "exit_reason": (report["exit_reason"], "finished"),
         "balanced": (report["balanced"], True),
-        "restarts": (report["restarts"], len(end.epochs) - 1),
+        "restarts": (report["restarts"], len(end.incarnations) - 1),
         "simulations.finished": (simulations["finished"], plan.num_simulations - given_up),
         "simulations.given_up": (simulations["given_up"], given_up),
         "samples.expected": (samples["expected"], num_expected),
@@ -83,8 +103,8 @@ def needless(end: End) -> Iterator[str]:
     """Nothing was started again, or lost, for which there was no reason (G10, G12)."""
     happened, plan = end.happened, end.plan
     num_hits = sum(happened[what] for what in happened if what.endswith(SERVER))
-    if len(end.epochs) > 1 + num_hits:
-        yield f"the server was started {len(end.epochs)} times, and {num_hits} times something befell it"
+    if len(end.incarnations) > 1 + num_hits:
+        yield f"the server was started {len(end.incarnations)} times, and {num_hits} times something befell it"
     # A second attempt holds nothing of what the first one sent.
     if end.lost_steps and plan.window_bytes >= PLENTY and not happened.keys() & ENDS_ATTEMPTS:
         yield f"{end.lost_steps} attempts did not hold the steps any more that no checkpoint has"

@@ -1,4 +1,4 @@
-"""What stands in for the product's signals and for the module `os`, on the simulated machine."""
+"""The stand-ins for the product's signals and for the module `os`, on the simulated machine."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from tests.simulated.machine import Machine
 
 
 class Signals:
-    """`stream_server.launcher.signals.Signals` of a simulated program."""
+    """`stream_server.machine.signals.Signals` of a simulated program."""
 
     def __init__(self, machine: Machine, *numbers: signal.Signals) -> None:
         self._machine = machine
@@ -29,7 +29,7 @@ class Signals:
 
 
 def os_of(machine: Machine) -> SimpleNamespace:
-    """What stands in for the module `os` where pipes wake a poller, or the environment is asked."""
+    """The stand-in for the module `os` where pipes wake a poller, or the environment is asked."""
     return SimpleNamespace(
         **{
             **vars(os),

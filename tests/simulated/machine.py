@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Collection, Mapping
 
-from stream_server.launcher import processes
+from stream_server.machine import processes
 from tests.simulated.network import Network
 from tests.simulated.threads import Process, Threads
 
@@ -19,7 +19,7 @@ CHILD_S = 0.02
 class Program(Process):
     """A process. `status` is None while it runs, then its exit code, or −n after signal n.
 
-    Of a rank of the server: `epoch` is its epoch once that is known, and `has_come` that it has shown that it lives.
+    Of a rank of the server: `incarnation` is its own once that is known, `has_come` that it has shown that it lives.
     """
 
     def __init__(self, name: str, pid: int, started: int, session: int, environment: Mapping[str, str]) -> None:
@@ -29,7 +29,7 @@ class Program(Process):
         self.session = session or pid
         self.environment = environment
         self.status: int | None = None
-        self.epoch = 0
+        self.incarnation = 0
         self.has_come = False
         self.traps_term = False
         self.error: BaseException | None = None
@@ -93,7 +93,7 @@ class Machine:
         return [program for program in self.programs.values() if program.status is None]
 
     def running(self, mark_name: str) -> list[processes.Process]:
-        """What `processes.running` finds."""
+        """The stand-in for `processes.running`."""
         return [
             processes.Process(
                 pid=it.pid,
@@ -113,7 +113,7 @@ class Machine:
         return program.session, program.started, program.is_stopped
 
     def send(self, pids: Collection[int], number: signal.Signals) -> None:
-        """What `processes.send` does. TERM ends those that do not trap it, when they are not stopped."""
+        """The stand-in for `processes.send`. TERM ends those that do not trap it, when they are not stopped."""
         for program in [self.programs[pid] for pid in sorted(pids) if pid in self.programs]:
             if number == signal.SIGKILL or (number == signal.SIGTERM and not program.traps_term):
                 self.kill(program, number)

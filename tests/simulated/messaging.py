@@ -173,7 +173,7 @@ class Poller:
 
 
 def module(network: Network, has_bytes: Callable[[int], bool]) -> SimpleNamespace:
-    """What stands in for the module `zmq`."""
+    """The stand-in for the module `zmq`."""
     return SimpleNamespace(
         **{
             **vars(zmq),

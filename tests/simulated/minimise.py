@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from stream_server.errors import ConfigError
-from tests.simulated.campaign import judged
+from tests.simulated.judge import judged
 from tests.simulated.plan import Plan
 
 MAX_RUNS = 80
@@ -29,7 +29,7 @@ def minimised(plan: Plan, *, fails: Callable[[Plan], bool], max_runs: int = MAX_
 
 
 def kind_of(violation: str) -> str:
-    """What is broken, without the numbers of this case."""
+    """The kind of a violation: its text without the numbers of this case."""
     return re.sub(r"\d+", "#", violation)[:KIND_CHARACTERS]
 
 

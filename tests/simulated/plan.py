@@ -1,4 +1,4 @@
-"""What one schedule is: a study, a machine, and what goes wrong."""
+"""The plan of one schedule: a study, a machine, and what goes wrong."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the programs of a simulated study do: the product's code, called as its commands call it.
+"""The programs of a simulated study: the product's code, called as its commands call it.
 
 Ours are the learner, which notes what it trains, and the simulation, which sends what its plan says.
 """
@@ -17,12 +17,12 @@ from stream_server import StreamServer
 from stream_server.client_api import connect
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, NoUsableCheckpoint
-from stream_server.launcher import runs
-from stream_server.launcher.programs import ServerCommand
-from stream_server.server import study
-from stream_server.server.failure import Failure
-from stream_server.server.start import Start
-from stream_server.server.training.stop import StopRequests
+from stream_server.launcher.supervision import runs
+from stream_server.launcher.supervision.server_job import ServerCommand
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.run.start import Start
+from stream_server.server.study import study
+from stream_server.server.study.failure import Failure
 from tests.chaos.audit import Committed, Trained
 from tests.simulated.machine import Machine
 from tests.simulated.ranks import Job, Meeting, SimulatedRanks
@@ -37,7 +37,7 @@ STARTS_S = 1.0
 
 
 def value(simulation: int, time_step: int) -> np.ndarray:
-    """What a sample holds."""
+    """The values of a sample."""
     return np.array([simulation, time_step], np.float64)
 
 
@@ -67,13 +67,19 @@ class Learner(StreamServer):
         world = self.world
         world.trained.append(
             Trained(
-                epoch=world.machine.current.epoch, rank=self.rank, batch=batch_idx, keys=keys, time=world.threads.now
+                incarnation=world.machine.current.incarnation,
+                rank=self.rank,
+                batch=batch_idx,
+                keys=keys,
+                time=world.threads.now,
             )
         )
 
     def on_checkpoint(self, path: Path) -> None:
         if self.rank == 0:
-            self.world.committed.append(Committed(epoch=self.world.machine.current.epoch, generation=int(path.name)))
+            self.world.committed.append(
+                Committed(incarnation=self.world.machine.current.incarnation, checkpoint=int(path.name))
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean}
@@ -148,14 +154,14 @@ def _crash_at(world: "World", number: int, draw: Random) -> int | None:
 
 
 class NotedRank(study.StudyRank):
-    """A rank that tells its epoch."""
+    """A rank that tells its incarnation."""
 
     machine: Machine
 
     def __init__(
         self, config: StudyConfig, ranks: Any, folder: Any, continuation: Any, start: Start, stops: StopRequests
     ) -> None:
-        self.machine.current.epoch = continuation.identity.epoch
+        self.machine.current.incarnation = continuation.identity.incarnation
         super().__init__(config, ranks, folder, continuation, start, stops)
 
 

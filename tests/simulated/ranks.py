@@ -5,13 +5,13 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.server.meeting_ranks import MeetingRanks
 from tests.simulated.machine import Machine, Program
 from tests.simulated.threads import Threads
+from tests.support.meeting_ranks import MeetingRanks
 
 
 class Meeting:
-    """Where the ranks exchange one value each, again and again. Who waits for a rank that died waits for ever."""
+    """A meeting at which ranks exchange one value each, repeatedly. Waiting for a rank that died never ends."""
 
     def __init__(self, threads: Threads, size: int) -> None:
         self._threads = threads
@@ -20,7 +20,7 @@ class Meeting:
         self._values: dict[int, dict[int, Any]] = {}
 
     def exchange(self, rank: int, value: Any, timeout_s: float | None = None) -> list[Any] | None:
-        """What each rank passed, in their order; None when they did not all come in time."""
+        """The values of the ranks, in their order; None when they did not all come in time."""
         number = self._num_met[rank]
         self._num_met[rank] += 1
         values = self._values.setdefault(number, {})
@@ -32,7 +32,7 @@ class Meeting:
 
 
 class Job:
-    """What the ranks of one start of the server share; `members` are their processes."""
+    """The state that the ranks of one start of the server share; `members` are their processes."""
 
     def __init__(self, machine: Machine, size: int) -> None:
         self.machine = machine

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from stream_server.launcher.liveness import Liveness
-from stream_server.launcher.processes import Leader
+from stream_server.launcher.supervision.liveness import Liveness
+from stream_server.machine.processes import Leader
 from tests.simulated.machine import Program
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Sign:
 
 
 class Signs:
-    """Who is connected to which address."""
+    """The connections to each address."""
 
     def __init__(self) -> None:
         self._at: dict[str, list[Sign]] = {}

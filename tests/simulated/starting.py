@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from stream_server.launcher import jobs
-from stream_server.server.start import Start
+from stream_server.launcher.backends.backend import EXIT_FILE
+from stream_server.server.run.start import Start
 from tests.simulated.machine import Machine, Program
 from tests.simulated.programs import serve, simulate
 from tests.simulated.ranks import Job, Meeting
@@ -50,15 +50,12 @@ class Mpirun:
             world.threads.after(delay_s, partial(_kill, world.machine, job.members))
 
 
-class Executor:
-    """PSI/J's executor: a shell that starts the simulation and writes how it ended."""
+class Shell:
+    """`subprocess.Popen` of a job: a shell that starts the simulation and writes how it ended."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "World", command: Sequence[str], *, env: Mapping[str, str], cwd: Path, **_: Any) -> None:
         self._world = world
-
-    def submit(self, job: Any) -> None:
-        world, machine = self._world, self._world.machine
-        environment, folder = job.spec.environment, Path(job.spec.directory)
+        machine, environment, folder = world.machine, env, cwd
         self._look(environment["STREAM_SIMULATION_ID"])
         shell = machine.start("shell", None, environment=environment)
         shell.traps_term = True
@@ -82,7 +79,11 @@ class Executor:
 
         for client in clients:
             client.on_end.append(has_ended)
-        job._native_id = str(shell.pid)
+        self._shell = shell
+        self.pid = shell.pid
+
+    def poll(self) -> int | None:
+        return self._shell.status
 
     def _look(self, simulation: str) -> None:
         """Before another one starts: no more run than may, and none of the same simulation."""
@@ -98,7 +99,7 @@ class Executor:
             return
         code = status if status >= 0 else 128 - status
         if folder.is_dir():
-            (folder / jobs.EXIT_FILE).write_text(f"{code}\n")
+            (folder / EXIT_FILE).write_text(f"{code}\n")
         machine = self._world.machine
         machine.end(shell, code)
         if launcher.status is None:
@@ -111,5 +112,10 @@ def _kill(machine: Machine, members: Sequence[Program]) -> None:
 
 
 def subprocess_of(world: "World") -> SimpleNamespace:
-    """What stands in for the module `subprocess` where the server is started."""
+    """The stand-in for the module `subprocess` where the server is started."""
     return SimpleNamespace(Popen=partial(Mpirun, world), DEVNULL=None)
+
+
+def shell_of(world: "World") -> SimpleNamespace:
+    """The stand-in for the module `subprocess` where jobs are started."""
+    return SimpleNamespace(Popen=partial(Shell, world), DEVNULL=None)

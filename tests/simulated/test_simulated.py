@@ -1,11 +1,15 @@
-"""Whole studies on a simulated machine: the short form of `python -m tests.simulated`."""
+"""Whole studies on a simulated machine: the short form of `python -m tests.campaigns simulated`."""
 
 import hashlib
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from tests.simulated.campaign import Outcome, Tally, campaign, judged, plans
+from tests.campaigns import Tally
+from tests.simulated.campaign import SimulatedSchedules
 from tests.simulated.drawing import drawn
+from tests.simulated.judge import Outcome, judged
 from tests.simulated.minimise import fails_like, minimised
 from tests.simulated.plan import Fault, Plan
 from tests.simulated.planted import PLANTED
@@ -17,39 +21,40 @@ ENOUGH = 60
 SOON_FOUND = ("ledger-off-by-one", "commit-by-the-first")
 
 
-def told(outcomes: list[Outcome]) -> str:
-    """What failed, with what repeats it."""
-    return "\n".join(f"{to_line(it.end.plan)}\n  " + "\n  ".join(it.violations) for it in outcomes)
+def told(outcome: Outcome) -> str:
+    """The violations, with the plan that repeats them."""
+    return "\n  ".join([to_line(outcome.end.plan), *outcome.violations])
 
 
-def test_a_study_without_faults_is_complete_and_has_one_epoch() -> None:
+def test_a_study_without_faults_is_complete_and_has_one_incarnation() -> None:
     outcome = judged(Plan(seed="calm"))
     assert outcome.violations == []
-    assert len(outcome.end.epochs) == 1
+    assert len(outcome.end.incarnations) == 1
     assert outcome.end.report["samples"]["trained"] == 24
 
 
-def test_studies_keep_their_promises_whatever_befalls_them() -> None:
-    tally = Tally()
-    campaign(plans(SEED, NUM_SCHEDULES), tally)
-    print(f"seed {SEED}: {tally.cases()}")
-    assert not tally.failed, told(tally.failed)
-    assert tally.num_restarts > 0
-    assert {"kill of a rank", "kill of a client", "kill of a launcher", "cut of a connection"} <= tally.happened.keys()
+@pytest.mark.slow
+def test_studies_keep_their_promises_whatever_befalls_them(tmp_path: Path) -> None:
+    rounds = list(SimulatedSchedules(folder=tmp_path, seed=SEED, schedules=NUM_SCHEDULES, whole=True).run())
+    tally = Tally.of(rounds)
+    assert not tally.violations, [(it.again, it.violations) for it in rounds if it.violations]
+    assert tally.totals["restarts of the server"] > 0
+    happened = {what for what, _ in tally.table}
+    assert {"kill of a rank", "kill of a client", "kill of a launcher", "cut of a connection"} <= happened
 
 
 @pytest.mark.parametrize("plan", [plan for _, plan in kept()], ids=[comment[:60] for comment, _ in kept()])
 def test_what_failed_once_does_not_fail_again(plan: Plan) -> None:
     outcome = judged(plan)
-    assert not outcome.violations, told([outcome])
+    assert not outcome.violations, told(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", SOON_FOUND)
-def test_a_planted_bug_is_found(bug: str) -> None:
-    tally = Tally()
-    with PLANTED[bug]():
-        campaign(plans(SEED, ENOUGH), tally, stop_at_first=True)
-    assert tally.failed, f"{bug} was not found in {ENOUGH} schedules of seed {SEED}"
+def test_a_planted_bug_is_found(bug: str, tmp_path: Path) -> None:
+    campaign = SimulatedSchedules(folder=tmp_path, seed=SEED, schedules=ENOUGH, planted=bug, whole=True)
+    with closing(campaign.run()) as rounds:
+        assert any(it.violations for it in rounds), f"{bug} was not found in {ENOUGH} schedules of seed {SEED}"
 
 
 def test_what_failed_once_fails_again_when_its_bug_comes_back() -> None:
@@ -68,6 +73,7 @@ def test_equal_plans_have_equal_histories() -> None:
     assert ends[0].audit == ends[1].audit
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_is_made_smaller_and_written_as_a_line() -> None:
     culprit = Fault(kind="kill", target="", failpoint="launcher.after_submit", passage=2)
     others = (Fault(kind="cut", target="", at=1.0), Fault(kind="stall", target="", at=2.0, lasts_s=0.1))

@@ -307,7 +307,7 @@ def test_the_buffer_of_the_product_runs_on_these_threads(seed: int) -> None:
                     shared.admit()
                     room.wait(0.1)
                 slots.simulation_ids[claimed[0]], slots.time_steps[claimed[0]] = 0, step
-                shared.commit(claimed)
+                shared.enqueue(claimed)
                 shared.admit()
             while shared.num_waiting:
                 shared.admit()

@@ -198,7 +198,7 @@ class Threads:
             logging.disable(logged)
 
     def story(self) -> str:
-        """What each thread that lives waits for, and where."""
+        """The threads that still live, each with what it waits for, and where."""
         return "\n".join(self._told(task) for task in self._tasks if not task.has_ended)
 
     def _live(self, task: Task) -> None:
@@ -247,7 +247,7 @@ class Threads:
         return chosen
 
     def _next(self) -> Task | None:
-        """Who runs next; None when the run is over."""
+        """Choose the next task to run; None when the run is over."""
         before = self.current
         try:
             chosen = self._choose()

@@ -16,7 +16,7 @@ from typing import Any
 
 from stream_server.config import load
 from stream_server.errors import StepsLost
-from tests.chaos.audit import Audit, Committed, Trained, read_epochs
+from tests.chaos.audit import Audit, Committed, Trained, read_incarnations
 from tests.simulated import doors
 from tests.simulated.end import End
 from tests.simulated.faults import Faults
@@ -116,7 +116,7 @@ def _judged(world: World, exit_code: int | None, hang: str) -> End:
         plan=world.plan,
         exit_code=exit_code,
         report=json.loads(report.read_text()) if report.exists() else {},
-        epochs=read_epochs(output_dir),
+        incarnations=read_incarnations(output_dir),
         audit=Audit(trained=tuple(world.trained), committed=tuple(world.committed)),
         happened=world.happened,
         virtual_s=world.threads.now,

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.study.killing import copy_of, killed_at
-from tests.study.runs import LiveRun, Run, run_study, start_study
-
-NUMPY_STUDY = Path(__file__).parent / "numpy_study" / "study.json"
+from tests.support.killing import copy_of, killed_at
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, run_study, start_study
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ KILLED_AT = "checkpoint.renamed=kill@3"
 
 @pytest.fixture(scope="session")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A study on two ranks of which rank 0 was killed as soon as it had committed its third generation."""
+    """A study on two ranks of which rank 0 was killed as soon as it had committed its third checkpoint."""
     output_dir = tmp_path_factory.mktemp("killed") / "run"
     return killed_at(KILLED_AT, NUMPY_STUDY, output_dir, num_ranks=2, settings=KILLED)
 

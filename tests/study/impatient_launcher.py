@@ -7,12 +7,12 @@ import os
 import sys
 from functools import partial
 
-from stream_server.launcher import runs, server_job
-from stream_server.launcher.liveness import Heartbeat
-from stream_server.launcher.supervise import main
-from stream_server.launcher.supervisor import Supervisor
+from stream_server.launcher.supervision import runs, server_job
+from stream_server.launcher.supervision.liveness import HeartbeatSettings
+from stream_server.launcher.supervision.supervise import main
+from stream_server.launcher.supervision.supervisor import Supervisor
 
-HEARTBEAT = Heartbeat(interval_s=0.25, answer_s=1.5, return_s=0.5)
+HEARTBEAT = HeartbeatSettings(interval_s=0.25, answer_s=1.5, return_s=0.5)
 
 if __name__ == "__main__":
     runs.Supervisor = partial(Supervisor, heartbeat=HEARTBEAT)  # type: ignore[assignment,misc]

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from stream_server.client_api import connect, simulations
-from stream_server.client_api.connection import ConnectionFile, Security
-from stream_server.client_api.control import ask
-from stream_server.client_api.messages import Invalidate, Reason, Refusal
+from stream_server.client_api.handshake import ask
 from stream_server.client_api.simulation import Simulation
 from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, Unreachable
-from stream_server.launcher.sockets import key_pair
+from stream_server.launcher.simulations.server_connection import key_pair
+from stream_server.messages.client import Invalidate, Reason, Refusal
+from stream_server.messages.connection import ConnectionFile, Security
 from tests.study.numpy_study.ripple import send_all, signal_at
-from tests.study.runs import LiveRun, failpoints
-from tests.study.test_every_way import assert_complete
+from tests.support.runs import LiveRun, assert_complete, failpoints
 
 # No command: the study only waits for simulations.
 NOBODY_LAUNCHES: dict[str, Any] = {
@@ -212,7 +211,7 @@ def test_a_key_speaks_for_its_own_attempt_only(waiting_study: LiveRun, tmp_path:
 
 def test_nothing_secret_is_in_reports_logs_or_command_lines(waiting_study: LiveRun, tmp_path: Path) -> None:
     live = waiting_study
-    files = [live.connection, attempt_file(live, 0), attempt_file(live, 1)]
+    files = [live.connection, live.output_dir / "operator.json", attempt_file(live, 0), attempt_file(live, 1)]
     for file in files:
         assert file.stat().st_mode & 0o777 == 0o600
     secrets = [json.loads(file.read_text())["security"]["client_secret_key"] for file in files]
@@ -221,7 +220,8 @@ def test_nothing_secret_is_in_reports_logs_or_command_lines(waiting_study: LiveR
     (tmp_path / "go").touch()
     done = live.end()
     assert_complete(done, num_simulations=2)
-    others = [path for path in live.output_dir.rglob("*") if path.is_file() and path.name != "connection.json"]
+    secret_files = {file.name for file in files}
+    others = [path for path in live.output_dir.rglob("*") if path.is_file() and path.name not in secret_files]
     assert live.output_dir / "report.json" in others
     texts = [done.output, *lines, *(path.read_text(errors="replace") for path in others)]
     for secret in secrets:

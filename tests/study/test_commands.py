@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.memory_need import limit_of_node
-from tests.mpi.launch import IMPLEMENTATIONS, mpirun
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import Run, command, run_study
-from tests.study.test_every_way import assert_complete
+from stream_server.server.run.plan import limit_of_node
+from tests.support.launch import IMPLEMENTATIONS, mpirun
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, command, run_study
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 STUDIES = (
@@ -22,7 +20,7 @@ STUDIES = (
 
 
 def said(program: str, *arguments: str) -> str:
-    """What a command prints that does not run a study."""
+    """The output of a command that does not run a study."""
     launch = command(program, 1, None, list(arguments))
     done = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=50, check=True)
     assert done.stderr == ""
@@ -69,7 +67,23 @@ def test_check_tells_what_a_study_takes_and_starts_nothing(run: Callable[..., Ru
     assert lines["samples"].startswith("140 samples of 72 B")
     assert lines["command"] == f"python {NUMPY_STUDY.parent / 'ripple.py'}"
     assert lines["connections"].endswith("fits")
+    assert "at most 2 that the launcher starts (launcher.max_running), and 4 that attach" in done.output
     assert not done.output_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["no-such-solver"], "'no-such-solver' is neither on the PATH of the simulations nor in the folder of"),
+        (["./no-such-solver"], "there is no program "),
+        (["ripple.py"], "cannot be executed"),
+    ],
+)
+def test_check_tells_of_a_program_that_does_not_exist(run: Callable[..., Run], command: list[str], told: str) -> None:
+    done = run(mpi=None, arguments=["--check"], settings={"simulation.command": command})
+    assert done.exit_code == 2
+    assert "stream-server: simulation.command: " in done.output
+    assert told in done.output
 
 
 @pytest.mark.parametrize(
@@ -114,7 +128,7 @@ def test_check_never_begins_mpi(tmp_path: Path) -> None:
     """Some mpirun kill a job of which a rank leaves without MPI_Finalize; --check must be safe on a login node too."""
     script = f"""
 import sys
-from stream_server.server.cli import main
+from stream_server.server.commands.cli import main
 sys.exit(main(["--config", {str(NUMPY_STUDY)!r}, "--check"]) or 10 * ("mpi4py" in sys.modules))
 """
     launch = mpirun("mpich", 1, ["-c", script])

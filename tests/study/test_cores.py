@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from stream_server.launcher.environment import THREAD_VARIABLES
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.killing import killed_at
-from tests.study.runs import Run, run_study
-from tests.study.test_every_way import assert_complete
+from stream_server.launcher.backends.environment import THREAD_VARIABLES
+from tests.support.killing import killed_at
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
 
 
 @pytest.fixture(autouse=True)

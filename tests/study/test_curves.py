@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.killing import run_through
-from tests.study.runs import Run, run_study
 from tests.study.test_replay import SETTINGS
+from tests.support.killing import run_through
+from tests.support.runs import NUMPY_STUDY, Run, run_study
 
 LOGGED: dict[str, Any] = SETTINGS | {
     "training.log_every_batches": 4,

@@ -1,4 +1,4 @@
-"""What simulations are run with, and which time steps they send."""
+"""The parameters of simulations, and the time steps that they send."""
 
 import csv
 from collections.abc import Callable
@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.study.runs import Run
-from tests.study.test_every_way import assert_complete
+from tests.support.runs import Run, assert_complete
 
 # Compares every sample with the parameters that the server knows.
 STRICT = {"server.class": "strict_server.py:RippleServer"}

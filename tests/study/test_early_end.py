@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.study.runs import Run
+from tests.support.runs import Run
 
 ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "study.time_steps": None}
 

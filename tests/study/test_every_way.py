@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.mpi.launch import IMPLEMENTATIONS
-from tests.study.runs import Run
+from tests.support.launch import IMPLEMENTATIONS
+from tests.support.runs import Run, assert_complete
 
 RANKS = (1, 2, 4)
 POLICIES = ("fifo", "firo", "reservoir")
@@ -32,19 +32,6 @@ def product(is_chosen: Callable[[int, int, int], bool]) -> list[Any]:
 EACH_WITH_EACH_MPI = product(lambda i, j, k: j == (i + k) % len(POLICIES))
 # So that with those above each number of ranks meets each policy.
 OTHERS_WITH_EACH_MPI = product(lambda i, j, k: j == (i + k + 1) % len(POLICIES))
-
-
-def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None:
-    """All training simulations, and the one for validation, were received and trained to the last sample."""
-    assert run.exit_code == 0, run.output
-    report, account = run.report, run.account
-    assert report["exit_code"] == 0
-    assert report["exit_reason"] == "finished"
-    assert report["balanced"] is True
-    assert report["simulations"]["finished"] == report["simulations"]["requested"] == num_simulations + 1
-    assert account["expected"] == account["accepted"] == num_simulations * num_steps
-    assert account["untrained"] == 0
-    assert account["trained"] + account["skipped"] + account["withdrawn"] == account["accepted"]
 
 
 @pytest.mark.parametrize(("num_ranks", "mpi", "policy"), EACH_WITH_EACH_MPI)

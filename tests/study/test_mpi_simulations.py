@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.mpi.launch import IMPLEMENTATIONS
-from tests.study.runs import LiveRun, Run, run_study, start_study
-from tests.study.test_every_way import assert_complete
+from tests.support.launch import IMPLEMENTATIONS
+from tests.support.runs import LiveRun, Run, assert_complete, run_study, start_study
 
 MPI_STUDY = Path(__file__).parent / "mpi_study" / "study.json"
 NUM_SIMULATIONS = 3
@@ -39,8 +38,8 @@ def troubled(trouble: str, victim: int = VICTIM, *more: str) -> dict[str, Any]:
 def counted(run: Run) -> dict[tuple[int, int], bool]:
     """The attempts that failed, and whether that counted against their simulation."""
     records = [json.loads(line) for line in (run.output_dir / "journal.jsonl").read_text().splitlines()]
-    ends = {(it["simulation"], it["attempt"]): it for it in records if it["record"] == "AttemptEnded"}
-    return {attempt: it["counted"] for attempt, it in ends.items() if "exit code 0" not in it["reason"]}
+    ends = {(it["simulation"], it["attempt"]): it for it in records if it["message"] == "Fail"}
+    return {attempt: not it["excuse"] for attempt, it in ends.items() if "exit code 0" not in it["reason"]}
 
 
 @pytest.mark.parametrize("mpi", IMPLEMENTATIONS)
@@ -66,7 +65,7 @@ def test_parallel_simulations_outlive_their_server(start: Start, tmp_path: Path)
     with start(**SUPERVISED, settings=troubled("wait", -1, str(go))) as live:
         live.wait_until(lambda: all("waiting" in live.log(simulation) for simulation in (0, 1)))
         live.ranks[0].kill()
-        live.wait_until(lambda: "epoch 2" in live.launcher_log)
+        live.wait_until(lambda: "incarnation 2" in live.launcher_log)
         go.touch()
         done = live.end()
     assert_complete(done, num_simulations=NUM_SIMULATIONS)

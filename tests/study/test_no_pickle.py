@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.mpi.launch import alone
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.killing import killed_at
-from tests.study.runs import run_study
-from tests.study.test_every_way import assert_complete
+from tests.support.killing import killed_at
+from tests.support.launch import alone
+from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
 WATCHED = Path(__file__).parent / "watched"
 SETTINGS: dict[str, Any] = {
@@ -37,7 +35,7 @@ def test_nothing_is_unpickled_in_a_study_with_torch_that_is_killed_and_continued
     assert done.report["restarts"] == 1
     assert not notes.exists(), notes.read_text()
     seen = notes.with_suffix(".watched").read_text()
-    for program in ("stream-server", "stream_server.launcher.supervise", "ripple.py"):
+    for program in ("stream-server", "stream_server.launcher.supervision.supervise", "ripple.py"):
         assert program in seen
 
 

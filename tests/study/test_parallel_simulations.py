@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.study.runs import Run
-from tests.study.test_every_way import assert_complete
+from tests.support.runs import Run, assert_complete
 
 NUM_SIMULATIONS = 3
 BLOCKS: dict[str, Any] = {

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import Run, run_study
 from tests.study.test_replay import SETTINGS
+from tests.support.runs import NUMPY_STUDY, Run, run_study
 
 Weights = dict[str, Tensor]
 
@@ -39,7 +38,7 @@ def union_batches(output_dir: Path, num_ranks: int) -> Iterator[tuple[Tensor, Te
 
 
 def plain_loop(make_model: Any, weights: Weights, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Weights, int]:
-    """What anybody would write."""
+    """A training loop as anybody would write it."""
     model, optimizer = make_model(weights["0.weight"].shape[1])
     model.load_state_dict(weights)
     num_samples = 0

@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stream_server.server.checkpoint.epochs import read_epochs
-from stream_server.server.plain_state import read_state
-from stream_server.server.record.layout import SAMPLES
-from stream_server.server.record.rank_record import RankRecord
-from stream_server.server.torch_state import restored
-from tests.study.conftest import KILLED, NUMPY_STUDY
-from tests.study.killing import copy_of, flip_a_byte, generations, killed_at, model_of
-from tests.study.runs import Run, run_study
-from tests.study.test_every_way import POLICIES, assert_complete
+from stream_server.server.checkpoint.incarnations import read_incarnations
+from stream_server.server.replay.record_format import SAMPLES
+from stream_server.server.replay.recording import RankRecord
+from stream_server.server.training.torch.state import restored
+from stream_server.storage.plain_state import read_state
+from tests.study.conftest import KILLED
+from tests.study.test_every_way import POLICIES
+from tests.support.killing import checkpoints, copy_of, flip_a_byte, killed_at, model_of
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
 
 SETTINGS: dict[str, Any] = {
     "study.simulations": KILLED["study.simulations"],
@@ -52,7 +52,7 @@ def assert_the_same_after_kills(recorded: Run, folder: Path, points: Sequence[st
     resumed = run_study(NUMPY_STUDY, folder / "killed", **options)
     assert_complete(resumed, num_simulations=4)
     assert resumed.report["restarts"] == len(points)
-    starts = read_epochs(resumed.output_dir / "checkpoints").starts
+    starts = read_incarnations(resumed.output_dir / "checkpoints").starts
     assert any(0 < start.batches < resumed.report["batches"] for start in starts)
     assert resumed.report["validation"] == whole.report["validation"]
     for count in ("draws", "batches", "batches_per_rank", "updates"):
@@ -70,7 +70,6 @@ def test_a_replay_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
     assert_the_same_after_kills(recorded, tmp_path, POINTS, num_ranks=num_ranks, settings=settings)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_replay_with_torch_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
     recorded: Run, tmp_path: Path, num_ranks: int
@@ -79,7 +78,6 @@ def test_a_replay_with_torch_that_is_killed_ends_with_the_same_weights_to_the_la
     assert_the_same_after_kills(recorded, tmp_path, POINTS[1:2], num_ranks=num_ranks, settings=settings)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_averages_of_the_weights_are_validated_exported_and_the_same_after_a_kill(
     recorded: Run, tmp_path: Path, num_ranks: int
@@ -87,8 +85,8 @@ def test_averages_of_the_weights_are_validated_exported_and_the_same_after_a_kil
     settings = SETTINGS | {"server.class": "averaged_server.py:AveragedServer", "validation.save_before": True}
     assert_the_same_after_kills(recorded, tmp_path, ["validation.known=kill@2"], num_ranks=num_ranks, settings=settings)
     exported, again = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "killed"))
-    generation = tmp_path / "killed" / "checkpoints" / generations(tmp_path / "killed")[-1]
-    state = restored(read_state(generation / "model" / "model.state"))
+    checkpoint = tmp_path / "killed" / "checkpoints" / checkpoints(tmp_path / "killed")[-1]
+    state = restored(read_state(checkpoint / "model" / "model.state"))
     averages, trained = state["modules"]["ema"], state["model"]
     assert set(exported) == set(trained)
     for name, values in exported.items():
@@ -112,7 +110,7 @@ def test_a_record_that_was_continued_holds_each_accepted_sample_once(recorded: R
     assert_complete(recorded, num_simulations=4)
     assert recorded.report["restarts"] == 1
     record = recorded.output_dir / "record"
-    assert {file.name.split(".")[1] for file in record.glob("*.samples")} == {"epoch-1", "epoch-2"}
+    assert {file.name.split(".")[1] for file in record.glob("*.samples")} == {"incarnation-1", "incarnation-2"}
     found = Counter(samples_of(record, num_ranks=2))
     assert found == Counter(itertools.product(range(5), range(20)))
 

@@ -10,13 +10,12 @@ from typing import Any
 import psutil
 import pytest
 
-from stream_server.launcher.study_lock import LOCKS
+from stream_server.machine.study_lock import LOCKS
 from tests.chaos.evidence import damage
 from tests.server.checkpoint.test_full_disk import can_mount
-from tests.study.conftest import KILLED, NUMPY_STUDY
-from tests.study.killing import contents, copy_of, flip_a_byte, generations, killed_at, run_through
-from tests.study.runs import LiveRun, Run, failpoints, run_study, start_study
-from tests.study.test_every_way import assert_complete
+from tests.study.conftest import KILLED
+from tests.support.killing import checkpoints, contents, copy_of, flip_a_byte, killed_at, run_through
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_study, start_study
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
@@ -31,7 +30,9 @@ ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "stud
     [
         ("mpich", ["buffer.drawn=kill@3", "checkpoint.renamed=kill@2"]),
         ("openmpi", ["server.before_report=kill"]),
-        pytest.param("mpich", ["epochs.appended=kill", "checkpoint.before_rename=kill@2"], marks=pytest.mark.full),
+        pytest.param(
+            "mpich", ["incarnations.appended=kill", "checkpoint.before_rename=kill@2"], marks=pytest.mark.full
+        ),
         pytest.param("mpich", ["server.before_announcement=kill", "server.before_end=kill"], marks=pytest.mark.full),
         pytest.param("mpich", ["checkpoint.before_manifest=kill@2"], marks=pytest.mark.full),
         pytest.param("mpich", ["server.before_last_checkpoint=kill"], marks=pytest.mark.full),
@@ -77,18 +78,18 @@ def test_a_study_that_a_signal_has_stopped_goes_on(start: Start, run: Callable[.
         stopped = live.end()
     assert stopped.exit_code == 75, stopped.output
     assert stopped.report["exit_reason"] == "saved"
-    newest = generations(stopped.output_dir)[-1]
+    newest = checkpoints(stopped.output_dir)[-1]
     done = run(num_ranks=2, mpi=mpi, settings=PACED)
     assert_complete(done, num_simulations=3)
     assert done.report["restarts"] == 1
-    assert int(generations(done.output_dir)[-1]) > int(newest)
+    assert int(checkpoints(done.output_dir)[-1]) > int(newest)
 
 
 def test_a_study_saves_and_leaves_before_its_time_is_over(run: Callable[..., Run]) -> None:
     done = run(num_ranks=2, settings=ENDLESS, arguments=["--time-limit", "00:00:04"])
     assert done.exit_code == 75, done.output
     assert (done.report["exit_reason"], done.report["balanced"]) == ("saved", True)
-    assert generations(done.output_dir) == ["000001"]
+    assert checkpoints(done.output_dir) == ["000001"]
 
 
 def test_resume_insists_on_an_earlier_run(run: Callable[..., Run]) -> None:
@@ -161,7 +162,6 @@ def test_a_restart_that_fails_in_its_set_up_says_why_and_nothing_of_an_account(
     assert_complete(done, num_simulations=4)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("ranks", [(2, 1), pytest.param((3, 2, 1), marks=pytest.mark.full)], ids=["2-1", "3-2-1"])
 def test_no_random_number_comes_twice_on_other_numbers_of_ranks(run: Callable[..., Run], ranks: Sequence[int]) -> None:
     settings = {"server.class": "dicing_server.py:DicingServer", "study.simulations": 3, "buffer.policy": "reservoir"}
@@ -191,27 +191,27 @@ def test_a_study_that_ended_at_max_batches_goes_on_with_more_of_them(run: Callab
         pytest.param("manifest.json", marks=pytest.mark.full),
     ],
 )
-def test_a_damaged_generation_is_set_aside_and_the_one_before_it_continued(
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_continued(
     killed: Run, run: Callable[..., Run], tmp_path: Path, file: str
 ) -> None:
     output_dir = copy_of(killed, tmp_path)
-    *_, older, newest = generations(output_dir)
+    *_, older, newest = checkpoints(output_dir)
     flip_a_byte(output_dir / "checkpoints" / newest / file)
     done = run(num_ranks=2, settings=KILLED)
     assert_complete(done, num_simulations=4)
     assert (output_dir / "checkpoints" / f"{newest}.damaged" / "reason.txt").exists()
     said = (output_dir / "logs" / "server-0.log").read_text() + done.output
     assert f"checkpoint {int(newest)} is damaged and was set aside" in said
-    epochs = (output_dir / "checkpoints" / "epochs.jsonl").read_text().splitlines()
-    assert [json.loads(line)["base"] for line in epochs] == [0, int(older)]
+    incarnations = json.loads((output_dir / "checkpoints" / "incarnations.json").read_text())
+    assert [start["base"] for start in incarnations["starts"]] == [0, int(older)]
 
 
 def test_a_study_of_which_no_checkpoint_can_be_used_ends_with_6_and_changes_none(
     killed: Run, run: Callable[..., Run], tmp_path: Path
 ) -> None:
     output_dir = copy_of(killed, tmp_path)
-    for generation in generations(output_dir):
-        flip_a_byte(output_dir / "checkpoints" / generation / "study.state")
+    for checkpoint in checkpoints(output_dir):
+        flip_a_byte(output_dir / "checkpoints" / checkpoint / "study.state")
     before = contents(output_dir / "checkpoints")
     done = run(num_ranks=2, settings=KILLED)
     assert done.exit_code == 6
@@ -229,7 +229,7 @@ def on_a_small_disk(disk: Path, kept: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("clear_at", [8, None])
-def test_a_full_disk_stops_no_training_and_destroys_no_good_generation(
+def test_a_full_disk_stops_no_training_and_destroys_no_good_checkpoint(
     run: Callable[..., Run], tmp_path: Path, clear_at: int | None
 ) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
@@ -247,11 +247,11 @@ def test_a_full_disk_stops_no_training_and_destroys_no_good_generation(
     assert (done.account["trained"], done.account["untrained"]) == (120, 0)
     if clear_at is not None:
         assert_complete(done, num_simulations=6)
-        assert len(generations(kept)) == 2
+        assert len(checkpoints(kept)) == 2
     else:
         assert (done.exit_code, done.report["exit_code"]) == (5, 5)
         assert "the last checkpoint could not be committed" in done.report["message"]
-        assert generations(kept) == ["000001"]
+        assert checkpoints(kept) == ["000001"]
     assert not list(damage(kept / "checkpoints"))
 
 
@@ -285,7 +285,7 @@ def test_a_server_that_wakes_up_after_another_has_taken_over_changes_nothing(
     assert "a newer start of the server has taken over" in woken.output
     assert new.report["exit_reason"] == "finished"
     assert not (output_dir / "exit.json").exists()
-    # All it may leave is a generation that does not count.
+    # All it may leave is a checkpoint that does not count.
     assert after.items() <= contents(output_dir / "checkpoints").items()
     again = run_study(NUMPY_STUDY, output_dir, **options)
     assert "ripple is finished" in again.output

@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 
 from stream_server.config import load
-from stream_server.server.evaluate import evaluate
-from stream_server.server.plain_state import read_state
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.killing import generations, killed_at
-from tests.study.runs import Run, run_study
-from tests.study.test_every_way import assert_complete
+from stream_server.server.commands.evaluate import evaluate
+from stream_server.storage.plain_state import read_state
+from tests.support.killing import checkpoints, killed_at
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
 
 # Two studies with torch, one after the other.
-pytestmark = pytest.mark.timeout(180)
 
 SETTINGS: dict[str, Any] = {
     "study.simulations": 4,
@@ -69,7 +66,7 @@ def test_a_schedule_ends_at_its_last_rate_after_a_restart_on_fewer_ranks(restart
     assert restarted.report["restarts"] == 1
     assert restarted.report["updates"] > NUM_STEPS
     state = read_state(
-        restarted.output_dir / "checkpoints" / generations(restarted.output_dir)[-1] / "model/model.state"
+        restarted.output_dir / "checkpoints" / checkpoints(restarted.output_dir)[-1] / "model/model.state"
     )
     expected, [scheduler], [optimizer] = one_cycle(), state["schedulers"], state["optimizers"]
     assert (scheduler["total_steps"], scheduler["last_epoch"]) == (NUM_STEPS, NUM_STEPS)

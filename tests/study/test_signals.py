@@ -1,7 +1,6 @@
 """A study that is stopped saves a checkpoint, and one that loses a process leaves nothing behind."""
 
 import signal
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.study.runs import LiveRun, Run
-from tests.study.test_every_way import assert_complete
+from tests.support.runs import LiveRun, Run, assert_complete
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
@@ -76,10 +74,8 @@ def test_a_second_ctrl_c_ends_a_study_at_once(start: Start, deaf: dict[str, Any]
         live.process.send_signal(signal.SIGINT)
         live.wait_until(lambda: "stopping" in live.launcher_log)
         live.process.send_signal(signal.SIGINT)
-        asked_at = time.time()
-        done = live.end(limit_s=20)
+        done = live.end(limit_s=5)
         assert done.exit_code != 0
-        assert done.ended_at - asked_at < 5
 
 
 def rank_0(live: LiveRun) -> psutil.Process:

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,11 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.mpi.launch import mpirun
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.runs import LiveRun, Run
-from tests.study.test_every_way import assert_complete
 from tests.study.test_signals import ENDLESS, wait_for
+from tests.support.launch import mpirun
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
@@ -55,10 +52,8 @@ def test_user_code_that_never_returns_is_named_with_where_the_others_wait(
 ) -> None:
     with start(num_ranks=2, mpi=mpi, settings=stalling(method, deaf=True)) as live:
         live.wait_until(lambda: "blocked" in live.said)
-        blocked_at = time.time()
-        done = live.end(limit_s=30)
+        done = live.end(limit_s=STALL_S + 7)
     assert done.exit_code == 7, done.output
-    assert done.ended_at - blocked_at < STALL_S + 7
     said = failure(done)["message"]
     assert said.startswith(f"the ranks have not met for {STALL_S:g} s (server.stall_s): ")
     assert f"rank 0 waits for the others in {waits_in}" in said
@@ -109,7 +104,7 @@ def test_a_server_that_stalls_is_started_again_by_the_launcher(start: Start) -> 
 
 
 def test_simulations_that_take_longer_than_the_limit_to_end_are_no_stall(start: Start, tmp_path: Path) -> None:
-    settings = {"simulation.command": ["python", "lingering.py", "4"], "server.stall_s": 2.0}
+    settings = {"simulation.command": ["python", "lingering.py", "8"], "server.stall_s": 5.0}
     with start(num_ranks=2, settings=settings | {"study.simulations": 1, "validation.simulations": 0}) as live:
         done = live.end()
     assert done.exit_code == 0, done.output
@@ -132,10 +127,8 @@ def test_the_loss_of_the_proxy_of_mpich_ends_mpirun_and_all_ranks(start: Start) 
         assert proxy is not None
         assert proxy.name() == "hydra_pmi_proxy"
         proxy.kill()
-        lost_at = time.time()
-        done = live.end(limit_s=20)
+        done = live.end(limit_s=5)
     assert done.exit_code != 0
-    assert done.ended_at - lost_at < 5
     assert "mpirun, or the process of it that started this rank, is gone" in failure(done)["message"]
 
 
@@ -150,10 +143,8 @@ def test_the_first_signal_ends_a_set_up(
     with start(num_ranks=num_ranks, mpi=mpi, settings=settings) as live:
         live.wait_until(lambda: "blocked" in live.said)
         live.process.send_signal(signal.SIGINT)
-        asked_at = time.time()
-        done = live.end(limit_s=20)
+        done = live.end(limit_s=5)
     assert done.exit_code == 75, done.output
-    assert done.ended_at - asked_at < 5
     assert "stopped by SIGINT during the set-up; run it again to go on" in done.output
     assert "Traceback" not in done.output
 
@@ -177,10 +168,8 @@ def test_a_second_signal_ends_a_server_whose_user_code_hears_none(start: Start, 
         with pytest.raises(psutil.TimeoutExpired):
             psutil.Process(live.process.pid).wait(0.6)
         live.process.send_signal(signal.SIGTERM)
-        asked_at = time.time()
-        done = live.end(limit_s=20)
+        done = live.end(limit_s=5)
     assert done.exit_code == 130, done.output
-    assert done.ended_at - asked_at < 5
 
 
 def test_ctrl_c_before_the_first_batch_does_not_claim_that_all_is_trained(start: Start, tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.study.conftest import KILLED, NUMPY_STUDY
-from tests.study.killing import copy_of, flip_a_byte, generations
-from tests.study.runs import LiveRun, Run, failpoints, run_study
-from tests.study.test_every_way import assert_complete
+from tests.study.conftest import KILLED
+from tests.support.killing import checkpoints, copy_of, flip_a_byte
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_study
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
@@ -147,7 +146,7 @@ def test_a_simulation_that_did_not_hear_that_it_is_finished_hears_it_from_the_ne
         saved = live.launcher_log.count("Committed(")
         live.wait_until(lambda: live.launcher_log.count("Committed(") >= saved + 2)
         live.ranks[0].kill()
-        live.wait_until(lambda: "epoch 2" in live.launcher_log)
+        live.wait_until(lambda: "incarnation 2" in live.launcher_log)
         go.touch()
         done = live.end()
     assert_complete(done, num_simulations=6)
@@ -185,8 +184,8 @@ def test_checkpoints_of_which_none_can_be_used_are_no_reason_to_start_the_server
     killed: Run, supervise: Callable[..., Run], tmp_path: Path
 ) -> None:
     output_dir = copy_of(killed, tmp_path)
-    for generation in generations(output_dir):
-        flip_a_byte(output_dir / "checkpoints" / generation / "study.state")
+    for checkpoint in checkpoints(output_dir):
+        flip_a_byte(output_dir / "checkpoints" / checkpoint / "study.state")
     done = supervise(settings=KILLED | {"server.ranks": 2})
     assert done.exit_code == 6
     assert num_starts(done) == 1

@@ -1,4 +1,4 @@
-"""What a study leaves of its model, and what another one begins with."""
+"""The model that a study saves, and the one with which another study begins."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from safetensors import numpy as numpy_files
 
-from tests.study.conftest import NUMPY_STUDY
-from tests.study.killing import copy_of, killed_at
 from tests.study.numpy_study.ripple import NUM_STEPS, PLACES
-from tests.study.runs import Run, run_study
-from tests.study.test_every_way import assert_complete
+from tests.support.killing import copy_of, killed_at
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
 
 NORMALIZED: dict[str, Any] = {
     "server.class": "normalizing_server.py:NormalizingServer",
@@ -59,7 +57,6 @@ def test_statistics_count_each_sample_once_over_a_restart(half_way: Run, tmp_pat
     assert_has_the_statistics_of_all_samples(done)
 
 
-@pytest.mark.timeout(120)
 def test_a_study_starts_from_the_model_of_another(tmp_path: Path) -> None:
     first = run_study(NUMPY_STUDY, tmp_path / "first", num_ranks=2, settings=NETWORK)
     assert_complete(first, num_simulations=6)
@@ -75,7 +72,6 @@ def test_a_study_starts_from_the_model_of_another(tmp_path: Path) -> None:
     assert "the study starts from" in log
 
 
-@pytest.mark.timeout(120)
 def test_a_study_that_goes_on_does_not_start_from_another(tmp_path: Path) -> None:
     settings = NORMALIZED | {"load": {"checkpoint": str(tmp_path / "gone")}}
     refused = run_study(NUMPY_STUDY, tmp_path / "run", settings=settings)

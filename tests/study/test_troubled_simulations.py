@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.study.runs import Run
+from tests.support.runs import Run
 
 VICTIM = 3  # of the simulations 0 for validation and 1 to 6 for training
 

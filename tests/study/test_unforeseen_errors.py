@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.study.runs import Run
+from tests.support.runs import Run
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from tests.study.runs import Run
         ("server.trained", "training"),
         ("server.before_capture", "training"),
         ("server.model_ready", "set-up"),
-        ("epochs.appended", None),
+        ("incarnations.appended", None),
     ],
 )
 def test_an_error_of_ours_ends_a_study_with_70_and_its_traceback(

@@ -4,21 +4,31 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from stream_server.client_api.messages import FieldSpec
-from stream_server.server.record.facts import RecordFacts
-from stream_server.server.record.recorder import Recorder
-from tests.server.record.recorded import FIELDS, PARAMETERS, Key, parameters_of, slots_with
+import numpy as np
+
+from stream_server.messages.client import FieldSpec
+from stream_server.server.replay.record_format import RecordFacts
+from stream_server.server.replay.recorder import Recorder
+from tests.support.recorded import FIELDS, PARAMETERS, Key, parameters_of, slots_with
 
 
 def recorder(
-    folder: Path, keys: Sequence[Key], *, epoch: int, position: int, rank: int = 0, num_ranks: int = 1, study: int = 0
+    folder: Path,
+    keys: Sequence[Key],
+    *,
+    incarnation: int,
+    position: int,
+    rank: int = 0,
+    num_ranks: int = 1,
+    study: int = 0,
 ) -> Recorder:
     """The recorder of a rank, whose slots hold the samples of these keys; each `study` is another one."""
     facts = RecordFacts(
         study="waves",
         ranks=num_ranks,
-        fields=tuple(FieldSpec(name=name, **{**it, "shape": tuple(it["shape"])}) for name, it in FIELDS.items()),
+        fields=field_specs(FIELDS),
         parameters=PARAMETERS,
         routing="steps",
         first=0,
@@ -28,12 +38,23 @@ def recorder(
         seed=7 + study,
     )
     rows = slots_with(keys)
-    return Recorder(folder, facts, rank=rank, epoch=epoch, position=position, rows=rows, parameters_of=parameters_of)
+    return Recorder(
+        folder, facts, rank=rank, incarnation=incarnation, position=position, rows=rows, parameters_of=parameters_of
+    )
+
+
+def field_specs(fields: dict[str, Any]) -> tuple[FieldSpec, ...]:
+    """The fields of study.json as a record has them."""
+    given = {name: {**it, "shape": tuple(it["shape"])} for name, it in fields.items()}
+    return tuple(
+        FieldSpec(name=name, **{**it, "dtype": np.dtype(it["dtype"]).str if "dtype" in it else ""})
+        for name, it in given.items()
+    )
 
 
 @contextmanager
 def warnings_heard() -> Iterator[list[str]]:
-    """What is logged meanwhile, and goes nowhere else."""
+    """Collect the warnings that are logged meanwhile, instead of printing them."""
     heard: list[str] = []
     listener = logging.Handler(logging.WARNING)
     listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]

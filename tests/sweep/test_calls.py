@@ -1,15 +1,19 @@
-"""A sample of `python -m tests.sweep calls`; all of it is in `make sweep`."""
+"""A sample of `python -m tests.campaigns calls`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.sweep.calls.campaign import CallSweep
+from tests.campaigns import Tally
+from tests.sweep.calls.campaign import FailingCalls
 from tests.sweep.calls.faults import Kind
 from tests.sweep.calls.programs import PROGRAMS
 from tests.sweep.calls.run import Stage
 from tests.sweep.calls.sweep import Bench
-from tests.sweep.campaign import Tally, run, scratch
+from tests.sweep.campaign import scratch
+
+pytestmark = pytest.mark.slow
 
 NUM_CASES = 15
 
@@ -20,12 +24,13 @@ def bench() -> Iterator[Bench]:
         yield Bench(stage, folder)
 
 
-def test_whatever_system_call_fails_a_restart_finds_what_was_reported(request: pytest.FixtureRequest) -> None:
-    seed, tally = int(request.config.option.hypothesis_seed), Tally()
-    with scratch() as folder, CallSweep().planned(folder, seed=seed, num=NUM_CASES, only="") as cases:
-        run(cases, tally)
+def test_whatever_system_call_fails_a_restart_finds_what_was_reported(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seed = int(request.config.option.hypothesis_seed)
+    tally = Tally.of(FailingCalls(folder=tmp_path, seed=seed, cases=NUM_CASES).run())
     assert tally.violations == []
-    assert tally.num_cases == NUM_CASES
+    assert tally.cases["all"] == NUM_CASES
 
 
 def test_every_program_changes_its_folder_by_many_calls(bench: Bench) -> None:

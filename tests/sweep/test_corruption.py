@@ -1,35 +1,38 @@
-"""A sample of `python -m tests.sweep corruption`; more of it is in `make sweep`."""
+"""A sample of `python -m tests.campaigns corruption`."""
+
+from pathlib import Path
 
 import pytest
 
-from stream_server.server.checkpoint.generations import Generations
-from tests.sweep.campaign import Tally, run, scratch
-from tests.sweep.corruption.campaign import CorruptionSweep
+from stream_server.server.checkpoint.folder import CheckpointFolder
+from tests.campaigns import Tally
+from tests.sweep.campaign import scratch
+from tests.sweep.corruption.campaign import DamagedFiles
 from tests.sweep.corruption.stores import checkpoints
 
 NUM_CASES = 300
 
 
-def swept(seed: int, num: int, only: str = "") -> Tally:
-    tally = Tally()
-    with scratch() as folder, CorruptionSweep().planned(folder, seed=seed, num=num, only=only) as cases:
-        run(cases, tally)
-    return tally
+def swept(folder: Path, seed: int, only: str = "") -> Tally:
+    return Tally.of(DamagedFiles(folder=folder, seed=seed, cases=NUM_CASES, only=only).run())
 
 
-def test_whatever_becomes_of_a_file_a_restart_does_not_believe_it(request: pytest.FixtureRequest) -> None:
-    tally = swept(int(request.config.option.hypothesis_seed), NUM_CASES)
+@pytest.mark.slow
+def test_whatever_becomes_of_a_file_a_restart_does_not_believe_it(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    tally = swept(tmp_path, int(request.config.option.hypothesis_seed))
     assert tally.violations == []
-    assert tally.num_cases > 0.8 * NUM_CASES
-    assert set(tally.outcomes) > {"refused in words", "set aside, the one before used"}
+    assert tally.cases["all"] > 0.8 * NUM_CASES
+    assert set(tally.totals) > {"refused in words", "set aside, the one before used"}
 
 
-def test_the_generation_that_is_damaged_could_be_continued() -> None:
+def test_the_checkpoint_that_is_damaged_could_be_continued() -> None:
     with scratch() as folder:
         checkpoints.make(folder / "checkpoints", 0)
         assert checkpoints.loads(folder / "checkpoints")
 
 
-def test_a_restart_that_does_not_look_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Generations, "verify", lambda *_: {})
-    assert swept(0, NUM_CASES, only="checkpoints/000002/rank-0/samples.rows").violations
+def test_a_restart_that_does_not_look_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CheckpointFolder, "verify", lambda *_: {})
+    assert swept(tmp_path, 0, only="checkpoints/000002/rank-0/samples.rows").violations

@@ -1,4 +1,4 @@
-"""What the sweeps have found, each in its place."""
+"""Bugs that the sweeps have found, each at its place."""
 
 import errno
 import os
@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server import disk
 from stream_server.errors import DamagedCheckpoint
-from stream_server.launcher.journal import JOURNAL_FILE, Journal
-from stream_server.launcher.records import AttemptGiven, decode
-from stream_server.server.model_export import MODEL_FILE, export_model
-from stream_server.server.normalization import Normalization
-from stream_server.server.output import OutputFolder
-from stream_server.server.tensor_file import read_tensors
-from stream_server.server.warm_start import find_source
+from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.journal.records import decode
+from stream_server.launcher.schedule.actions import Give
+from stream_server.server.model.model_export import MODEL_FILE, export_model
+from stream_server.server.model.warm_start import find_source
+from stream_server.server.run.output import OutputFolder
+from stream_server.server.user.normalization import Normalization
+from stream_server.storage import disk
+from stream_server.storage.tensor_file import read_tensors
 from tests.sweep.calls.programs.output import CONFIG
 from tests.sweep.records import recorder
 
@@ -55,7 +56,7 @@ def failing(*names: str) -> Iterator[None]:
 
 
 def write(journal: Journal, number: int) -> None:
-    journal.write(AttemptGiven(simulation=number, attempt=0))
+    journal.write(Give(token=1, simulation=number, attempt=0))
 
 
 def test_a_start_that_was_killed_while_it_wrote_study_json_can_be_repeated(tmp_path: Path) -> None:
@@ -74,11 +75,11 @@ def test_a_record_that_could_neither_be_synced_nor_taken_back_is_gone_before_the
         with failing("fsync"), pytest.raises(OSError, match="Input/output"):
             write(journal, 4)
     found = list(decode((tmp_path / JOURNAL_FILE).read_bytes()))
-    assert found == [AttemptGiven(simulation=number, attempt=0) for number in (1, 3)]
+    assert found == [Give(token=1, simulation=number, attempt=0) for number in (1, 3)]
 
 
 def test_a_recording_whose_file_cannot_be_closed_ends_and_the_study_goes_on(tmp_path: Path) -> None:
-    opened = recorder(tmp_path, [(2, 1), (2, 2)], epoch=1, position=0)
+    opened = recorder(tmp_path, [(2, 1), (2, 2)], incarnation=1, position=0)
     with opened:
         opened.append([0, 1])
         real, disk.os = disk.os, FailingOs("close")  # type: ignore[assignment]

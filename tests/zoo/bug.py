@@ -11,7 +11,7 @@ PATCH_BEGINS = "--- "
 
 
 class Form(StrEnum):
-    """Where a bug is caught: by tests of `make test`, `QUICK` if they take less than 2 s, or by a long campaign."""
+    """The catcher of a bug: tests of `make test`, `QUICK` if they take less than 2 s, or a long campaign."""
 
     QUICK = "quick"
     SHORT = "short"
@@ -20,7 +20,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bug:
-    """What stands above the patch in its file: in `text` what is wrong, in `promises` what that breaks.
+    """The header of a patch file: `text` says what is wrong, `promises` what that breaks.
 
     Each of `catchers` must notice it: a test, by its name for pytest, or, of a long one, a command that ends with 1.
     """
@@ -71,5 +71,5 @@ def named(bugs: Sequence[Bug], names: Sequence[str]) -> list[Bug]:
     """
     unknown = sorted(set(names) - {bug.name for bug in bugs})
     if unknown:
-        raise ValueError(f"there is no bug {', '.join(unknown)}: `python -m tests.zoo --list` shows them")
+        raise ValueError(f"there is no bug {', '.join(unknown)}: `python -m tests.campaigns zoo --list` shows them")
     return [bug for bug in bugs if not names or bug.name in names]

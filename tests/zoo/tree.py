@@ -113,7 +113,7 @@ def apply(patch: Path, tree: Path, *, check: bool = False) -> None:
 
 
 def touched_files(patch: Path) -> list[str]:
-    """What a patch changes, by relative path."""
+    """The files that a patch changes, by relative path."""
     return [line.removeprefix("+++ b/") for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
 
 

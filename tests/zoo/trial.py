@@ -25,7 +25,7 @@ _SKIPPED = re.compile(r"(\d+) skipped in ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ran:
-    """What came of tests or of a command: those that `failed` or died, and how long each took.
+    """The outcome of tests or of a command: those that `failed` or died, and how long each took.
 
     `tests` are those that were run to an end, in either way. `is_well`: nothing went wrong, and none was skipped.
     """

@@ -19,6 +19,10 @@ if(STREAM_CLIENT_MELISSA)
     install(FILES include/melissa_api.h include/melissa_api_no_mpi.h include/melissa_api.f include/melissa_api.f90
             DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
     install(DIRECTORY include/melissa DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+    foreach(language f f90)
+        install(FILES include/melissa_api.${language} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/melissa"
+                RENAME api.${language})
+    endforeach()
     list(APPEND modules ${melissa_targets})
 endif()
 
@@ -35,6 +39,19 @@ endforeach()
 configure_package_config_file(
     cmake/StreamClientConfig.cmake.in StreamClientConfig.cmake INSTALL_DESTINATION "${package}" PATH_VARS sources)
 write_basic_package_version_file(StreamClientConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+if(TARGET stream_client_melissa_api)
+    # Melissa's own names for the library and the package.
+    set(link "${CMAKE_SHARED_LIBRARY_PREFIX}melissa${CMAKE_SHARED_LIBRARY_SUFFIX}")
+    file(CREATE_LINK "${CMAKE_SHARED_LIBRARY_PREFIX}melissa_api${CMAKE_SHARED_LIBRARY_SUFFIX}"
+         "${CMAKE_CURRENT_BINARY_DIR}/${link}" SYMBOLIC)
+    install(FILES "${CMAKE_CURRENT_BINARY_DIR}/${link}" DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+    file(STRINGS include/melissa/config.h melissa_version REGEX "define MELISSA_VERSION ")
+    string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" melissa_version "${melissa_version}")
+    write_basic_package_version_file(
+        MelissaConfigVersion.cmake VERSION ${melissa_version} COMPATIBILITY SameMajorVersion)
+    install(FILES "${CMAKE_CURRENT_BINARY_DIR}/MelissaConfigVersion.cmake" cmake/MelissaConfig.cmake
+            DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/Melissa")
+endif()
 install(EXPORT StreamClientTargets NAMESPACE StreamClient:: DESTINATION "${package}")
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/StreamClientConfig.cmake"
               "${CMAKE_CURRENT_BINARY_DIR}/StreamClientConfigVersion.cmake"

@@ -31,3 +31,10 @@ interface
   end subroutine melissa_finalize
 
 end interface
+
+! Names of couplings, which have no effect here.
+integer, parameter :: melissa_coupling_none = 0
+integer, parameter :: melissa_coupling_zmq = 0
+integer, parameter :: melissa_coupling_default = 0
+integer, parameter :: melissa_coupling_mpi = 1
+integer, parameter :: melissa_coupling_flowvr = 2

@@ -4,7 +4,7 @@
  * order, and together are one field of the study. Then each time step is one melissa_send per field. melissa_finalize
  * comes before MPI_Finalize. Nothing here ends the process: what is wrong is printed once, and the simulation goes on
  * alone.
- * One thread at a time. docs/clients.md tells what becomes of Melissa's configuration.
+ * One thread at a time. docs/guide/clients.md tells what becomes of Melissa's configuration.
  */
 #ifndef MELISSA_API_H
 #define MELISSA_API_H

@@ -2,6 +2,7 @@
 #ifndef MELISSA_API_NO_MPI_H
 #define MELISSA_API_NO_MPI_H
 
+#include "melissa/config.h"
 #include "stream_client.h"
 
 #ifdef __cplusplus

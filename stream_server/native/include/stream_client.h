@@ -12,7 +12,8 @@
  *
  * Every function that returns int gives STREAM_OK, STREAM_STOP or a negative STREAM_ERROR_...; none ends the process or
  * installs a signal handler. After a failure of the connection all further calls give the same error.
- * With STREAM_CONNECTION=none in the environment every call succeeds and does nothing: the same program runs alone.
+ * With STREAM_CONNECTION=none in the environment every call succeeds and does nothing: the same program runs alone. Its
+ * parameters are those that it gives itself, or else those of the JSON object in STREAM_PARAMETERS.
  *
  * Threads: a stream_simulation belongs to one thread at a time; different ones may be used by different threads at
  * once. The library starts only ZeroMQ's own threads. A simulation belongs to the process that connected it: a child

@@ -16,6 +16,7 @@ typedef struct {
     int index;    /* in the study */
     int64_t size; /* values of this rank */
     bool is_put;
+    char name[MAX_NAME + 1]; /* as the code calls it, as far as that can be printed */
 } relayed_field;
 
 /* Melissa's functions have no handle: there is one simulation in a process. */
@@ -61,9 +62,13 @@ static bool has_study(void) {
     return relay.simulation != NULL && stream_num_fields(relay.simulation) > 0;
 }
 
-/* Fortran passes names without a terminator: a name is what it has in common with a field of the study. */
+/* Fortran passes names without a terminator: a name is what it has in common with a field of the study, in whose names
+ * an underscore stands for signs such as brackets: "velocity[X]" is velocity_X, and never velocity. */
 static bool begins_with(const char *name, const char *field) {
-    return strncmp(name, field, strlen(field)) == 0;
+    for (; *field != '\0'; ++field, ++name) {
+        if (*name != *field && !(*field == '_' && ispunct((unsigned char)*name))) return false;
+    }
+    return *name != '[';
 }
 
 static const char *field_name_of(int index) {
@@ -81,13 +86,16 @@ static int studied(const char *name) {
     return longest;
 }
 
-/* That field, or NULL if melissa_init was not called for it. */
-static relayed_field *relayed(const char *name) {
-    const int index = studied(name);
+/* The study's field `index`, or NULL if melissa_init was not called for it. */
+static relayed_field *relayed_at(int index) {
     for (relayed_field *it = relay.fields; it < relay.fields + relay.num_fields; ++it) {
         if (it->index == index) return it;
     }
     return NULL;
+}
+
+static relayed_field *relayed(const char *name) {
+    return relayed_at(studied(name));
 }
 
 /* How much of a name that may have no end can be printed. */
@@ -103,13 +111,26 @@ static void fail_unknown(const char *name) {
         const size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s'%s'", i ? ", " : "", field_name_of(i));
     }
-    sc_relay_fail("the name '%.*s' does not begin with that of a field in study.json: %s. Use the same names in both.",
+    sc_relay_fail("the name '%.*s' does not begin with that of a field in study.json: %s. Use the same names in both; "
+                  "write velocity_X there for velocity[X].",
                   printable(name), name, names);
 }
 
 static bool connects(void) {
     if (relay.has_failed) return false;
     return succeeds(stream_connect(&relay.simulation, relay.group->rank, relay.group->num_ranks));
+}
+
+/* Codes that initialise a field whenever they send it say the same again. */
+static void check_repeated(const relayed_field *field, const char *name, int size) {
+    const char *studied_name = field_name_of(field->index);
+    if (strlen(field->name) != (size_t)printable(name) || strncmp(field->name, name, strlen(field->name)) != 0) {
+        sc_relay_fail("the names '%s' and '%.*s' both begin with the field '%s' of study.json. Give each a field there",
+                      field->name, printable(name), name, studied_name);
+    } else if (field->size != size) {
+        sc_relay_fail("melissa_init was called twice for the field '%s' of study.json: with the size %lld, then %d",
+                      studied_name, (long long)field->size, size);
+    }
 }
 
 /* Whether this rank could declare the field, whatever the others have of it. */
@@ -122,7 +143,7 @@ static bool can_relay(const char *name, int size) {
     } else if (studied(name) < 0) {
         fail_unknown(name);
     } else if (relayed(name) != NULL) {
-        sc_relay_fail("melissa_init was called twice for the field '%s' of study.json", field_name_of(studied(name)));
+        check_repeated(relayed(name), name, size);
     }
     return !relay.has_failed;
 }
@@ -139,8 +160,9 @@ static void fail_rows(const char *field, int64_t before, int64_t size, int64_t n
                   (long long)before, (long long)(before + size - 1), field, (long long)row, (long long)num_values);
 }
 
-/* Declare the block behind those of lower ranks. */
-static bool declares(const char *field, int64_t size, int64_t before, int64_t total) {
+/* Declare and remember the block behind those of lower ranks. */
+static bool declares(const char *name, int64_t size, int64_t before, int64_t total) {
+    const char *field = field_name_of(studied(name));
     int64_t shape[STREAM_MAX_DIMENSIONS], offset[STREAM_MAX_DIMENSIONS], count[STREAM_MAX_DIMENSIONS];
     const int ndim = stream_field_shape(relay.simulation, field, shape);
     if (!succeeds(ndim)) return false;
@@ -152,7 +174,11 @@ static bool declares(const char *field, int64_t size, int64_t before, int64_t to
     } else if (ndim > 0 || size > 0) { /* a scalar has no empty block: a rank without it does not declare it */
         succeeds(stream_declare_field(relay.simulation, field, STREAM_FLOAT64, ndim, shape, offset, count));
     }
-    return !relay.has_failed;
+    if (relay.has_failed) return false;
+    relayed_field *it = &relay.fields[relay.num_fields++];
+    *it = (relayed_field){.index = studied(name), .size = size};
+    memcpy(it->name, name, printable(name));
+    return true;
 }
 
 void sc_relay_init(const char *field_name, int size, sc_group *group) {
@@ -163,35 +189,43 @@ void sc_relay_init(const char *field_name, int size, sc_group *group) {
     int64_t before = 0, total = 0;
     /* A rank that failed takes part in what is collective, or the others would wait for it. */
     fine = group->agree(group, fine, size, &before, &total);
-    const int field = fine && has_study() ? studied(field_name) : -1;
-    if (field >= 0) fine = declares(field_name_of(field), size, before, total);
+    if (fine && has_study() && relayed(field_name) == NULL) fine = declares(field_name, size, before, total);
     if (!group->agree(group, fine, 0, &before, &total)) {
         relay.has_failed = true; /* the rank that knows why says it */
         stream_abandon(&relay.simulation);
-    } else if (field >= 0) {
-        relay.fields[relay.num_fields++] = (relayed_field){.index = field, .size = size};
+    }
+}
+
+/* Of a field for which melissa_init was never called, each rank has its even share: if it is not optional, the library
+ * then says that it is missing, and no rank waits for what will not come. */
+static void declare_others(void) {
+    int64_t shape[STREAM_MAX_DIMENSIONS];
+    for (int i = 0; i < stream_num_fields(relay.simulation) && !relay.has_failed; ++i) {
+        const char *name = field_name_of(i);
+        const int ndim = stream_field_shape(relay.simulation, name, shape);
+        if (relayed_at(i) != NULL || (ndim == 0 && relay.group->rank > 0)) continue;
+        succeeds(stream_declare_field(relay.simulation, name, STREAM_AS_PUT, ndim, shape, NULL, NULL));
     }
 }
 
 static void close_step(void) {
     int64_t num, first = 0, every = 1;
+    if (relay.num_steps == 0) declare_others();
+    if (relay.has_failed) return;
     if (!succeeds(stream_time_steps(relay.simulation, &num, &first, &every))) return;
     for (int i = 0; i < relay.num_fields; ++i) relay.fields[i].is_put = false;
     succeeds(stream_send(relay.simulation, first + relay.num_steps++ * every));
 }
 
-static bool all_are_put(void) {
-    for (int i = 0; i < relay.num_fields; ++i) {
-        if (!relay.fields[i].is_put) return false;
-    }
-    return true;
+static int num_put(void) {
+    int num = 0;
+    for (int i = 0; i < relay.num_fields; ++i) num += relay.fields[i].is_put;
+    return num;
 }
 
-static bool some_are_put(void) {
-    for (int i = 0; i < relay.num_fields; ++i) {
-        if (relay.fields[i].is_put) return true;
-    }
-    return false;
+/* Codes may initialise a field only when they first send it, so the first step waits for all fields of the study. */
+static bool is_whole(void) {
+    return num_put() == (relay.num_steps == 0 ? stream_num_fields(relay.simulation) : relay.num_fields);
 }
 
 void sc_relay_send(const char *field_name, const double *values) {
@@ -208,11 +242,11 @@ void sc_relay_send(const char *field_name, const double *values) {
     if (relay.has_failed) return;
     if (field->size > 0 && !succeeds(stream_put(relay.simulation, field_name_of(field->index), values))) return;
     field->is_put = true;
-    if (all_are_put()) close_step();
+    if (is_whole()) close_step();
 }
 
 void sc_relay_finalize(void) {
-    if (!relay.has_failed && has_study() && some_are_put()) close_step();
+    if (!relay.has_failed && has_study() && num_put() > 0) close_step();
     if (!relay.has_failed && relay.simulation != NULL) {
         const int result = stream_finish(&relay.simulation);
         if (result < 0) sc_relay_fail("%s", stream_error(NULL));

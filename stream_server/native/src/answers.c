@@ -21,7 +21,7 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
     if (connection->is_open)
         return STREAM_OK;
     connection->is_open = true;
-    connection->epoch = opened->epoch;
+    connection->incarnation = opened->incarnation;
     connection->credit = opened->credit;
     connection->window = sc_window_begin(opened->credit);
     if (!sc_bits_load(&connection->known, opened->known, opened->num_known_bytes))
@@ -52,7 +52,7 @@ static void take_text(char **place, char **text) {
 }
 
 static int take_refusal(sc_data_connection *connection, sc_refusal *refusal, bool *heard, sc_error *error) {
-    if (refusal->reason == SC_STALE_EPOCH) {
+    if (refusal->reason == SC_STALE_INCARNATION) {
         take_text(&connection->stale, &refusal->text);
         return STREAM_OK;
     }

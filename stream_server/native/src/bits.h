@@ -18,4 +18,16 @@ int sc_bits_add(sc_bits *bits, int64_t number);
 bool sc_bits_load(sc_bits *bits, const uint8_t *bytes, size_t num_bytes);
 void sc_bits_free(sc_bits *bits);
 
+/* Which time steps one client rank has had for the study: a set that remembers in which order they came first. */
+typedef struct {
+    sc_bits bits;
+    int64_t *order;
+    size_t num;
+    size_t capacity;
+} sc_entered;
+
+/* 1: it is new, 0: it was there, -1: no memory. */
+int sc_entered_add(sc_entered *entered, int64_t index);
+void sc_entered_free(sc_entered *entered);
+
 #endif

@@ -4,11 +4,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "reader.h"
 #include "simulation.h"
 #include "transport.h"
 
 #define ENVIRONMENT_VARIABLE "STREAM_CONNECTION"
 #define ALONE "none"
+#define PARAMETERS_VARIABLE "STREAM_PARAMETERS"
 
 /* The connection file that the caller names, or else the environment; "" if neither does. */
 static const char *find(const stream_options *options) {
@@ -23,14 +25,34 @@ static int64_t number_in_environment(const char *name) {
     return text == NULL ? 0 : strtoll(text, NULL, 10);
 }
 
+/* What is simulated, as the caller says, or else the environment. */
+static int parameters_alone(sc_parameters *parameters, const stream_options *options, sc_error *error) {
+    const char *text = getenv(PARAMETERS_VARIABLE);
+    if (options->num_parameters > 0 || text == NULL || text[0] == '\0')
+        return sc_parameters_copy(parameters, options->num_parameters, options->parameter_names,
+                                  options->parameter_values, error);
+    sc_json json;
+    int status = sc_json_parse(text, strlen(text), &json, STREAM_ERROR_CONNECTION_FILE, error);
+    if (status == STREAM_OK) {
+        sc_reader reader = {&json, error, STREAM_ERROR_CONNECTION_FILE, PARAMETERS_VARIABLE, STREAM_OK};
+        sc_read_parameters(&reader, &json.values[0], parameters);
+        sc_json_free(&json);
+        status = reader.failed;
+    }
+    if (status != STREAM_ERROR_CONNECTION_FILE)
+        return status;
+    return sc_fail(error, status,
+                   PARAMETERS_VARIABLE " must be a JSON object such as {\"initial\": 300, \"left\": 100}, but is '%s'",
+                   text);
+}
+
 static int run_alone(stream_simulation *simulation, const stream_options *options, sc_error *error) {
     simulation->is_alone = true;
     simulation->id = options->simulation_id;
     if (simulation->id < 0)
         simulation->id = number_in_environment("STREAM_SIMULATION_ID");
     simulation->attempt = (uint32_t)number_in_environment("STREAM_ATTEMPT");
-    return sc_parameters_copy(&simulation->parameters, options->num_parameters, options->parameter_names,
-                              options->parameter_values, error);
+    return parameters_alone(&simulation->parameters, options, error);
 }
 
 /* The study has ended before this simulation began: it is what it was told, and what the connection file says. */

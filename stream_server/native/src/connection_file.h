@@ -1,4 +1,4 @@
-/* The connection file: where a study is, and how a simulation gets in. JSON, described in docs/protocol.md. */
+/* The connection file: where a study is, and how a simulation gets in. JSON, described in docs/reference/protocol.md. */
 #ifndef SC_CONNECTION_FILE_H
 #define SC_CONNECTION_FILE_H
 
@@ -6,7 +6,7 @@
 
 typedef struct {
     char *study;
-    uint32_t epoch;
+    uint32_t incarnation;
     char *host;
     sc_addresses control;
     int64_t simulation; /* -1: the server chooses */

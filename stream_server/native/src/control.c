@@ -20,7 +20,7 @@ static int hear(sc_dealer *dealer, sc_patience *patience, bool *is_answered, sc_
         int code = sc_dealer_receive(dealer, &is_there, answer, error);
         if (code != STREAM_OK || !is_there)
             return code;
-        bool is_stale = is_refusal(answer, SC_STALE_EPOCH);
+        bool is_stale = is_refusal(answer, SC_STALE_INCARNATION);
         if (!is_stale)
             sc_patience_heard(patience);
         if (!is_stale && !is_refusal(answer, SC_BUSY)) {
@@ -35,14 +35,14 @@ static int hear(sc_dealer *dealer, sc_patience *patience, bool *is_answered, sc_
 static int ask_here(const sc_asker *asker, sc_transport *transport, const char *name, const sc_message *question,
                     sc_patience *patience, bool *is_answered, sc_reply *answer, sc_error *error) {
     sc_watch *watch = asker->watch;
-    uint32_t epoch = watch->file.epoch;
+    uint32_t incarnation = watch->file.incarnation;
     int code = sc_transport_connect(transport, &watch->file.control, name, error);
     if (code != STREAM_OK)
         return code;
     sc_dealer *dealer = &transport->dealers[0];
     code = sc_dealer_send(dealer, question, error);
     while (code == STREAM_OK && !dealer->is_lost && !sc_patience_is_over(patience)) {
-        if (sc_watch_is_newer_than(watch, epoch, false)) {
+        if (sc_watch_is_newer_than(watch, incarnation, false)) {
             sc_patience_heard(patience);
             return STREAM_OK;
         }

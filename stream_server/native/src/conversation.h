@@ -16,7 +16,7 @@ typedef struct {
     const sc_hello *hello;
     const sc_welcome *welcome;
     sc_welcome own_welcome;
-    uint32_t epoch;
+    uint32_t incarnation;
     sc_entered entered;
     bool has_session;
     sc_session session;

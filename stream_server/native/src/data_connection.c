@@ -3,10 +3,76 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "message.h"
+#include "crc32.h"
 #include "patience.h"
+#include "steps.h"
+#include "transport.h"
 
 #define PENDING_S 0.005
+
+static int send_message(sc_dealer *dealer, sc_data *data, const sc_frame *frames, int num_frames, sc_buffer *buffer,
+                        sc_error *error) {
+    data->has_checksum = dealer->needs_checksum;
+    data->checksum = 0;
+    for (int i = 0; i < num_frames && data->has_checksum; ++i)
+        data->checksum = sc_crc32(data->checksum, frames[i].bytes, frames[i].num_bytes);
+    return sc_dealer_send_data(dealer, data, frames, num_frames, buffer, error);
+}
+
+/* One frame for each present block: its rows of all steps. */
+static int send_whole(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data *data,
+                      sc_error *error) {
+    sc_frame frames[SC_MAX_FIELDS];
+    int num_frames = 0;
+    uint8_t *rows = steps->buffer->bytes;
+    for (int i = 0; i < layout->num_blocks; ++i) {
+        if (!(steps->present >> i & 1))
+            continue;
+        frames[num_frames++] = (sc_frame){rows, steps->num * layout->block_bytes[i]};
+        rows += steps->num_rows * layout->block_bytes[i];
+    }
+    data->field = SC_ALL_FIELDS;
+    data->last = true;
+    return send_message(dealer, data, frames, num_frames, steps->buffer, error);
+}
+
+/* One step, block by block, and each block in pieces. */
+static int send_parts(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data *data,
+                      sc_error *error) {
+    uint8_t *next = steps->buffer->bytes;
+    const uint8_t *end = next + sc_layout_bytes(layout, steps->present);
+    for (int i = 0; i < layout->num_blocks; ++i) {
+        size_t num_left = steps->present >> i & 1 ? layout->block_bytes[i] : 0;
+        data->field = i;
+        for (data->offset = 0; num_left > 0; data->offset += SC_MAX_PART_BYTES) {
+            sc_frame part = {next, num_left < SC_MAX_PART_BYTES ? num_left : SC_MAX_PART_BYTES};
+            next += part.num_bytes;
+            num_left -= part.num_bytes;
+            data->last = next == end;
+            int code = send_message(dealer, data, &part, 1, steps->buffer, error);
+            if (code != STREAM_OK)
+                return code;
+            ++data->sequence;
+        }
+    }
+    return STREAM_OK;
+}
+
+/* The first message's header, as far as it is known before: simulation, attempt, incarnation and sequence. The number of
+ * messages that it took is in *num_messages. */
+static int send_messages(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data data,
+                         int64_t *num_messages, sc_error *error) {
+    data.index = steps->index;
+    data.present = steps->present;
+    data.num_steps = steps->num;
+    *num_messages = 1;
+    if (steps->num > 1 || sc_layout_bytes(layout, steps->present) <= SC_MAX_PART_BYTES)
+        return send_whole(dealer, layout, steps, &data, error);
+    int64_t first = data.sequence;
+    int code = send_parts(dealer, layout, steps, &data, error);
+    *num_messages = data.sequence - first;
+    return code;
+}
 
 void sc_data_connection_begin(sc_data_connection *connection, const sc_opening *opening, int server_rank,
                               sc_dealer *dealer, sc_backlog *backlog) {
@@ -14,7 +80,7 @@ void sc_data_connection_begin(sc_data_connection *connection, const sc_opening *
         .dealer = dealer,
         .opening = opening,
         .server_rank = server_rank,
-        .epoch = opening->welcome->epoch,
+        .incarnation = opening->welcome->incarnation,
         .backlog = backlog,
         .pending_since = -PENDING_S,
         .last_send = -PENDING_S,
@@ -57,7 +123,7 @@ int sc_data_connection_ping(sc_data_connection *connection, sc_error *error) {
 
 int sc_data_connection_end(sc_data_connection *connection, int64_t total, sc_error *error) {
     sc_message end =
-        sc_encode_end(connection->opening->welcome, connection->epoch, connection->num_steps, total);
+        sc_encode_end(connection->opening->welcome, connection->incarnation, connection->num_steps, total);
     int code = sc_dealer_send(connection->dealer, &end, error);
     sc_message_free(&end);
     return code;
@@ -69,12 +135,12 @@ static int send_steps(sc_data_connection *connection, sc_steps *steps, sc_error 
     sc_data data = {
         .simulation = welcome->simulation,
         .attempt = welcome->attempt,
-        .epoch = connection->epoch,
+        .incarnation = connection->incarnation,
         .sequence = connection->window.sequence,
     };
     int64_t num_messages;
     uint32_t num_steps = steps->num;
-    int code = sc_send_steps(connection->dealer, connection->opening->layout, steps, data, &num_messages, error);
+    int code = send_messages(connection->dealer, connection->opening->layout, steps, data, &num_messages, error);
     if (code == STREAM_OK)
         code = sc_window_sent(&connection->window, num_steps, num_messages, error);
     if (code != STREAM_OK) {

@@ -39,7 +39,7 @@ typedef struct {
     double silent_s;
     char *stale;
     bool is_unknown;
-    uint32_t epoch;
+    uint32_t incarnation;
     sc_window window;
     sc_backlog *backlog;
     sc_pending pending;

@@ -14,6 +14,10 @@ static const struct {
     {REAL, 8, "float64"},    {COMPLEX, 8, "complex64"}, {COMPLEX, 16, "complex128"},
 };
 
+const char *const sc_dtype_codes[SC_NUM_DTYPES] = {
+    "", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16",
+};
+
 bool sc_dtype_is_valid(int dtype) {
     return dtype >= 1 && dtype < SC_NUM_DTYPES;
 }
@@ -24,6 +28,10 @@ size_t sc_dtype_bytes(stream_dtype dtype) {
 
 const char *sc_dtype_name(stream_dtype dtype) {
     return sc_dtype_is_valid(dtype) ? dtypes[dtype].name : dtypes[0].name;
+}
+
+const char *sc_dtype_code(stream_dtype dtype) {
+    return sc_dtype_codes[sc_dtype_is_valid(dtype) ? dtype : 0];
 }
 
 bool sc_same_kind(stream_dtype from, stream_dtype to) {

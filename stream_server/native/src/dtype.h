@@ -13,6 +13,8 @@
 bool sc_dtype_is_valid(int dtype); /* one of 1 ... 14 */
 size_t sc_dtype_bytes(stream_dtype dtype);
 const char *sc_dtype_name(stream_dtype dtype); /* NumPy's: "float64" */
+const char *sc_dtype_code(stream_dtype dtype); /* in messages: "<f8"; "" for none */
+extern const char *const sc_dtype_codes[SC_NUM_DTYPES];
 
 /* NumPy's rules numpy.can_cast(from, to, "same_kind") and (…, "safe"). */
 bool sc_same_kind(stream_dtype from, stream_dtype to);

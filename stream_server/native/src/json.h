@@ -13,7 +13,7 @@ typedef enum { SC_JSON_NULL, SC_JSON_BOOLEAN, SC_JSON_NUMBER, SC_JSON_TEXT, SC_J
 typedef struct {
     sc_json_kind kind;
     bool boolean;
-    bool is_whole; /* a number without fraction and exponent that fits into `whole` */
+    bool is_whole; /* a number without fraction and exponent that fits into `whole`, and not -0 */
     int64_t whole;
     double number;
     sc_slice text; /* ends with a zero that is not counted */
@@ -30,8 +30,8 @@ typedef struct {
     size_t capacity;
 } sc_json;
 
-/* STREAM_ERROR_CONNECTION_FILE: it is no JSON. On an error there is nothing to free. */
-int sc_json_parse(const char *text, size_t num_bytes, sc_json *json, sc_error *error);
+/* `problem_code`: it is no JSON. On an error there is nothing to free. */
+int sc_json_parse(const char *text, size_t num_bytes, sc_json *json, int problem_code, sc_error *error);
 void sc_json_free(sc_json *json);
 
 /* The entries of a list or object, one after the other; NULL behind the last. */

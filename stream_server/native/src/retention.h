@@ -2,7 +2,7 @@
 #ifndef SC_RETENTION_H
 #define SC_RETENTION_H
 
-#include "entered.h"
+#include "bits.h"
 #include "steps.h"
 
 /* What a message takes up beside its bytes: that of the Python client, so that all clients keep the same steps. */

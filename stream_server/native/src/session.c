@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "wait.h"
+#include "patience.h"
 
 #ifndef SC_PING_S
 #define SC_PING_S 0.5
@@ -12,8 +12,83 @@
 #define SC_REOPEN_S 1.0
 #endif
 
-uint32_t sc_epoch_of(const sc_connection_file *file, const sc_welcome *welcome) {
-    return file->epoch > welcome->epoch ? file->epoch : welcome->epoch;
+/* What is waited for, what is said again while it is not there, and how long that may last (perhaps INFINITY). */
+typedef struct {
+    bool (*is_done)(const sc_data_connection *connection);
+    int (*repeat)(sc_data_connection *connection, sc_error *error);
+    double repeat_s;
+    double most_s;
+} sc_awaited;
+
+static bool is_open(const sc_data_connection *connection) {
+    return connection->is_open;
+}
+
+static bool has_ended(const sc_data_connection *connection) {
+    return connection->has_ended;
+}
+
+static int unreachable(const sc_client *client, const sc_data_connection *connection, sc_error *error) {
+    char name[SC_ERROR_BYTES / 4];
+    sc_data_connection_name(connection, name, sizeof name);
+    if (connection->stale != NULL)
+        return sc_fail(error, STREAM_ERROR_UNREACHABLE,
+                       "%s waits for %s: no word for %g s; a new server is there (%.400s)", client->who, name,
+                       client->silence_s, connection->stale);
+    return sc_fail(error, STREAM_ERROR_UNREACHABLE, "%s waits for %s: no word for %g s", client->who, name,
+                   client->silence_s);
+}
+
+/* Read what has come on any connection; *is_heard says whether some of it was on the one that is waited for. */
+static int hear_all(sc_session *session, const sc_data_connection *connection, bool *is_heard, sc_error *error) {
+    for (int i = 0; i < session->num; ++i) {
+        sc_data_connection *other = &session->connections[i];
+        bool heard = false;
+        if (!sc_transport_is_ready(&session->transport, i))
+            continue;
+        int code = sc_data_connection_take_answers(other, &heard, error);
+        if (code != STREAM_OK)
+            return code;
+        *is_heard |= heard && other == connection;
+    }
+    return STREAM_OK;
+}
+
+/* The time may be over without it. Gives up when the session is over (SC_OVER), the study ended (SC_ENDED), a server rank refused a message, or the one
+ * that is waited for said nothing for too long (STREAM_ERROR_UNREACHABLE). */
+static int wait_for(sc_session *session, sc_data_connection *connection, sc_awaited awaited, sc_error *error) {
+    sc_client *client = session->client;
+    sc_patience patience = sc_patience_begin(client->silence_s, awaited.repeat_s, connection->silent_s);
+    const char *reason;
+    while (!awaited.is_done(connection) && !sc_patience_has_lasted(&patience, awaited.most_s)) {
+        if (sc_watch_is_newer_than(client->watch, session->incarnation, false))
+            return SC_OVER;
+        if (sc_patience_is_over(&patience))
+            return unreachable(client, connection, error);
+        double slice_s = sc_patience_slice_s(&patience), look_s = sc_watch_slice_s(client->watch);
+        bool is_heard = false;
+        double most_s = slice_s < look_s ? slice_s : look_s;
+        int code = sc_transport_wait(&session->transport, most_s, error);
+        sc_patience_listened(&patience, most_s);
+        if (code == STREAM_OK)
+            code = hear_all(session, connection, &is_heard, error);
+        if (code != STREAM_OK)
+            return code;
+        if (is_heard)
+            sc_patience_heard(&patience);
+        if (sc_session_has_stopped(session, &reason))
+            return SC_ENDED;
+        if (sc_session_has_lost(session))
+            return SC_OVER;
+        if (sc_patience_may_repeat(&patience) && (code = awaited.repeat(connection, error)) != STREAM_OK)
+            return code;
+    }
+    connection->silent_s = sc_patience_silent_s(&patience);
+    return STREAM_OK;
+}
+
+uint32_t sc_incarnation_of(const sc_connection_file *file, const sc_welcome *welcome) {
+    return file->incarnation > welcome->incarnation ? file->incarnation : welcome->incarnation;
 }
 
 static sc_opening opening_of(const sc_client *client, const sc_welcome *welcome) {
@@ -53,15 +128,15 @@ int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *we
     *session = (sc_session){
         .client = client,
         .welcome = welcome,
-        .epoch = sc_epoch_of(&client->watch->file, welcome),
+        .incarnation = sc_incarnation_of(&client->watch->file, welcome),
         .opening = opening_of(client, welcome),
     };
     int code = connect_to_all(session, error);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
         code = sc_data_connection_ask_to_open(&session->connections[i], error);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
-        code = sc_wait(session, &session->connections[i],
-                       (sc_awaited){sc_is_open, sc_data_connection_ask_to_open, SC_REOPEN_S, INFINITY}, error);
+        code = wait_for(session, &session->connections[i],
+                        (sc_awaited){is_open, sc_data_connection_ask_to_open, SC_REOPEN_S, INFINITY}, error);
     return code;
 }
 
@@ -96,7 +171,7 @@ int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection
         /* What this rank holds back for one server rank may be what the others wait for. */
         code = sc_session_flush(session, error);
         if (code == STREAM_OK)
-            code = sc_wait(session, connection, room, error);
+            code = wait_for(session, connection, room, error);
     }
     *has_room = sc_data_connection_has_room(connection);
     return code;
@@ -110,8 +185,8 @@ int sc_session_end(sc_session *session, sc_error *error) {
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
         code = sc_data_connection_end(&session->connections[i], total, error);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
-        code = sc_wait(session, &session->connections[i],
-                       (sc_awaited){sc_has_ended, sc_data_connection_ping, SC_PING_S, INFINITY}, error);
+        code = wait_for(session, &session->connections[i],
+                        (sc_awaited){has_ended, sc_data_connection_ping, SC_PING_S, INFINITY}, error);
     return code;
 }
 

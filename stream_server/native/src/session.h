@@ -29,7 +29,7 @@ typedef struct {
 typedef struct {
     sc_client *client;
     const sc_welcome *welcome;
-    uint32_t epoch;
+    uint32_t incarnation;
     sc_opening opening;
     sc_transport transport;
     int num;
@@ -59,7 +59,7 @@ bool sc_session_has_lost(const sc_session *session);
 /* Whether a server rank has said that the study has ended; *reason is why, or NULL if none told. */
 bool sc_session_has_stopped(const sc_session *session, const char **reason);
 
-/* The epoch of the server that welcomed us. It may be ahead of the file, but it is no news then. */
-uint32_t sc_epoch_of(const sc_connection_file *file, const sc_welcome *welcome);
+/* The incarnation of the server that welcomed us. It may be ahead of the file, but it is no news then. */
+uint32_t sc_incarnation_of(const sc_connection_file *file, const sc_welcome *welcome);
 
 #endif

@@ -69,7 +69,7 @@ static void look(sc_watch *watch) {
         return;
     watch->has_read = true;
     memcpy(watch->read_state, state, sizeof state);
-    if (file.epoch <= watch->file.epoch) {
+    if (file.incarnation <= watch->file.incarnation) {
         sc_connection_file_free(&file);
         return;
     }
@@ -77,13 +77,13 @@ static void look(sc_watch *watch) {
     watch->file = file;
 }
 
-bool sc_watch_is_newer_than(sc_watch *watch, uint32_t epoch, bool look_now) {
+bool sc_watch_is_newer_than(sc_watch *watch, uint32_t incarnation, bool look_now) {
     double now = sc_now();
     if (look_now || now >= watch->next_look) {
         watch->next_look = now + SC_LOOK_S;
         look(watch);
     }
-    return watch->file.epoch > epoch;
+    return watch->file.incarnation > incarnation;
 }
 
 double sc_watch_slice_s(const sc_watch *watch) {

@@ -17,8 +17,8 @@ typedef struct {
 int sc_watch_open(sc_watch *watch, const char *path, sc_error *error);
 void sc_watch_close(sc_watch *watch);
 
-/* Whether the file is of a later epoch. It is looked at twice a second at most, unless it has to be now. */
-bool sc_watch_is_newer_than(sc_watch *watch, uint32_t epoch, bool look_now);
+/* Whether the file is of a later incarnation. It is looked at twice a second at most, unless it has to be now. */
+bool sc_watch_is_newer_than(sc_watch *watch, uint32_t incarnation, bool look_now);
 
 /* How long until the file is to be looked at again. */
 double sc_watch_slice_s(const sc_watch *watch);

@@ -1,4 +1,4 @@
-/* Messages as bytes and back: protocol version 1, byte by byte in docs/protocol.md. No sockets, no clock. */
+/* Messages as bytes and back: protocol version 2, as in docs/reference/protocol.md. No sockets, no clock. */
 #ifndef SC_WIRE_H
 #define SC_WIRE_H
 
@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-#define SC_PROTOCOL_VERSION 1
+#define SC_PROTOCOL_VERSION 2
 #define SC_MAX_TEXT_BYTES 65535
 #define SC_MAX_PART_BYTES (4 * 1024 * 1024)
 #define SC_MAX_FIELDS 64
@@ -17,11 +17,14 @@
 #define SC_ALL_FIELDS 0xffff
 #define SC_DATA_BYTES 68
 
-enum { SC_HELLO = 1, SC_WELCOME, SC_OPEN, SC_OPENED, SC_DATA, SC_END, SC_PING, SC_ACK, SC_INVALIDATE, SC_INVALIDATED,
-       SC_STOPPED, SC_REFUSAL };
+/* Of the packed messages; all others are JSON. */
+enum { SC_DATA_KIND = 1, SC_ACK_KIND = 2 };
+
+/* What a server says. */
+enum { SC_WELCOME = 1, SC_OPENED, SC_ACK, SC_INVALIDATED, SC_STOPPED, SC_REFUSAL };
 enum { SC_BY_STEPS = 0, SC_BY_SIMULATIONS = 1 };
 enum { SC_AWAY_WAIT = 0, SC_AWAY_CONTINUE = 1, SC_AWAY_STOP = 2 };
-enum { SC_STALE_EPOCH = 6, SC_NOT_OPEN = 11, SC_BUSY = 12, SC_NO_SIMULATION_LEFT = 13 };
+enum { SC_STALE_INCARNATION = 6, SC_NOT_OPEN = 11, SC_BUSY = 12, SC_NO_SIMULATION_LEFT = 13 };
 
 typedef struct {
     int num;
@@ -56,7 +59,7 @@ typedef struct {
     char *study;
     int64_t simulation;
     uint32_t attempt;
-    uint32_t epoch;
+    uint32_t incarnation;
     int num_server_ranks;
     sc_addresses *endpoints;
     sc_parameters parameters;
@@ -72,7 +75,7 @@ typedef struct {
 } sc_welcome;
 
 typedef struct {
-    uint32_t epoch;
+    uint32_t incarnation;
     uint32_t credit;
     uint8_t *known;
     size_t num_known_bytes;
@@ -133,7 +136,7 @@ int sc_check_parameters(const sc_parameters *parameters, sc_error *error);
 sc_message sc_encode_hello(const sc_hello *hello);
 sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks,
                           int num_blocks);
-sc_message sc_encode_end(const sc_welcome *welcome, uint32_t epoch, int64_t share, int64_t total);
+sc_message sc_encode_end(const sc_welcome *welcome, uint32_t incarnation, int64_t share, int64_t total);
 sc_message sc_encode_ping(void);
 sc_message sc_encode_invalidate(const sc_welcome *welcome, const char *reason);
 void sc_message_free(sc_message *message);
@@ -141,7 +144,7 @@ void sc_message_free(sc_message *message);
 typedef struct {
     int64_t simulation;
     uint32_t attempt;
-    uint32_t epoch;
+    uint32_t incarnation;
     int64_t sequence;
     int64_t index;
     uint64_t present;

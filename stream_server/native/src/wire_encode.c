@@ -8,73 +8,74 @@
 
 enum { LAST = 1, CHECKED = 2, DATA_UNUSED = 0, MAX_NAMES = 65535 };
 
-static void write_parameters(sc_writer *writer, const sc_parameters *parameters) {
-    sc_write_u16(writer, (uint32_t)parameters->num);
-    for (int i = 0; i < parameters->num; ++i) {
-        sc_write_text(writer, parameters->names[i]);
-        sc_write_real(writer, parameters->values[i]);
-    }
-}
-
 sc_message sc_encode_hello(const sc_hello *hello) {
-    sc_writer writer = sc_begin_message(SC_HELLO);
-    sc_write_text(&writer, hello->study);
-    sc_write_u8(&writer, hello->simulation >= 0);
+    sc_writer writer = sc_begin_message("Hello");
+    sc_write_text(&writer, "study", hello->study);
     if (hello->simulation >= 0)
-        sc_write_u64(&writer, (uint64_t)hello->simulation);
-    sc_write_u32(&writer, hello->attempt);
-    sc_write_u32(&writer, hello->rank);
-    sc_write_u32(&writer, hello->num_ranks);
-    sc_write_u8(&writer, hello->parameters != NULL);
-    if (hello->parameters != NULL)
-        write_parameters(&writer, hello->parameters);
+        sc_write_whole(&writer, "simulation", hello->simulation);
+    else
+        sc_write_null(&writer, "simulation");
+    sc_write_whole(&writer, "attempt", hello->attempt);
+    sc_write_whole(&writer, "rank", hello->rank);
+    sc_write_whole(&writer, "num_ranks", hello->num_ranks);
+    if (hello->parameters != NULL) {
+        sc_write_begin(&writer, "parameters", '{');
+        for (int i = 0; i < hello->parameters->num; ++i)
+            sc_write_real(&writer, hello->parameters->names[i], hello->parameters->values[i]);
+        sc_write_end(&writer, '}');
+    } else {
+        sc_write_null(&writer, "parameters");
+    }
     return sc_end_message(&writer);
 }
 
 static void write_block(sc_writer *writer, const sc_block *block) {
-    sc_write_text(writer, block->field);
-    sc_write_u8(writer, block->dtype);
-    sc_write_extents(writer, block->ndim, block->shape);
-    sc_write_extents(writer, block->ndim, block->offset);
-    sc_write_extents(writer, block->ndim, block->count);
+    sc_write_begin(writer, NULL, '{');
+    sc_write_text(writer, "field", block->field);
+    sc_write_text(writer, "dtype", sc_dtype_code(block->dtype));
+    sc_write_extents(writer, "shape", block->ndim, block->shape);
+    sc_write_extents(writer, "offset", block->ndim, block->offset);
+    sc_write_extents(writer, "count", block->ndim, block->count);
+    sc_write_end(writer, '}');
 }
 
 sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks,
                           int num_blocks) {
-    sc_writer writer = sc_begin_message(SC_OPEN);
-    sc_write_text(&writer, welcome->study);
-    sc_write_u64(&writer, (uint64_t)welcome->simulation);
-    sc_write_u32(&writer, welcome->attempt);
-    sc_write_u32(&writer, welcome->epoch);
-    sc_write_u32(&writer, rank);
-    sc_write_u32(&writer, num_ranks);
-    sc_write_u16(&writer, (uint32_t)num_blocks);
+    sc_writer writer = sc_begin_message("Open");
+    sc_write_text(&writer, "study", welcome->study);
+    sc_write_whole(&writer, "simulation", welcome->simulation);
+    sc_write_whole(&writer, "attempt", welcome->attempt);
+    sc_write_whole(&writer, "incarnation", welcome->incarnation);
+    sc_write_whole(&writer, "rank", rank);
+    sc_write_whole(&writer, "num_ranks", num_ranks);
+    sc_write_begin(&writer, "blocks", '[');
     for (int i = 0; i < num_blocks; ++i)
         write_block(&writer, &blocks[i]);
+    sc_write_end(&writer, ']');
     return sc_end_message(&writer);
 }
 
-sc_message sc_encode_end(const sc_welcome *welcome, uint32_t epoch, int64_t share, int64_t total) {
-    sc_writer writer = sc_begin_message(SC_END);
-    sc_write_u64(&writer, (uint64_t)welcome->simulation);
-    sc_write_u32(&writer, welcome->attempt);
-    sc_write_u32(&writer, epoch);
-    sc_write_u64(&writer, (uint64_t)share);
-    sc_write_u64(&writer, (uint64_t)total);
+sc_message sc_encode_end(const sc_welcome *welcome, uint32_t incarnation, int64_t share, int64_t total) {
+    sc_writer writer = sc_begin_message("End");
+    sc_write_whole(&writer, "simulation", welcome->simulation);
+    sc_write_whole(&writer, "attempt", welcome->attempt);
+    sc_write_whole(&writer, "incarnation", incarnation);
+    sc_write_whole(&writer, "share", share);
+    sc_write_whole(&writer, "total", total);
     return sc_end_message(&writer);
 }
 
 sc_message sc_encode_ping(void) {
-    sc_writer writer = sc_begin_message(SC_PING);
+    sc_writer writer = sc_begin_message("Ping");
     return sc_end_message(&writer);
 }
 
 sc_message sc_encode_invalidate(const sc_welcome *welcome, const char *reason) {
-    sc_writer writer = sc_begin_message(SC_INVALIDATE);
-    sc_write_text(&writer, welcome->study);
-    sc_write_u64(&writer, (uint64_t)welcome->simulation);
-    sc_write_u32(&writer, welcome->attempt);
-    sc_write_prose(&writer, reason);
+    sc_writer writer = sc_begin_message("Invalidate");
+    sc_write_text(&writer, "study", welcome->study);
+    sc_write_whole(&writer, "simulation", welcome->simulation);
+    sc_write_whole(&writer, "attempt", welcome->attempt);
+    sc_write_prose(&writer, "reason", reason);
     return sc_end_message(&writer);
 }
 
@@ -87,10 +88,10 @@ static uint8_t *put(uint8_t *at, uint64_t value, int num_bytes) {
 void sc_encode_data(const sc_data *data, uint8_t header[SC_DATA_BYTES]) {
     memcpy(header, "STRM", 4);
     uint8_t *at = put(header + 4, SC_PROTOCOL_VERSION, 2);
-    at = put(at, SC_DATA, 2);
+    at = put(at, SC_DATA_KIND, 2);
     at = put(at, (uint64_t)data->simulation, 8);
     at = put(at, data->attempt, 4);
-    at = put(at, data->epoch, 4);
+    at = put(at, data->incarnation, 4);
     at = put(at, (uint64_t)data->sequence, 8);
     at = put(at, (uint64_t)data->index, 8);
     at = put(at, data->present, 8);

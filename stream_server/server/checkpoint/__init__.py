@@ -1,1 +1,6 @@
-"""Generations of the study's state on disk: complete and checksummed, or not there at all."""
+"""Checkpoints of a study: captured, written, agreed on, found and restored.
+
+Offers: agreement, capture, continuation, folder, incarnations, restore, saver, search, user_state.
+May import: buffers, config, messages, server.intake, server.progress, server.ranks, server.run, server.training,
+    server.user, storage.
+"""

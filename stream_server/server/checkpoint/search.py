@@ -1,86 +1,78 @@
-"""Which generation a start of the server continues; all ranks find out together."""
+"""The search for the checkpoint that a start of the server continues."""
 
 import heapq
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from stream_server.errors import DamagedCheckpoint, NoUsableCheckpoint, OtherFormat
-from stream_server.server.checkpoint.epochs import Epochs, read_epochs
-from stream_server.server.checkpoint.generations import Generations
-from stream_server.server.checkpoint.manifest import FileRecord, Manifest
-from stream_server.server.ranks import Ranks
+from stream_server.server.checkpoint.folder import CheckpointFolder, Manifest
+from stream_server.server.checkpoint.incarnations import Incarnations, read_incarnations
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.storage.checksums import FileRecord
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """The newest generation that counts, if any, and why newer ones do not, by number."""
+def find_usable(checkpoints: CheckpointFolder, ranks: Ranks) -> Manifest | None:
+    """Find the newest checkpoint of which every byte is as it was written; None if none was ever made.
 
-    manifest: Manifest | None
-    damaged: Mapping[int, str] = field(default_factory=dict)
-
-
-def find_usable(generations: Generations, ranks: Ranks) -> Found:
-    """The newest generation of which every byte is as it was written, on all ranks; None in it when none was ever made.
-
-    Every rank reads its share of the files. Newer generations that are damaged are set aside once an older one has
+    Every rank reads its share of the files. Newer checkpoints that are damaged are set aside once an older one has
     proved good; when none has, the folder is left as it is. Collective, main thread.
 
     Raises:
-        NoUsableCheckpoint: there are generations, but none of them is good; on all ranks.
+        NoUsableCheckpoint: there are checkpoints, but none of them is good; on all ranks.
     """
     damaged: dict[int, str] = {}
     while True:
-        word, text = ranks.broadcast(_candidate(generations, damaged) if ranks.rank == 0 else None)
+        word, text = ranks.broadcast(_candidate(checkpoints, damaged) if ranks.rank == 0 else None)
         if word == "error":
             raise NoUsableCheckpoint(text)
         if word == "none":
-            return Found(manifest=None)
+            return None
         manifest = Manifest.from_bytes(text.encode())
         share = dealt(manifest.files, ranks.size)[ranks.rank]
-        problems = ranks.gather(list(generations.verify(manifest, share).values()))
+        problems = ranks.gather(list(checkpoints.verify(manifest, share).values()))
         if problems is not None and any(problems):
-            damaged[manifest.generation] = "; ".join(problem for of_rank in problems for problem in of_rank)
+            damaged[manifest.checkpoint] = "; ".join(problem for of_rank in problems for problem in of_rank)
         elif problems is not None:
-            _set_aside(generations, damaged)
-        is_good, found = ranks.broadcast([manifest.generation not in damaged, sorted(damaged.items())])
-        if is_good:
-            return Found(manifest=manifest, damaged=dict(found))
+            _set_aside(checkpoints, damaged)
+        if ranks.broadcast(manifest.checkpoint not in damaged):
+            return manifest
 
 
-def newest_readable(generations: Generations, epochs: Epochs, *, but: Collection[int] = ()) -> Found:
-    """The newest generation whose manifest is good, leaving out those in `but`; changes nothing.
+def newest_readable(
+    checkpoints: CheckpointFolder, incarnations: Incarnations, damaged: dict[int, str]
+) -> Manifest | None:
+    """Find the newest valid checkpoint whose manifest can be read; changes nothing on disk.
 
-    Generations of an older epoch that its successor does not continue are passed over in silence.
+    Those in `damaged` are left out, and newer ones than that which is found are added, each with the reason.
+    Checkpoints of an older incarnation that its successor does not continue are passed over in silence.
 
     Raises:
         OtherFormat: another release wrote the newest.
-        DamagedCheckpoint: it is of an epoch that `epochs` does not know.
+        DamagedCheckpoint: it is of an incarnation that `incarnations` does not know.
     """
-    damaged: dict[int, str] = {}
-    for number in reversed(generations.numbers()):
-        if number in but:
+    for number in reversed(checkpoints.numbers()):
+        if number in damaged:
             continue
         try:
-            manifest = generations.manifest(number)
+            manifest = checkpoints.manifest(number)
         except OtherFormat:
             raise
         except DamagedCheckpoint as error:
             damaged[number] = str(error)
             continue
-        if manifest.epoch > epochs.newest:
+        if manifest.incarnation > incarnations.newest:
             raise DamagedCheckpoint(
-                f"generation {number} is of epoch {manifest.epoch}, but the newest known is {epochs.newest}"
+                f"checkpoint {number} is of incarnation {manifest.incarnation}, but the newest is {incarnations.newest}"
             )
-        if epochs.is_valid(number, manifest.epoch):
-            return Found(manifest=manifest, damaged=damaged)
-    return Found(manifest=None, damaged=damaged)
+        if incarnations.is_valid(number, manifest.incarnation):
+            return manifest
+    return None
 
 
 def dealt(files: Mapping[str, FileRecord], num_ranks: int) -> list[list[str]]:
-    """The files, given to the ranks so that each has about as many bytes to read."""
+    """The paths of the files each rank reads, so that all have about as many bytes to read."""
     shares: list[list[str]] = [[] for _ in range(num_ranks)]
     loads = [(0, rank) for rank in range(num_ranks)]
     for path in sorted(files, key=lambda path: (-files[path].num_bytes, path)):
@@ -90,16 +82,15 @@ def dealt(files: Mapping[str, FileRecord], num_ranks: int) -> list[list[str]]:
     return shares
 
 
-def _candidate(generations: Generations, damaged: dict[int, str]) -> tuple[str, str]:
-    """What rank 0 tells all: a manifest to verify, that there is none, or why none can be used."""
-    folder = generations.folder
+def _candidate(checkpoints: CheckpointFolder, damaged: dict[int, str]) -> tuple[str, str]:
+    """The message of rank 0 to all: a manifest to verify, that there is none, or why none can be used."""
+    folder = checkpoints.folder
     try:
-        epochs = read_epochs(folder)
-        found = newest_readable(generations, epochs, but=damaged)
-        damaged.update(found.damaged)
-        if found.manifest is not None:
-            return "manifest", found.manifest.to_bytes().decode()
-        were_there = generations.were_damaged() or any(start.base for start in epochs.starts)
+        incarnations = read_incarnations(folder)
+        manifest = newest_readable(checkpoints, incarnations, damaged)
+        if manifest is not None:
+            return "manifest", manifest.to_bytes().decode()
+        were_there = checkpoints.were_damaged() or any(start.base for start in incarnations.starts)
     except (DamagedCheckpoint, OSError) as error:
         return "error", f"{folder} cannot be continued: {error}. --fresh begins the study anew"
     if not damaged and not were_there:
@@ -109,9 +100,9 @@ def _candidate(generations: Generations, damaged: dict[int, str]) -> tuple[str, 
     return "error", f"{text}. --fresh begins the study anew"
 
 
-def _set_aside(generations: Generations, damaged: Mapping[int, str]) -> None:
+def _set_aside(checkpoints: CheckpointFolder, damaged: Mapping[int, str]) -> None:
     for number, why in damaged.items():
         try:
-            generations.set_aside(number, why)
+            checkpoints.set_aside(number, why)
         except OSError as error:
             _log.warning("checkpoint %d is damaged (%s) and could not be set aside: %s", number, why, error)

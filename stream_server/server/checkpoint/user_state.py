@@ -1,81 +1,79 @@
-"""The state of a user's server class, and of the callbacks: plain, or any Python object if the study allows it."""
+"""The state of a user's server class and callbacks: plain, or any Python object if the study allows it.
 
-import sys
+Tensors and other arrays of the server's framework come back as what they were; arrays of other frameworks as NumPy's.
+"""
+
 from pathlib import Path
 from typing import Any
 
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
-from stream_server.server.checkpoint.part import Part
-from stream_server.server.plain_state import EncodedState, encode, freeze, read_state
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.callbacks import Callbacks, call_user
-
-USER = "model/user.state"
-CALLBACKS = "model/callbacks.state"
+from stream_server.server.checkpoint.folder import CALLBACKS, USER
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.framework import Framework, framework_of
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.folders import PendingFile
+from stream_server.storage.plain_state import EncodedState, encode, freeze, read_state
+from stream_server.user_code import call_user
 
 # Errors name a place in the state by the keys above it.
 _STATE = "state_dict()"
 
 
-def user_part(server: StreamServer, *, allow_pickle: bool) -> Part:
-    """What the server's own `state_dict` gives now, to be written later. Main thread.
+def user_file(server: StreamServer, *, allow_pickle: bool) -> PendingFile:
+    """The server's own `state_dict` as it is now, as a file to be written later. Main thread.
 
     Raises:
-        UserCodeError: it raised, or gave what is not plain and may not be pickled, or cannot be.
+        UserCodeError: `state_dict` raised, or gave what is not plain and may not be pickled, or cannot be.
     """
     owner = type(server).__name__
-    state = freeze_user_state(
-        call_user(f"{owner}.state_dict", server.state_dict), owner=owner, allow_pickle=allow_pickle
-    )
-    return Part(path=USER, write=state.write)
+    state = call_user(f"{owner}.state_dict", server.state_dict)
+    frozen = freeze_user_state(state, framework_of(server), owner=owner, allow_pickle=allow_pickle)
+    return PendingFile(path=USER, write=frozen.write)
 
 
 def load_user_state(folder: Path, server: StreamServer, *, allow_pickle: bool) -> None:
-    """Give the server's own `load_state_dict` what is in this generation's folder. Main thread.
+    """Give the server's own `load_state_dict` the state in a checkpoint's folder. Main thread.
 
     Raises:
-        ConfigError: it was pickled, which the study does not allow any more.
+        ConfigError: it was pickled, which the study does not allow any more, or is of a server of another framework.
         DamagedCheckpoint: it is not as it was saved.
         UserCodeError: `load_state_dict` raised, or the state cannot be unpickled.
     """
     owner = type(server).__name__
-    state = thawed_user_state(read_state(folder / USER), owner=owner, allow_pickle=allow_pickle)
+    saved = read_state(folder / USER)
+    state = thawed_user_state(saved, framework_of(server), owner=owner, allow_pickle=allow_pickle)
     call_user(f"{owner}.load_state_dict", server.load_state_dict, state)
 
 
-def callbacks_part(callbacks: Callbacks, *, allow_pickle: bool) -> Part:
-    """What the `state_dict` of each of the user's callbacks gives now, to be written later. Main thread.
+def callbacks_file(callbacks: Callbacks, framework: Framework, *, allow_pickle: bool) -> PendingFile:
+    """The `state_dict` of each of the user's callbacks as it is now, as a file to be written later. Main thread.
 
     Raises:
-        UserCodeError: as `user_part`.
+        UserCodeError: as `user_file`.
     """
-    state = freeze_user_state(callbacks.user_states(), owner="callbacks", allow_pickle=allow_pickle)
-    return Part(path=CALLBACKS, write=state.write)
+    frozen = freeze_user_state(callbacks.user_states(), framework, owner="callbacks", allow_pickle=allow_pickle)
+    return PendingFile(path=CALLBACKS, write=frozen.write)
 
 
-def load_callbacks_state(folder: Path, callbacks: Callbacks, *, allow_pickle: bool) -> None:
-    """Give each of the user's callbacks what is of it in this generation's folder. Main thread.
+def load_callbacks_state(folder: Path, callbacks: Callbacks, framework: Framework, *, allow_pickle: bool) -> None:
+    """Give each of the user's callbacks its state in a checkpoint's folder. Main thread.
 
     Raises:
-        as `load_user_state`.
+        ConfigError, DamagedCheckpoint, UserCodeError: as `load_user_state`.
     """
-    state = thawed_user_state(read_state(folder / CALLBACKS), owner="callbacks", allow_pickle=allow_pickle)
-    callbacks.load_user_states(state)
+    saved = read_state(folder / CALLBACKS)
+    callbacks.load_user_states(thawed_user_state(saved, framework, owner="callbacks", allow_pickle=allow_pickle))
 
 
-def freeze_user_state(state: Any, *, owner: str, allow_pickle: bool) -> EncodedState:
-    """The state as it is now. Only what is not plain is pickled, as a whole, and only with `allow_pickle`.
+def freeze_user_state(state: Any, framework: Framework, *, owner: str, allow_pickle: bool) -> EncodedState:
+    """The state as it is now. Only if it is not plain, and with `allow_pickle`, it is pickled as a whole.
 
     Raises:
         UserCodeError: it is not plain and may not be pickled, or cannot be.
     """
     try:
-        # Without torch in the process there is no tensor in the state.
-        if "torch" not in sys.modules:
-            return freeze({"kind": "plain", _STATE: state}, owner)
-        from stream_server.server.torch_state import plain
-
-        return freeze({"kind": "tensors", _STATE: plain(state, f"{owner}.{_STATE}")}, owner)
+        plain = framework.plain(state, f"{owner}.{_STATE}")
+        return freeze({"kind": "plain", "framework": type(framework).__name__, _STATE: plain}, owner)
     except TypeError as error:
         if not allow_pickle:
             raise UserCodeError(
@@ -85,21 +83,19 @@ def freeze_user_state(state: Any, *, owner: str, allow_pickle: bool) -> EncodedS
     return encode({"kind": "pickled", _STATE: _pickled(state, owner)})
 
 
-def thawed_user_state(saved: Any, *, owner: str, allow_pickle: bool) -> Any:
-    """What `freeze_user_state` was given, out of what was read.
+def thawed_user_state(saved: Any, framework: Framework, *, owner: str, allow_pickle: bool) -> Any:
+    """The state that `freeze_user_state` was given, out of what was read.
 
     Raises:
-        ConfigError: it was pickled, and may not be.
+        ConfigError: it was pickled, and may not be, or is of a server of another framework.
         DamagedCheckpoint: it is something else.
         UserCodeError: it cannot be unpickled.
     """
     match saved:
-        case {"kind": "plain", "state_dict()": state}:
-            return state
-        case {"kind": "tensors", "state_dict()": state}:
-            from stream_server.server.torch_state import restored
-
-            return restored(state)
+        case {"kind": "plain", "framework": str(name), "state_dict()": state}:
+            if name != type(framework).__name__:
+                raise ConfigError(f"the state of {owner} was saved with {name}, not with {type(framework).__name__}")
+            return framework.restored(state)
         case {"kind": "pickled", "state_dict()": bytes(data)} if allow_pickle:
             return _unpickled(data, owner)
         case {"kind": "pickled"}:

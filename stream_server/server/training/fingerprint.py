@@ -1,4 +1,4 @@
-"""Whether the ranks hold the same weights: one number per array, compared at every checkpoint and at the end.
+"""Fingerprints of the weights: one number per array, compared between the ranks at every checkpoint and at the end.
 
 The fingerprint of an array is taken of its bits, as integers, so equal NaNs are equal, and no rounding is involved: the
 sum of 32-bit words times pseudo-random odd multipliers, modulo 2⁶⁴, a multiply-add hash in the manner of Carter and
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import RanksDiverged, UserCodeError
-from stream_server.server.array_tree import flattened
-from stream_server.server.ranks import Ranks
-from stream_server.server.training.callbacks import call_user
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.storage.tensor_file import flattened
+from stream_server.user_code import call_user
 
 # By name; None for an array that is still to be made, such as those of a lazy module.
 Fingerprints = Mapping[str, int | None]

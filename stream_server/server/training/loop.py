@@ -1,21 +1,57 @@
-"""The training of a study."""
+"""The training loop, and its limits in study.json."""
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from stream_server.failpoints import failpoint
-from stream_server.server.normalization import Normalization
-from stream_server.server.ranks import Ranks
-from stream_server.server.training.callbacks import Callbacks
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.stop import StopReason, StopRequests
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.control_round import Saves, Stream, in_lockstep
 from stream_server.server.training.fingerprint import require_equal
-from stream_server.server.training.limits import Limits
-from stream_server.server.training.lockstep import Stream, Turn, in_lockstep
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.saves import Saves
-from stream_server.server.training.step import Step, StepOutcome
-from stream_server.server.training.stop import StopReason, StopRequests
+from stream_server.server.user.callbacks import Callback, Callbacks
+from stream_server.server.user.framework import Step
+from stream_server.server.user.normalization import Normalization
+
+if TYPE_CHECKING:
+    from stream_server.config.sections import TrainingSettings
+
+
+class TrainingLimits(Callback):
+    """Asks for a stop after `training.max_batches`, after `training.max_s`, and before the time limit of the job.
+
+    `leave_at_s` is that limit on the monotonic clock.
+    """
+
+    def __init__(
+        self, settings: "TrainingSettings", progress: Progress, stops: StopRequests, *, leave_at_s: float = math.inf
+    ) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._stops = stops
+        self._leave_at_s = leave_at_s
+
+    @property
+    def has_all_batches(self) -> bool:
+        """True when no further batch may be trained."""
+        limit = self._settings.max_batches
+        return limit is not None and self._progress.batches >= limit
+
+    def on_round(self, server: Any) -> None:
+        settings = self._settings
+        if self.has_all_batches:
+            text = f"{settings.max_batches} batches, as training.max_batches says"
+            self._stops.request(StopReason.MAX_BATCHES, text)
+        if settings.max_s is not None and self._progress.elapsed_s >= settings.max_s:
+            self._stops.request(StopReason.MAX_S, f"{settings.max_s:g} s, as training.max_s says")
+        if time.monotonic() >= self._leave_at_s:
+            self._stops.request(StopReason.SAVED, "saved before the time limit; run it again to go on")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,15 +59,15 @@ class Training:
     """Trains on a stream until it ends on all ranks, or all agree to stop. `run` is collective; main thread only.
 
     All that happens beside the training steps, such as validation, checkpoints and logging, is done by `callbacks`.
-    `needs_every_batch`: stop when the first rank has no more data (`uneven: stop`). `num_missing` tells, on rank 0, how
-    many samples will never come.
+    `needs_every_batch`: stop when the first rank has no more data (`uneven: stop`). `num_missing` gives, on rank 0, the
+    number of samples that will never come.
     """
 
     ranks: Ranks
     stream: Stream
     step: Step
     stops: StopRequests
-    limits: Limits
+    limits: TrainingLimits
     progress: Progress
     callbacks: Callbacks
     metrics: Metrics
@@ -48,8 +84,8 @@ class Training:
             StreamServerError: this rank or another one failed, in the user's code or ours.
         """
         self.progress.begin()
-        self.callbacks.on_train_start()
-        turns = in_lockstep(
+        self.callbacks.tell("on_train_start")
+        union_batches = in_lockstep(
             self.stream,
             self.ranks,
             self.stops,
@@ -57,14 +93,14 @@ class Training:
             all_end_at_first=self.needs_every_batch,
             needs_every_rank=self.step.needs_every_rank,
             at_boundary=lambda: self.step.at_boundary or self.limits.has_all_batches,
-            each_round=self.callbacks.on_round,
+            each_round=lambda: self.callbacks.tell("on_round"),
             elapsed_s=lambda: self.progress.elapsed_s,
             num_missing=self.num_missing,
             saves=self.saves,
         )
-        for turn in turns:
-            self._train(turn if self.normalization.is_ready else self._normalized(turn))
-            self.callbacks.on_step_end()
+        for union_batch in union_batches:
+            self._train(union_batch if self.normalization.is_ready else self._normalized(union_batch))
+            self.callbacks.tell("on_step_end")
         last_update = self.step.finish()
         # Before the model is validated and exported.
         require_equal(self.ranks, self.step.fingerprints)
@@ -75,27 +111,27 @@ class Training:
         if self.stops.agreed is StopReason.SAVED:
             self.metrics.write(self.progress.batches, self.progress.elapsed_s)
         else:
-            self.callbacks.on_train_end()
+            self.callbacks.tell("on_train_end")
 
-    def _normalized(self, turn: Turn) -> Turn:
+    def _normalized(self, union_batch: UnionBatch) -> UnionBatch:
         """The first batch was formed before there were statistics: it is formed again with those of all ranks."""
         self.normalization.sync()
-        return turn if turn.batch is None else replace(turn, batch=self.stream.form_again())
+        return union_batch if union_batch.own is None else replace(union_batch, own=self.stream.form_again())
 
-    def _train(self, turn: Turn) -> None:
+    def _train(self, union_batch: UnionBatch) -> None:
         data, batch_idx = None, self.progress.batches
         with self.phases.measure("step"):
-            if turn.batch is not None:
-                data = self.step.place(turn.batch.data)
-                self.callbacks.on_batch_start(data, batch_idx)
-            outcome = self.step.run(turn, data, batch_idx)
+            if union_batch.own is not None:
+                data = self.step.to_device(union_batch.own.data)
+                self.callbacks.tell("on_batch_start", data, batch_idx)
+            outcome = self.step.run(union_batch, data, batch_idx)
             failpoint("server.trained")
-            self._count(turn, outcome)
-            if turn.batch is not None:
-                self.callbacks.on_batch_end(data, batch_idx, outcome.loss)
+            self._count(union_batch, outcome)
+            if union_batch.own is not None:
+                self.callbacks.tell("on_batch_end", data, batch_idx, outcome.loss)
 
-    def _count(self, turn: Turn, outcome: StepOutcome) -> None:
-        self.progress.count_turn(turn)
+    def _count(self, union_batch: UnionBatch, outcome: StepOutcome) -> None:
+        self.progress.count_batch(union_batch)
         if outcome.updated:
             self.progress.count_update(outcome)
         if outcome.loss is not None:

@@ -1,4 +1,4 @@
-"""What a sample must hold: a function of its simulation and time step, and of nothing else."""
+"""The payload of a sample: a function of its simulation and time step, and of nothing else."""
 
 import numpy as np
 

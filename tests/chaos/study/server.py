@@ -20,13 +20,13 @@ class Audited:
     def open_audit(self):
         folder = self.output_dir / "audit"
         folder.mkdir(exist_ok=True)
-        name = f"epoch-{self.read_epoch()}-rank-{self.rank}-{os.getpid()}.jsonl"
+        name = f"incarnation-{self.read_incarnation()}-rank-{self.rank}-{os.getpid()}.jsonl"
         self.audit = folder / name
 
-    def read_epoch(self):
-        """The number of this start of the server: the last line of the list of them."""
-        starts = self.output_dir / "checkpoints" / "epochs.jsonl"
-        return json.loads(starts.read_text().splitlines()[-1])["epoch"] if starts.exists() else 1
+    def read_incarnation(self):
+        """The number of this start of the server: the last in the list of them."""
+        starts = self.output_dir / "checkpoints" / "incarnations.json"
+        return json.loads(starts.read_text())["starts"][-1]["incarnation"] if starts.exists() else 1
 
     def process_batch(self, batch, config):
         return batch.simulation_ids, batch.time_steps, batch.fields["wave"]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream_server.server.checkpoint.best_folder import BestFolder, read_facts
+from stream_server.server.model.best_models import BestFolder, read_facts
 from tests.disk.scenarios.scenario import Tell
-from tests.server.checkpoint.stores import part
+from tests.support.checkpoint_stores import part
 
 FOLDER = "run/best"
 PATHS = ("model/model.state", "model/user.state", "normalization.state")

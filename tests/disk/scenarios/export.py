@@ -8,8 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.server.model_export import MODEL_FILE, NORMALIZATION_FILE, README_FILE, STUDY_FILE, export_model
-from stream_server.server.tensor_file import read_tensors
+from stream_server.server.model.model_export import (
+    MODEL_FILE,
+    NORMALIZATION_FILE,
+    README_FILE,
+    STUDY_FILE,
+    export_model,
+)
+from stream_server.storage.tensor_file import read_tensors
 from tests.disk.scenarios.scenario import Tell
 
 FOLDER = "run/model"

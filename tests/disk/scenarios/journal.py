@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream_server.launcher import records
-from stream_server.launcher.journal import JOURNAL_FILE, Journal
-from stream_server.launcher.records import AttemptStarting, PlanTaken, Record
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.journal.records import AttemptStarting, PlanTaken, Record
 from tests.disk.scenarios.scenario import Tell
 
 FOLDER = "run"
@@ -42,7 +42,7 @@ class Journals:
 
     @classmethod
     def all(cls) -> "tuple[Journals, ...]":
-        return (cls(name="a new journal", torn=None), cls(name="a torn journal", torn=b'{"record": "PlanTaken", "ep'))
+        return (cls(name="a new journal", torn=None), cls(name="a torn journal", torn=b'{"message": "PlanTaken", "ep'))
 
     def prepare(self, folder: Path) -> Sequence[object]:
         if self.torn is None:
@@ -75,7 +75,7 @@ def record(number: int) -> Record:
     """One of many, some of which are longer than a sector."""
     if number % 5 == 2:
         return AttemptStarting(simulation=number, attempt=0, folder=f"/runs/{number}/" * 60, public_key=None)
-    return PlanTaken(epoch=number)
+    return PlanTaken(incarnation=number)
 
 
 def write(journal: Journal, first: int, num: int, tell: Tell) -> None:
@@ -103,6 +103,6 @@ def _written(told: Sequence[object]) -> tuple[Record, ...]:
 
 
 def _tried(told: Sequence[object]) -> tuple[Record, ...]:
-    """What was being written when the power failed."""
+    """The records that were being written when the power failed."""
     last = told[-1] if told else None
     return last.records if isinstance(last, Writing) else ()

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_server.client_api.messages import FieldSpec
-from stream_server.server.record.facts import RecordFacts
-from stream_server.server.record.layout import Kind
-from stream_server.server.record.rank_record import RankRecord
-from stream_server.server.record.recorder import Recorder
+from stream_server.messages.client import FieldSpec
+from stream_server.server.replay.record_format import EntryKind, RecordFacts
+from stream_server.server.replay.recorder import Recorder
+from stream_server.server.replay.recording import RankRecord
 from tests.disk.scenarios.scenario import Tell
-from tests.server.record.recorded import Key, parameters_of, slots_with, u_of
+from tests.support.recorded import Key, parameters_of, slots_with, u_of
 
 FOLDER = "run/record"
 KEYS: list[Key] = [(2 + step % 3, step) for step in range(60)]
@@ -32,9 +31,9 @@ FACTS = RecordFacts(
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A recorder of this epoch is about to begin."""
+    """A recorder of this incarnation is about to begin."""
 
-    epoch: int
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +98,11 @@ class Recordings:
             facts.append(fact)
             tell(fact)
 
-        epoch = 1 + max((fact.epoch for fact in told if isinstance(fact, Beginning)), default=0)
+        incarnation = 1 + max((fact.incarnation for fact in told if isinstance(fact, Beginning)), default=0)
         counted = _counted(told)
         num = counted.num_keys
-        say(Beginning(epoch))
-        with recorder(folder, epoch, counted.position, gone={1: 8} if self.gone else {}) as it:
+        say(Beginning(incarnation))
+        with recorder(folder, incarnation, counted.position, gone={1: 8} if self.gone else {}) as it:
             assert it.error is None, it.error
             say(Recording())
             for more in (4, 7):
@@ -119,7 +118,7 @@ class Recordings:
         return facts
 
     def _check(self, folder: Path, told: Sequence[object]) -> None:
-        """What a replay finds, once the study goes on or has ended."""
+        """Check what a replay finds, once the study goes on or has ended."""
         if _has_begun(told):
             assert not (folder / FOLDER / "rank-0.incomplete").exists(), "a record that goes on is called incomplete"
         counted = _counted(told)
@@ -133,9 +132,11 @@ class Recordings:
             assert read(folder, 1, 8)[0][:5] == KEYS[:5]
 
 
-def recorder(folder: Path, epoch: int, position: int, *, rank: int = 0, gone: dict[int, int] | None = None) -> Recorder:
+def recorder(
+    folder: Path, incarnation: int, position: int, *, rank: int = 0, gone: dict[int, int] | None = None
+) -> Recorder:
     """One that goes on at a position."""
-    settings: dict[str, Any] = {"rank": rank, "epoch": epoch, "position": position, "gone": gone}
+    settings: dict[str, Any] = {"rank": rank, "incarnation": incarnation, "position": position, "gone": gone}
     return Recorder(folder / FOLDER, FACTS, rows=SLOTS, parameters_of=parameters_of, **settings)
 
 
@@ -147,7 +148,7 @@ def read(folder: Path, rank: int, num_entries: int | None = None) -> tuple[list[
         num = len(record) if num_entries is None else num_entries
         assert num <= len(record), f"{len(record)} entries are there, and a checkpoint counts on {num}"
         for entry in map(record.read, range(num)):
-            if entry.kind is Kind.SAMPLE:
+            if entry.kind is EntryKind.SAMPLE:
                 key = (entry.simulation, entry.time_step)
                 assert (entry.fields["u"] == u_of(key)).all()
                 keys.append(key)

@@ -1,4 +1,4 @@
-"""What every scenario has."""
+"""The protocol of all scenarios."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

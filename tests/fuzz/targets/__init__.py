@@ -1,1 +1,1 @@
-"""What is fuzzed: one module for each kind of bytes that come from outside, or from a disk."""
+"""The targets of the fuzzer: one module for each kind of bytes that come from outside, or from a disk."""

@@ -1,14 +1,15 @@
 """facts.json of a best model: as it was written, or `DamagedCheckpoint`."""
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.server.checkpoint.best_folder import FACTS_FILE, read_facts
-from stream_server.server.sealed import sealed
+from stream_server.server.model.best_models import FACTS_FILE, FORMAT, read_facts
+from stream_server.storage.checksums import checksummed_json
 from tests.fuzz import scratch
 from tests.fuzz.sealing import resealed
 from tests.fuzz.target import Target
 
 FOLDER = scratch.folder()
 EXAMPLE = {
+    "format": FORMAT,
     "batch": 120,
     "monitor": "val/loss",
     "value": 0.25,
@@ -34,4 +35,4 @@ def _read(data: bytes) -> None:
 (FOLDER / "model").mkdir()
 (FOLDER / "model" / "model.state").write_bytes(b"abc")
 without_files = {**EXAMPLE, "files": {}}
-TARGET = Target(run=run, seeds=tuple(map(sealed, (EXAMPLE, without_files))), is_json=True)
+TARGET = Target(run=run, seeds=tuple(map(checksummed_json, (EXAMPLE, without_files))), is_json=True)

@@ -4,11 +4,11 @@ import contextlib
 import dataclasses
 import math
 
-from stream_server.client_api import wire
-from stream_server.client_api.connection import ConnectionFile, Security
-from stream_server.client_api.messages import Hello
 from stream_server.errors import ConfigError
-from stream_server.launcher.attempts import Attempts
+from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.messages import wire
+from stream_server.messages.client import Hello
+from stream_server.messages.connection import ConnectionFile, Security
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 
@@ -17,10 +17,10 @@ ATTEMPTS = Attempts(command=(), templates=(), environment={}, seed=0, study_dir=
 FILE, AGAIN = ATTEMPTS.folder(0, 0) / "connection.json", FOLDER / "again.json"
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 EXAMPLES = (
-    ConnectionFile(study="heat", epoch=3, host="node-1", control=("ipc:///tmp/s/c", "tcp://node-1:5000")),
+    ConnectionFile(study="heat", incarnation=3, host="node-1", control=("ipc:///tmp/s/c", "tcp://node-1:5000")),
     ConnectionFile(
         study="heat",
-        epoch=3,
+        incarnation=3,
         host="node-1",
         control=("tcp://node-1:5000",),
         simulation=17,
@@ -42,7 +42,7 @@ def run(data: bytes) -> None:
         return
     _use(file)
     _renew()
-    assert ConnectionFile.read(FILE).epoch == NEXT["epoch"], "it was renewed to something else"
+    assert ConnectionFile.read(FILE).incarnation == NEXT["incarnation"], "it was renewed to something else"
 
 
 def _renew() -> None:
@@ -59,7 +59,7 @@ def _use(file: ConnectionFile) -> None:
         text.encode()
 
 
-NEXT = {**dataclasses.asdict(EXAMPLES[1]), "epoch": 4}
+NEXT = {**dataclasses.asdict(EXAMPLES[1]), "incarnation": 4}
 FILE.parent.mkdir(parents=True)
 
 

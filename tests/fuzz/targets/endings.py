@@ -1,14 +1,13 @@
-"""What jobs, ranks and servers leave behind of their end: exit codes, logs, report.json, exit.json. Never an error."""
+"""The traces of the ends of jobs, ranks and servers: exit codes, logs, report.json, exit.json. Never an error."""
 
-from stream_server.launcher.blame import Traces, judge
-from stream_server.launcher.job_spec import LOG_FILE, Ended, describe, exit_code_of
-from stream_server.launcher.jobs import EXIT_FILE
-from stream_server.launcher.last_words import EXIT_FILE as FAILURE_FILE
-from stream_server.launcher.last_words import REPORT_FILE, LastWords
-from stream_server.launcher.log_end import MAX_BYTES, log_end
-from stream_server.launcher.mpirun import RANKS_FILE
-from stream_server.server.failure import Failure
-from stream_server.server.output import OutputFolder
+from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, describe, exit_code_of
+from stream_server.launcher.backends.mpirun import RANKS_FILE
+from stream_server.launcher.simulations.attempt_jobs import JobEnd, Traces, judge
+from stream_server.launcher.supervision.server_restart import EXIT_FILE as FAILURE_FILE
+from stream_server.launcher.supervision.server_restart import REPORT_FILE, EndReports
+from stream_server.machine.log_end import MAX_BYTES, log_end
+from stream_server.server.run.output import OutputFolder
+from stream_server.server.study.failure import Failure
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 
@@ -34,7 +33,7 @@ def _job() -> None:
 
 def _ranks() -> None:
     assert len(log_end(FOLDER / LOG_FILE).encode()) <= 3 * MAX_BYTES
-    job = Ended(folder=FOLDER, exit_code=1, reason="r")
+    job = JobEnd(folder=FOLDER, exit_code=1, reason="r")
     folders = {(0, 0): FOLDER, (1, 0): FOLDER.parent}
     traces = {attempt: Traces.read(folder) for attempt, folder in folders.items()}
     for end in judge(traces, folders, job, 2):
@@ -43,7 +42,7 @@ def _ranks() -> None:
 
 
 def _server() -> None:
-    end = LastWords(FOLDER, "- -").read(7, was_planned=True)
+    end = EndReports(FOLDER, "- -").read(7, was_planned=True)
     assert type(end.exit_code) is int
     assert abs(end.exit_code) < LARGEST_CODE
     assert end.batch is None or type(end.batch) is int

@@ -6,17 +6,16 @@ The script says what the clients send, byte by byte, when the turns end, and whe
 import numpy as np
 
 from stream_server.buffers import Buffer, Fifo, Slots
-from stream_server.client_api import wire
-from stream_server.client_api.messages import Message, Opened, Ping, Routing, TimeSteps
-from stream_server.server import notices
-from stream_server.server.clients import Clients
-from stream_server.server.follower import Follower
-from stream_server.server.intake import Intake
-from stream_server.server.tracker import Tracker
-from stream_server.server.validation_store import ValidationStore
-from tests.fuzz.hostile import EPOCH, FIELDS, STUDY, Peer, Script, allowed, opening, u_block
+from stream_server.messages import notices, wire
+from stream_server.messages.client import Message, Opened, Ping, Routing, TimeSteps
+from stream_server.server.intake.intake import Intake
+from stream_server.server.intake.state import IntakeState
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.reception.dispatcher import Dispatcher
+from stream_server.server.run.curve import CurveAccess, KeyPair
+from tests.fuzz.hostile import FIELDS, INCARNATION, STUDY, Peer, Script, allowed, opening, u_block
 from tests.fuzz.target import Target
-from tests.server.intake_ranks import Frames
+from tests.support.intake_ranks import Frames
 
 NUM_PEERS, NUM_SIMULATIONS, NUM_HELD_OUT = 4, 4, 1
 CAPACITY, CREDIT, ROOM, HELD = 5, 3, 6, 2
@@ -34,32 +33,26 @@ class Server:
         self.buffer = Buffer(
             Fifo(capacity=CAPACITY), Slots({it.name: it.shape for it in FIELDS}, CAPACITY + ROOM + HELD)
         )
-        self.tracker = Tracker(
-            rank=script.one_of(num_ranks),
-            num_ranks=num_ranks,
-            routing=routing,
-            time_steps=TimeSteps(num=8 if script.one_of(2) else None),
-            fields=FIELDS,
-            study=STUDY,
-            epoch=EPOCH,
-            credit=CREDIT,
-            room=ROOM,
-            claim=self.buffer.claim,
+        self.intake = Intake(
+            IntakeState(
+                rank=script.one_of(num_ranks),
+                num_ranks=num_ranks,
+                routing=routing,
+                time_steps=TimeSteps(num=8 if script.one_of(2) else None),
+                fields=FIELDS,
+                study=STUDY,
+                incarnation=INCARNATION,
+                credit=CREDIT,
+            ),
+            buffer=self.buffer,
+            validation=ValidationStore(NUM_HELD_OUT),
+            credit_slots=ROOM,
         )
-        validation = ValidationStore(NUM_HELD_OUT)
-        self.intake = Intake(buffer=self.buffer, tracker=self.tracker, validation=validation, nonfinite="reject")
-        self.clients = Clients(tracker=self.tracker, intake=self.intake, access=None, reply=self._reply)
-        self.follower = Follower(
-            tracker=self.tracker,
-            clients=self.clients,
-            intake=self.intake,
-            validation=validation,
-            access=None,
-            parameters={},
-            tell_main=lambda event: None,
+        self.dispatcher = Dispatcher(
+            intake=self.intake, access=CurveAccess(KeyPair.make()), reply=self._reply, tell_main=lambda event: None
         )
         for simulation in range(NUM_SIMULATIONS - 1):
-            self.follower.apply(notices.Attempt(simulation=simulation, attempt=0, parameters={}))
+            self.dispatcher.apply(notices.AttemptNotice(simulation=simulation, attempt=0, parameters={}))
         self.peers = [self._peer(i, num_client_ranks=1 + script.one_of(2)) for i in range(NUM_PEERS)]
         for peer in self.peers:
             self._hear(peer, peer.said)
@@ -71,7 +64,7 @@ class Server:
             case 0:
                 self._hear(peer, peer.open(script))
             case 1:
-                self.clients.end_turn()
+                self.dispatcher.end_turn()
                 self.draw(CAPACITY)
             case 2 | 3 | 4 | 5 | 6 | 7 | 8:
                 self._hear(peer, *peer.data(script))
@@ -80,25 +73,26 @@ class Server:
             case 10:
                 self._hear(peer, Ping())
             case 11:
-                self.clients.hear(peer.name, script.take(script.one_of(80)), Frames([]), None)
+                self.dispatcher.hear(peer.name, script.take(script.one_of(80)), Frames([]), None)
             case 12:
-                self.clients.end_turn()
+                self.dispatcher.end_turn()
             case 13:
-                self.clients.end_turn()
+                self.dispatcher.end_turn()
                 self.draw(script.one_of(3))
             case 14:
                 self._notice(script.one_of(NUM_SIMULATIONS))
             case 15:
-                self.tracker.saved()
-                self.clients.make_durable(self.clients.received_marks())
+                self.intake.checkpoint_taken()
+                acknowledgements = self.dispatcher.acknowledgements
+                acknowledgements.acknowledge_durable(acknowledgements.received_marks())
         self.check()
 
     def check(self) -> None:
-        """What holds at any time."""
-        assert self.tracker.num_under_way <= ROOM
-        for connection in self.clients.connections.values():
+        """Check the invariants that hold at any time."""
+        assert self.intake.num_under_way <= ROOM
+        for connection in self.dispatcher.connections.values():
             assert connection.durable <= connection.received <= connection.next_sequence
-            assert sum(message.num_steps for message in connection.unsettled) <= CREDIT + CAPACITY + ROOM
+            assert sum(message.num_steps for message in connection.pending) <= CREDIT + CAPACITY + ROOM
 
     def draw(self, num: int) -> None:
         """Train so many samples, if there are as many."""
@@ -116,15 +110,15 @@ class Server:
     def end(self) -> None:
         """All simulations end, all is trained, and every slot is free again."""
         for simulation in range(NUM_SIMULATIONS):
-            self.follower.apply(notices.Terminal(simulation=simulation, state="failed"))
+            self.dispatcher.apply(notices.Terminal(simulation=simulation, state="failed"))
         for _ in range(CAPACITY + ROOM):
-            self.clients.end_turn()
+            self.dispatcher.end_turn()
             self.draw(CAPACITY)
-        assert not self.tracker.num_under_way
+        assert not self.intake.num_under_way
         slots = self.buffer.slots
-        assert slots.num_free + len(self.intake._stock) == slots.num_slots, "a slot was lost"
-        self.tracker.state_dict()
-        self.clients.stop("over")
+        assert slots.num_free + len(self.intake.settlement._reserved_slots) == slots.num_slots, "a slot was lost"
+        self.intake.state_dict()
+        self.dispatcher.apply(notices.StopNotice(reason="over"))
 
     def _look_at(self, key: tuple[int, int], row: np.ndarray) -> None:
         simulation, index = key
@@ -138,14 +132,14 @@ class Server:
     def _peer(self, number: int, *, num_client_ranks: int) -> Peer:
         """The first ones are of simulations of one rank each, or two of one of two ranks."""
         simulation, rank = divmod(number, num_client_ranks)
-        stride = self.tracker.numbering.stride
+        stride = self.intake.state.numbering.stride
         said = opening(simulation, rank, num_client_ranks, [u_block(0, rank, num_client_ranks)])
-        index = (self.tracker.rank - simulation) % stride
+        index = (self.intake.state.rank - simulation) % stride
         return Peer(name=b"peer-%d" % number, stride=stride, said=said, opening=said, index=index)
 
     def _hear(self, peer: Peer, message: Message, payload: list[bytes] | None = None) -> None:
         [header] = wire.encode(message)
-        self.clients.hear(peer.name, bytes(header), Frames(payload or []), None)
+        self.dispatcher.hear(peer.name, bytes(header), Frames(payload or []), None)
 
     def _reply(self, name: bytes, message: Message) -> None:
         wire.encode(message)
@@ -156,13 +150,15 @@ class Server:
     def _notice(self, simulation: int) -> None:
         match self.script.one_of(4):
             case 0:
-                self.follower.apply(notices.Attempt(simulation=simulation, attempt=1, parameters={}, goes_on=True))
+                self.dispatcher.apply(
+                    notices.AttemptNotice(simulation=simulation, attempt=1, parameters={}, goes_on=True)
+                )
             case 1:
-                self.follower.apply(notices.Over(simulation=simulation, attempt=self.script.one_of(2)))
+                self.dispatcher.apply(notices.Over(simulation=simulation, attempt=self.script.one_of(2)))
             case _:
                 state = STATES[self.script.one_of(len(STATES))]
-                if self.tracker.track(simulation) is not None:
-                    self.follower.apply(notices.Terminal(simulation=simulation, state=state))
+                if self.intake.attempt(simulation) is not None:
+                    self.dispatcher.apply(notices.Terminal(simulation=simulation, state=state))
                 if state == "invalid":
                     self.withdrawn.add(simulation)
 

@@ -1,25 +1,24 @@
 """journal.jsonl of the launchers: records whose lines are written alike again, or `DamagedJournal`; and their sum."""
 
-from stream_server.launcher.past import Past
-from stream_server.launcher.records import (
+from stream_server.launcher.journal.history import History
+from stream_server.launcher.journal.records import (
     AttemptCancelled,
     AttemptEnded,
-    AttemptGiven,
     AttemptStarted,
     AttemptStarting,
     DamagedJournal,
     FirstStep,
-    GivenUp,
     LauncherLeft,
     LauncherStarted,
     PlanTaken,
     ServerEnded,
-    ServerProgressed,
     ServerStarted,
     ServerStarting,
     decode,
     encode,
 )
+from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
+from stream_server.messages.launcher_link import Committed
 from tests.fuzz.target import Target
 
 EXAMPLE = b"".join(
@@ -27,17 +26,18 @@ EXAMPLE = b"".join(
         encode,
         (
             LauncherStarted(pid=7, boot="b", link="ipc:///tmp/l", supervises=True, resumed=False),
-            ServerStarting(number=1, ranks=2, folder="/tmp/s", alive="ipc:///tmp/a", words_before="- -"),
+            ServerStarting(number=1, ranks=2, folder="/tmp/s", alive="ipc:///tmp/a", reports_before="- -"),
             ServerStarted(number=1, pid=8, started=9),
-            PlanTaken(epoch=1),
+            PlanTaken(incarnation=1),
             AttemptStarting(simulation=3, attempt=0, folder="/tmp/3", public_key=None, job="/tmp/j", ranks=2),
-            AttemptStarted(simulation=3, attempt=0, pid=10, started=11),
-            AttemptGiven(simulation=4, attempt=0),
+            AttemptStarted(simulation=3, attempt=0, handle="10 11 boot"),
+            Give(token=1, simulation=4, attempt=0),
             FirstStep(),
             AttemptCancelled(simulation=3, attempt=0, reason="r", excuse=""),
-            AttemptEnded(simulation=3, attempt=0, counted=True, reason="r"),
-            GivenUp(simulation=3, reason="r"),
-            ServerProgressed(generation=1),
+            AttemptEnded(simulation=5, attempt=0, reason="r"),
+            Fail(simulation=3, attempt=0, reason="r", excuse=""),
+            GiveUp(simulation=3, attempts=1, redraw=False, reason="r"),
+            Committed(checkpoint=1, batches=1),
             ServerEnded(number=1, exit_code=7, num_in_a_row=1, failed_batch=None),
             LauncherLeft(exit_code=0),
         ),
@@ -53,7 +53,7 @@ def run(data: bytes) -> None:
         return
     assert list(decode(b"".join(map(encode, records)))) == records
     assert len(records) == data.count(b"\n"), "a line was left out that is not the last"
-    past = Past.of(records)
+    past = History.of(records)
     assert all(attempt.attempt <= past.highest[attempt.simulation] for attempt in past.attempts.values())
 
 

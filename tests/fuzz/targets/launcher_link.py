@@ -1,52 +1,71 @@
-"""Frames between the launcher and rank 0: a message of the right types that is written alike, or `MalformedMessage`."""
+"""Frames between rank 0 and the launcher, or an operator: a message of the right types, or `MalformedMessage`."""
 
 from collections.abc import Callable
 from typing import get_type_hints
 
 from stream_server.errors import MalformedMessage
-from stream_server.launcher import link
-from stream_server.launcher.link import ToLauncher, ToServer
+from stream_server.messages import launcher_link, operator
+from stream_server.messages.launcher_link import ToLauncher, ToServer
 from tests.fuzz.target import Target
 
-MESSAGES: tuple[ToLauncher | ToServer, ...] = (
-    link.Here(epoch=1),
-    link.Plan(
+Known = ToLauncher | ToServer | operator.Question | operator.Answer
+
+MESSAGES: tuple[Known, ...] = (
+    launcher_link.Here(incarnation=1),
+    launcher_link.Plan(
         study="s",
-        epoch=1,
+        incarnation=1,
         output_dir="/tmp/o",
         connection={"study": "s", "security": None},
-        simulations=(link.Planned(simulation=0, parameters={"x": 1.0}), link.Planned(simulation=1, parameters={})),
+        simulations=(
+            launcher_link.Planned(simulation=0, parameters={"x": 1.0}),
+            launcher_link.Planned(simulation=1, parameters={}),
+        ),
     ),
-    link.Run(simulation=2, parameters={"x": 0.5}),
-    link.Progress(simulation=0, attempt=0, received=5, blocked=False),
-    link.Finished(simulation=0),
-    link.Invalid(simulation=0, reason="r"),
-    link.AttachRequest(token=0, simulation=None),
-    link.StopAll(reason="r", grace_s=1.5),
-    link.Committed(generation=1, batches=10),
-    link.Leaving(),
-    link.AskPlan(),
-    link.Leave(reason="r"),
-    link.Ready(),
-    link.Attempt(simulation=0, attempt=1, public_key="k", attached=True),
-    link.Failed(simulation=0, attempt=0, reason="r", log=""),
-    link.GaveUp(simulation=0, attempts=3, reason="r", log="", redraw=True),
-    link.Attached(token=0, simulation=0, attempt=1),
-    link.NoneLeft(token=0, text="t", busy=True),
-    link.TooMany(text="t"),
-    link.Status(waiting=1, running=2, done=3, failed=4),
-    link.Bye(),
+    launcher_link.Run(simulation=2, parameters={"x": 0.5}),
+    launcher_link.ProgressReport(simulation=0, attempt=0, received=5, blocked=False),
+    launcher_link.Finished(simulation=0),
+    launcher_link.Invalid(simulation=0, reason="r"),
+    launcher_link.AttachRequest(token=0, simulation=None),
+    launcher_link.StopSimulations(reason="r", grace_s=1.5),
+    launcher_link.Committed(checkpoint=1, batches=10),
+    launcher_link.Leaving(),
+    launcher_link.FinishSimulations(reason="r"),
+    launcher_link.Stopping(reason="r"),
+    launcher_link.Dropped(simulations=(0, 2), reason="r"),
+    launcher_link.AskPlan(),
+    launcher_link.Leave(reason="r"),
+    launcher_link.Ready(),
+    launcher_link.Attempt(simulation=0, attempt=1, public_key="k", attached=True),
+    launcher_link.Failed(simulation=0, attempt=0, reason="r", log=""),
+    launcher_link.GaveUp(simulation=0, attempts=3, reason="r", log="", redraw=True),
+    launcher_link.Attached(token=0, simulation=0, attempt=1),
+    launcher_link.NoneLeft(token=0, text="t", busy=True),
+    launcher_link.TooMany(text="t"),
+    launcher_link.Status(waiting=1, running=2, done=3, failed=4),
+    launcher_link.Bye(),
+    operator.AskStatus(),
+    operator.AskSimulations(first=0, num=10),
+    operator.AskStop(finish=True),
+    operator.StopAccepted(text="t"),
+    operator.StudyStatus(
+        stage="training", incarnation=1, ranks=2, simulations={"waiting": 1}, received=3, awaited="", age_s=0.5
+    ),
+    operator.SimulationPage(
+        num_all=1,
+        rows=(operator.SimulationRow(simulation=0, parameters={"x": 1.0}, state="s", attempt=-1, received=0),),
+    ),
 )
 PLAIN = (int, str, bool)
 
 
 def run(data: bytes) -> None:
-    """Both ends read it."""
-    for decode in (link.to_launcher, link.to_server):
+    """All ends read it."""
+    for decode in (launcher_link.to_launcher, launcher_link.to_server, operator.question, operator.answer):
         _read(decode, data)
 
 
-def _read(decode: Callable[[bytes], ToLauncher | ToServer], data: bytes) -> None:
+def _read(decode: Callable[[bytes], Known], data: bytes) -> None:
     try:
         message = decode(data)
     except MalformedMessage:
@@ -54,8 +73,8 @@ def _read(decode: Callable[[bytes], ToLauncher | ToServer], data: bytes) -> None
     for name, expected in get_type_hints(type(message)).items():
         if expected in PLAIN:
             assert type(getattr(message, name)) is expected, f"{name} is no {expected}"
-    written = link.encode(message)
-    assert link.encode(decode(written)) == written
+    written = launcher_link.encode(message)
+    assert launcher_link.encode(decode(written)) == written
 
 
-TARGET = Target(run=run, seeds=tuple(map(link.encode, MESSAGES)), is_json=True)
+TARGET = Target(run=run, seeds=tuple(map(launcher_link.encode, MESSAGES)), is_json=True)

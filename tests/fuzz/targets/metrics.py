@@ -2,14 +2,13 @@
 
 import json
 
-from stream_server.analysis.reading import names_in, read_histograms, read_ranks, read_records
-from stream_server.analysis.run import Run
+from stream_server.analysis.reading import RunFolder, names_in, read_histograms, read_ranks, read_records
 from stream_server.errors import ConfigError
-from stream_server.server.training.writers import CsvWriter, HistogramsWriter, JsonLinesWriter
+from stream_server.server.metrics.writers import CsvWriter, HistogramsWriter, JsonLinesWriter
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 
-RUN = Run(scratch.folder())
+RUN = RunFolder(scratch.folder())
 RUN.metrics.mkdir()
 FILES = ("metrics.jsonl", "histograms.jsonl", "rank-0.jsonl")
 WRITERS = {"metrics.jsonl": JsonLinesWriter, "histograms.jsonl": HistogramsWriter, "metrics.csv": CsvWriter}

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 from safetensors.numpy import save
 
-from stream_server.server.tensor_file import read_tensors
+from stream_server.storage.tensor_file import read_tensors
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 

@@ -3,7 +3,7 @@
 import math
 
 from stream_server.config.parameters import DesignFile
-from stream_server.server.design import write_csv
+from stream_server.server.simulations.design import write_csv
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 

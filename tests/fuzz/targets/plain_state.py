@@ -5,8 +5,8 @@ from collections import Counter, OrderedDict, defaultdict
 import numpy as np
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.server.ledger import Ledger
-from stream_server.server.plain_state import MAGIC, from_bytes, to_bytes
+from stream_server.server.intake.ledger import Ledger
+from stream_server.storage.plain_state import MAGIC, from_bytes, to_bytes
 from tests.fuzz.target import Target
 
 LENGTH_BYTES = 8
@@ -51,7 +51,7 @@ def _ledger() -> object:
     ledger = Ledger()
     ledger[0].accept(range(0, 12, 2))
     ledger[3].reject(range(1, 3), "nonfinite")
-    return {"reception": {"tracker": {"ledger": ledger.state_dict(), "dtypes": {"u": "<f8"}}}}
+    return {"reception": {"intake": {"ledger": ledger.state_dict(), "dtypes": {"u": "<f8"}}}}
 
 
 TARGET = Target(

@@ -3,18 +3,18 @@
 from typing import get_type_hints
 
 from stream_server.errors import MalformedMessage
-from stream_server.server import notices
-from stream_server.server.notices import Channel, Letter, decode, encode
+from stream_server.messages import notices
+from stream_server.messages.notices import Channel, Letter, decode, encode
 from tests.fuzz.target import Target
 
 NOTICES: tuple[notices.Notice | None, ...] = (
     None,
     notices.Present(rank=1),
-    notices.Attempt(simulation=0, attempt=1, parameters={"x": 0.5}, key="k", goes_on=True),
+    notices.AttemptNotice(simulation=0, attempt=1, parameters={"x": 0.5}, key="k", goes_on=True),
     notices.Over(simulation=0, attempt=1),
     notices.Terminal(simulation=0, state="finished"),
     notices.Final(states={0: "finished", 1: "failed"}),
-    notices.Stop(reason="r"),
+    notices.StopNotice(reason="r"),
     notices.Share(
         simulation=0, attempt=1, received=5, blocked=False, accepted=4, rejected=1, complete=True, total=None
     ),

@@ -1,8 +1,8 @@
 """record.json: the facts of a record, which are written alike again, or `ConfigError`."""
 
-from stream_server.client_api.messages import FieldSpec
 from stream_server.errors import ConfigError
-from stream_server.server.record.facts import FILE_NAME, RecordFacts
+from stream_server.messages.client import FieldSpec
+from stream_server.server.replay.record_format import FACTS_FILE, RecordFacts
 from tests.fuzz import scratch
 from tests.fuzz.sealing import resealed
 from tests.fuzz.target import Target
@@ -29,18 +29,18 @@ def run(data: bytes) -> None:
 
 
 def _read(data: bytes) -> None:
-    (FOLDER / FILE_NAME).write_bytes(data)
+    (FOLDER / FACTS_FILE).write_bytes(data)
     try:
         facts = RecordFacts.read(FOLDER)
     except ConfigError:
         return
     assert facts.ranks >= 1 <= facts.every
     assert all(type(extent) is int for field in facts.fields for extent in field.shape)
-    (AGAIN / FILE_NAME).unlink(missing_ok=True)
+    (AGAIN / FACTS_FILE).unlink(missing_ok=True)
     facts.write(AGAIN)
     assert RecordFacts.read(AGAIN) == facts
 
 
 AGAIN.mkdir(exist_ok=True)
 EXAMPLE.write(FOLDER)
-TARGET = Target(run=run, seeds=((FOLDER / FILE_NAME).read_bytes(),), is_json=True)
+TARGET = Target(run=run, seeds=((FOLDER / FACTS_FILE).read_bytes(),), is_json=True)

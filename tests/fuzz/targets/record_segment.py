@@ -3,17 +3,23 @@
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from stream_server.client_api.messages import FieldSpec
 from stream_server.errors import DamagedRecord
-from stream_server.server.record.layout import CHECKSUM_BYTES, Kind, Layout, seal
-from stream_server.server.record.rank_record import RankRecord
-from stream_server.server.record.segments import PREAMBLE_BYTES, Segment
+from stream_server.messages.client import FieldSpec
+from stream_server.server.replay.record_format import (
+    CHECKSUM_BYTES,
+    PREAMBLE_BYTES,
+    EntryKind,
+    EntryLayout,
+    Segment,
+    set_checksums,
+)
+from stream_server.server.replay.recording import RankRecord
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 
 FOLDER = scratch.folder()
-SEGMENT = Segment(epoch=1, begin=0, rank=0)
-LAYOUT = Layout((FieldSpec(name="u", shape=(2,), dtype="<f8"), FieldSpec(name="n", shape=(), dtype="<i4")), 2)
+SEGMENT = Segment(incarnation=1, begin=0, rank=0)
+LAYOUT = EntryLayout((FieldSpec(name="u", shape=(2,), dtype="<f8"), FieldSpec(name="n", shape=(), dtype="<i4")), 2)
 MOST_ENTRIES = 100
 
 
@@ -54,15 +60,15 @@ def _sealed(data: bytes) -> bytes:
     size = LAYOUT.num_bytes
     whole = np.frombuffer(data[: len(data) // size * size], LAYOUT.dtype).copy()
     if len(whole):
-        seal(whole)
+        set_checksums(whole)
     return whole.tobytes() + data[len(whole) * size :]
 
 
 def _entries() -> bytes:
-    entries = np.zeros(len(Kind), LAYOUT.dtype)
-    for number, kind in enumerate(sorted(Kind)):
+    entries = np.zeros(len(EntryKind), LAYOUT.dtype)
+    for number, kind in enumerate(sorted(EntryKind)):
         entries[number]["head"] = (0, number, 3, 10 * number, 3, kind)
-    seal(entries)
+    set_checksums(entries)
     return entries.tobytes()
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.sample_file import SampleLayout, read_rows
+from stream_server.storage.plain_state import from_bytes, to_bytes
+from stream_server.storage.sample_file import SampleLayout, read_rows
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 

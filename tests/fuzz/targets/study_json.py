@@ -4,7 +4,7 @@ import json
 
 from stream_server.config import load
 from stream_server.errors import ConfigError
-from stream_server.server.plan import make_plan
+from stream_server.server.run.plan import make_plan
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 

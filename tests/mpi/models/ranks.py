@@ -13,22 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stream_server.server.ranks import ranks_from_environment
-from stream_server.server.torch_server import TorchServer
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.torch_step import TorchStep
-from stream_server.server.training.union_mean import UnionMean
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.user.torch_server import TorchServer
 from tests.mpi.models.cases import CASES, Case, average, made, rows_of
 from tests.mpi.models.plain import numbers_of
-from tests.server.settings import settings
-from tests.server.streams import batch_of
+from tests.support.settings import settings
+from tests.support.streams import batch_of
 
 RANKS = ranks_from_environment()
 
 
 class CaseServer(TorchServer):
-    """What a user would write for a case."""
+    """A server class as a user would write it for a case."""
 
     ema: nn.Module | None = None
 
@@ -73,9 +73,9 @@ def train(case: Case, steps: list[list[int]], training: dict[str, Any]) -> dict[
         for index, sizes in enumerate(steps):
             own = [next(rows) for _ in sizes][RANKS.rank]
             batch = batch_of(own, len(own)) if len(own) else None
-            turn = Turn(batch=batch, sizes=tuple(sizes), num_first=0, lonely=False)
-            outcome = step.run(turn, batch and step.place(batch.data), index)
-            server.progress.count_turn(turn)
+            union_batch = UnionBatch(own=batch, sizes=tuple(sizes), num_first=0, lonely=False)
+            outcome = step.run(union_batch, batch and step.to_device(batch.data), index)
+            server.progress.count_batch(union_batch)
             if outcome.updated:
                 server.progress.count_update(outcome)
             server.on_step_end()

@@ -54,7 +54,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Found]:
     return trained
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(("num_ranks", "mpi", "training"), LAYOUTS)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_train_what_a_plain_loop_trains(

@@ -1,24 +1,31 @@
 """Builds the drivers from the sources of the clients."""
 
+import shutil
 import subprocess
 from pathlib import Path
+
+from tests.support.built_once import built_once
 
 HERE = Path(__file__).parent
 NATIVE = Path(__file__).parents[3] / "stream_server" / "native"
 SANITIZERS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+ARCHIVE = "libstream_client.a"
 LIBRARIES = ("-lzmq", "-lm")
 FORTRAN_FLAGS = ("-std=f2008", "-pedantic", "-Wall", "-Wextra", "-Werror", "-g", "-fcheck=all,no-array-temps")
 
 
 def client_archive(folder: Path, *flags: str) -> Path:
-    """The C client as a static library."""
+    """The C client as a static library, in a new folder for what is linked with it."""
+
+    def compile_all(folder: Path) -> None:
+        sources = sorted((NATIVE / "src").glob("*.c"))
+        include = f"-I{NATIVE / 'include'}"
+        _run("gcc", "-std=c11", "-O1", "-g", include, *flags, "-c", *map(str, sources), folder=folder)
+        _run("ar", "rcs", ARCHIVE, *(f"{source.stem}.o" for source in sources), folder=folder)
+
     folder.mkdir()
-    sources = sorted((NATIVE / "src").glob("*.c"))
-    include = f"-I{NATIVE / 'include'}"
-    _run("gcc", "-std=c11", "-O1", "-g", include, *flags, "-c", *map(str, sources), folder=folder)
-    archive = folder / "libstream_client.a"
-    _run("ar", "rcs", str(archive), *(f"{source.stem}.o" for source in sources), folder=folder)
-    return archive
+    built = built_once(NATIVE, ["client_archive", *flags], folder / "objects", compile_all)
+    return Path(shutil.copy(built / ARCHIVE, folder / ARCHIVE))
 
 
 def c_driver(library: Path, *flags: str) -> Path:

@@ -1,9 +1,9 @@
-"""What a case of the conformance suite is."""
+"""A case of the conformance suite."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream_server.client_api.messages import FieldSpec, TimeSteps
+from stream_server.messages.client import FieldSpec, TimeSteps
 
 
 @dataclass(frozen=True, kw_only=True)

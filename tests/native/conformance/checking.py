@@ -4,8 +4,8 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from stream_server.client_api import wire
-from stream_server.client_api.messages import ALL_FIELDS, Block, Data, Open, TimeSteps
+from stream_server.messages import wire
+from stream_server.messages.client import ALL_FIELDS, Block, Data, Open, TimeSteps
 from tests.native.conformance.case import Case
 from tests.native.conformance.recording import Recorded, by_place
 from tests.native.conformance.values import extents, values

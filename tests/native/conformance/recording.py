@@ -5,9 +5,8 @@ import zlib
 from collections.abc import Callable, Collection
 from typing import Any
 
-from stream_server.client_api import wire
-from stream_server.client_api.connection import ConnectionFile
-from stream_server.client_api.messages import (
+from stream_server.messages import wire
+from stream_server.messages.client import (
     ATTACHING,
     Data,
     Hello,
@@ -18,22 +17,23 @@ from stream_server.client_api.messages import (
     Stop,
     Welcome,
 )
-from tests.client_api.fake_server import FakeServer
+from stream_server.messages.connection import ConnectionFile
+from tests.support.fake_server import FakeServer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recorded:
     """One message as it came. `place`: "control" or "server rank 0", of that start of the server."""
 
-    epoch: int
+    incarnation: int
     place: str
     frames: tuple[bytes, ...]
 
 
 class RecordingServer(FakeServer):
-    """Study "heat", simulation 17, attempt 1, epoch 3, as in docs/protocol.md. `launched` False: anybody may attach.
+    """Study "heat", simulation 17, attempt 1, incarnation 3: the examples of the protocol page.
 
-    Pings and repetitions are left out of `recorded`, since they depend on time.
+    Anybody may attach unless it is `launched`. Pings and repetitions are not in `recorded`: they depend on time.
     """
 
     launched = True
@@ -52,7 +52,7 @@ class RecordingServer(FakeServer):
         return dataclasses.replace(super().welcome(hello), simulation=simulation, attempt=attempt)
 
     def data(self) -> list[Data]:
-        """The Data of this epoch, by server rank."""
+        """The Data of this incarnation, by server rank."""
         return [it for messages in list(self.messages.values()) for it in list(messages) if isinstance(it, Data)]
 
     def _bind_all(self) -> None:
@@ -70,7 +70,7 @@ class RecordingServer(FakeServer):
         super()._take(rank, peer, header, *payload)
 
     def _record(self, place: str, *frames: bytes) -> None:
-        recorded = Recorded(self.epoch, place, frames)
+        recorded = Recorded(self.incarnation, place, frames)
         message = wire.decode(frames[0])
         if isinstance(message, Ping):
             self.num_pings += 1
@@ -78,7 +78,7 @@ class RecordingServer(FakeServer):
             self.recorded.append(recorded)
 
     def _last_at(self, place: str) -> list[Recorded]:
-        return [it for it in self.recorded if (it.epoch, it.place) == (self.epoch, place)][-1:]
+        return [it for it in self.recorded if (it.incarnation, it.place) == (self.incarnation, place)][-1:]
 
 
 def one_by_one(recorded: list[Recorded]) -> list[Recorded]:
@@ -86,7 +86,7 @@ def one_by_one(recorded: list[Recorded]) -> list[Recorded]:
     alone: list[Recorded] = []
     for _, messages in by_place(recorded):
         sequence = 0
-        stride = sum(place.startswith("server") for (epoch, place), _ in by_place(recorded))
+        stride = sum(place.startswith("server") for (incarnation, place), _ in by_place(recorded))
         for it in messages:
             message = wire.decode(it.frames[0])
             if not isinstance(message, Data):
@@ -102,14 +102,14 @@ def one_by_one(recorded: list[Recorded]) -> list[Recorded]:
                     checksum=None if message.checksum is None else zlib.crc32(b"".join(payload)),
                 )
                 sequence += 1
-                alone.append(Recorded(it.epoch, it.place, tuple(map(bytes, wire.encode(single, payload)))))
+                alone.append(Recorded(it.incarnation, it.place, tuple(map(bytes, wire.encode(single, payload)))))
     return alone
 
 
 def by_place(recorded: list[Recorded]) -> list[tuple[tuple[int, str], list[Recorded]]]:
     """The messages of each socket, in their order there."""
-    places = sorted({(it.epoch, it.place) for it in recorded})
-    return [(key, [it for it in recorded if (it.epoch, it.place) == key]) for key in places]
+    places = sorted({(it.incarnation, it.place) for it in recorded})
+    return [(key, [it for it in recorded if (it.incarnation, it.place) == key]) for key in places]
 
 
 def _row(frame: bytes, i: int, num: int) -> bytes:
@@ -128,7 +128,7 @@ class Director:
         getattr(self, verb)(*words)
 
     def received(self, num: str) -> None:
-        """Wait until so many Data of this epoch have come."""
+        """Wait until so many Data of this incarnation have come."""
         self._server.wait_until(lambda: len(self._server.data()) >= int(num))
 
     def pinged(self) -> None:
@@ -149,14 +149,14 @@ class Director:
     def die(self) -> None:
         self._do(self._server.die)
 
-    def restart(self, epoch: str, known: str, num_ranks: str = "") -> None:
-        """Come back in a later epoch, with the checkpoint's steps ("-" for none)."""
+    def restart(self, incarnation: str, known: str, num_ranks: str = "") -> None:
+        """Come back in a later incarnation, with the checkpoint's steps ("-" for none)."""
         steps: Collection[int] = [] if known == "-" else [int(it) for it in known.split(",")]
         ranks = int(num_ranks) if num_ranks else None
 
         def work() -> None:
             self._server.withholds_acks = False
-            self._server.restart(epoch=int(epoch), known=steps, num_ranks=ranks)
+            self._server.restart(incarnation=int(incarnation), known=steps, num_ranks=ranks)
 
         self._do(work)
 

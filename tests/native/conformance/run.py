@@ -14,21 +14,21 @@ CREDIT = 3
 
 @dataclass(frozen=True)
 class Conversation:
-    """What was said to the driver and what it answered; what it put on the wire."""
+    """The commands to the driver and its answers, and the messages that it put on the wire."""
 
     played: list[tuple[str, str | None]]
     recorded: list[Recorded]
 
 
 def run(case: Case, driver: Driver) -> str:
-    """What happened, as the text of a vector; what was put must have arrived."""
+    """Play a case; returns the text of its vector. All that was put must have arrived."""
     conversation = play_case(case, driver)
     check(case, conversation.played, conversation.recorded)
     return vectors.text(case, conversation.played, conversation.recorded)
 
 
 def play_case(case: Case, driver: Driver) -> Conversation:
-    """What happened."""
+    """Play a case; returns the conversation."""
     with _server(case) as server:
         for name, content in case.files.items():
             (server.path.parent / name).write_text(content)

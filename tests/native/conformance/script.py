@@ -117,6 +117,6 @@ def _with_path(line: str, folder: Path) -> str:
 
 
 def _names(server: RecordingServer) -> dict[str, str]:
-    """What is different each time, and how it is called in the vectors."""
+    """The texts that differ each time, and their names in the vectors."""
     ranks = {address: f"RANK-{rank}" for rank, (address,) in enumerate(server.endpoints)}
     return {server.connection.control[0]: "CONTROL"} | ranks | {str(server.path.parent): "FOLDER"}

@@ -2,14 +2,15 @@
 
 import pytest
 
-from stream_server.client_api import wire
-from stream_server.client_api.messages import Data, Hello, Open
+from stream_server.messages import wire
+from stream_server.messages.client import Data, Hello, Open
 from tests.client_api.test_protocol_page import page_bytes
 from tests.native.conformance import vectors
 from tests.native.conformance.case import Case
 from tests.native.conformance.cases import CASES
 from tests.native.conformance.cases.blocks import PAGE
 from tests.native.conformance.recording import by_place
+from tests.support.payloads import payload_sizes
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -23,7 +24,7 @@ def test_a_vector_decodes(case: Case) -> None:
                 opened = message
             if isinstance(message, Data):
                 assert opened is not None
-                assert tuple(map(len, it.frames[1:])) == wire.payload_sizes(message, opened.blocks)
+                assert tuple(map(len, it.frames[1:])) == payload_sizes(message, opened.blocks)
             else:
                 assert wire.encode(message) == list(it.frames)
     speaks = any(isinstance(wire.decode(it.frames[0]), Hello) for it in messages)

@@ -1,15 +1,15 @@
-"""Conversations as text: what was said to a driver and what it answered, and all that it put on the wire."""
+"""Conversations as text: what was said to a driver and what it answered, and all that it put on the wire.
+
+Of JSON it is the values that count: they are written as the Python client writes them, whoever sent them.
+"""
 
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from stream_server.client_api import wire
-from stream_server.client_api.layouts import BLOCK, DTYPES, LAYOUTS
-from stream_server.client_api.messages import Block, Data, Open
-from stream_server.client_api.packing import Record
+from stream_server.messages import wire
+from stream_server.messages.client import DTYPES, Block, Data, Open
 from tests.native.conformance.case import Case
 from tests.native.conformance.recording import Recorded, by_place
 
@@ -18,13 +18,21 @@ ROW_BYTES = 32
 MAX_SHOWN_BYTES = 4096
 COLUMN = 60
 DATA_PARTS = (
-    *((8, "simulation"), (4, "attempt"), (4, "epoch"), (8, "sequence"), (8, "index"), (8, "present"), (8, "offset")),
+    *(
+        (8, "simulation"),
+        (4, "attempt"),
+        (4, "incarnation"),
+        (8, "sequence"),
+        (8, "index"),
+        (8, "present"),
+        (8, "offset"),
+    ),
     *((4, "num_steps"), (2, "field"), (1, "last"), (1, "zero"), (4, "checksum")),
 )
 
 
 def path(case: Case) -> Path:
-    """Where the vector of a case is."""
+    """The path of the vector of a case."""
     return FOLDER / f"{case.name}.txt"
 
 
@@ -36,21 +44,23 @@ def text(case: Case, played: Sequence[tuple[str, str | None]], recorded: Sequenc
 def read(text: str) -> list[Recorded]:
     """The messages of a vector; of a payload that is not shown, as many zeros."""
     messages: list[Recorded] = []
-    epoch, place, frames = 0, "", []
+    incarnation, place, frames = 0, "", []
     for line in text.splitlines():
         content = line.split("#")[0].strip()
-        if match := re.fullmatch(r"\[epoch (\d+), (.*)\]", content):
-            epoch, place = int(match[1]), match[2]
+        if match := re.fullmatch(r"\[incarnation (\d+), (.*)\]", content):
+            incarnation, place = int(match[1]), match[2]
         elif line.startswith(("Hello", "Open", "Data", "End", "Invalidate")) and place:
             frames = []
-            messages.append(Recorded(epoch, place, ()))
+            messages.append(Recorded(incarnation, place, ()))
         elif match := re.match(r"payload of (\d+) bytes(, sha256)?", content):
             frames.append(bytes(int(match[1])) if match[2] else b"")
+        elif line.startswith("    {"):
+            frames = [line.strip().encode()]
         elif line.startswith("    ") and place:
             frames = frames or [b""]
             frames[-1] += bytes.fromhex(content)
         if messages:
-            messages[-1] = Recorded(messages[-1].epoch, messages[-1].place, tuple(frames))
+            messages[-1] = Recorded(messages[-1].incarnation, messages[-1].place, tuple(frames))
     return messages
 
 
@@ -69,44 +79,27 @@ def _played(case: Case, played: Sequence[tuple[str, str | None]]) -> Iterator[st
 
 
 def _wire(recorded: Sequence[Recorded]) -> Iterator[str]:
-    for (epoch, place), messages in by_place(list(recorded)):
-        yield f"\n[epoch {epoch}, {place}]"
+    for (incarnation, place), messages in by_place(list(recorded)):
+        yield f"\n[incarnation {incarnation}, {place}]"
         blocks: tuple[Block, ...] = ()
         for it in messages:
             message = wire.decode(it.frames[0])
             yield type(message).__name__
             if isinstance(message, Open):
                 blocks = message.blocks
-            lines = list(_data(it.frames[0]) if isinstance(message, Data) else _header(message))
-            assert b"".join(part for part, _ in lines) == it.frames[0], "a header that does not decode to what it was"
-            yield from (_line(part, comment) for part, comment in lines)
             if isinstance(message, Data):
+                yield from (_line(part, comment) for part, comment in _data(it.frames[0]))
                 yield from _payload(message, it.frames[1:], blocks)
+            else:
+                yield f"    {bytes(wire.encode(message)[0]).decode()}"
 
 
 def _line(part: bytes, comment: str) -> str:
     return f"    {part.hex(' '):<{COLUMN}} # {comment}"
 
 
-def _header(message: Any) -> Iterator[tuple[bytes, str]]:
-    kind = next(kind for kind, layout in LAYOUTS.items() if layout.cls is type(message))
-    yield wire.PREFIX.pack(wire.MAGIC, 1, kind), f"prefix, kind {kind}"
-    yield from _attributes(LAYOUTS[kind], message)
-
-
-def _attributes(layout: Record[Any], value: Any) -> Iterator[tuple[bytes, str]]:
-    for name, codec in layout.attributes.items():
-        it = getattr(value, name)
-        if name == "blocks":
-            yield len(it).to_bytes(2, "little"), f"{len(it)} blocks"
-            for block in it:
-                yield from _attributes(BLOCK, block)
-        else:
-            yield codec.write(it), f"{name} {list(it) if isinstance(it, tuple) else it}"
-
-
 def _data(header: bytes) -> Iterator[tuple[bytes, str]]:
-    yield header[:8], "prefix, kind 5"
+    yield header[:8], "version 2, kind 1"
     at = 8
     for size, name in DATA_PARTS:
         part = header[at : at + size]

@@ -1,6 +1,6 @@
 """Writes tests/vectors anew, from what the Python client does: `python -m tests.native.conformance.write_vectors`.
 
-What changed is for a reviewer to compare with docs/protocol.md.
+What changed is for a reviewer to compare with docs/reference/protocol.md.
 """
 
 import sys

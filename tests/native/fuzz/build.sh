@@ -7,8 +7,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 native=$(cd "$here/../../../stream_server/native" && pwd)
 
 sources=""
-for name in bits connection_file convert copy_block crc32 dtype error half json json_text reader text welcome \
-    wire_decode wire_encode writer; do
+for name in bits connection_file convert copy_block crc32 dtype error json reader text wire_decode wire_encode \
+    writer; do
     sources="$sources $native/src/$name.c"
 done
 

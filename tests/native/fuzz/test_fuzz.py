@@ -1,13 +1,13 @@
-"""The fuzzers of the C client and their seeds: a short campaign, which `make fuzz` makes longer."""
+"""The fuzzers of the C client and their seeds: a short campaign, which `make campaign NAME=fuzz` makes longer."""
 
 from pathlib import Path
 
 import pytest
 
-from stream_server.client_api.connection import ConnectionFile
+from stream_server.messages.connection import ConnectionFile
 from tests.client_api.test_protocol_page import EXAMPLES, page_bytes
-from tests.fuzz.campaign import Campaign
-from tests.fuzz.programs import NATIVE, NATIVE_CORPORA, programs
+from tests.fuzz.campaign import Fuzzing
+from tests.fuzz.programs import NATIVE, NATIVE_CORPORA
 
 NUM_INPUTS = 20_000
 
@@ -30,6 +30,6 @@ def test_the_seeds_of_the_parser_are_connection_files(path: Path) -> None:
 
 @pytest.mark.parametrize("target", NATIVE_CORPORA)
 def test_a_few_thousand_inputs_do_not_upset_a_parser(target: str, tmp_path: Path) -> None:
-    [outcome] = Campaign(programs=programs((target,), tmp_path), folder=tmp_path, seed=1, runs=NUM_INPUTS).run()
+    [outcome] = Fuzzing(targets=(target,), folder=tmp_path, seed=1, runs=NUM_INPUTS).outcomes()
     assert not outcome.told, outcome.told
     assert outcome.num_inputs == NUM_INPUTS

@@ -20,8 +20,14 @@ int main(int argc, char **argv) {
     if (strcmp(mistake, "rows") == 0) melissa_init("heat_flux", last ? 14 : 10, MPI_COMM_WORLD);
     if (strcmp(mistake, "twice") == 0) {
         melissa_init("heat", last ? 3 : 10, MPI_COMM_WORLD);
-        melissa_init("heat", last ? 3 : 10, MPI_COMM_WORLD);
+        melissa_init("heat", last ? 10 : 3, MPI_COMM_WORLD);
     }
+    if (strcmp(mistake, "alike") == 0) {
+        melissa_init("heat", last ? 3 : 10, MPI_COMM_WORLD);
+        melissa_init("heat_X", last ? 3 : 10, MPI_COMM_WORLD);
+    }
+    if (strcmp(mistake, "component") == 0) melissa_init("heat[X]", last ? 3 : 10, MPI_COMM_WORLD);
+    if (strcmp(mistake, "never") == 0) melissa_init("heat", last ? 3 : 10, MPI_COMM_WORLD);
     if (strcmp(mistake, "other") == 0) {
         melissa_init("heat", last ? 3 : 10, MPI_COMM_WORLD);
         melissa_send("heat_flux", values);

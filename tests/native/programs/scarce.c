@@ -48,9 +48,9 @@ int __wrap_posix_memalign(void **memory, size_t alignment, size_t size) {
     return fails() ? ENOMEM : __real_posix_memalign(memory, alignment, size);
 }
 
-/* The same server at the same addresses, as a later epoch. */
+/* The same server at the same addresses, as a later incarnation. */
 static int tell_of_a_new_start(const char *connection) {
-    static const char key[] = "\"epoch\": ";
+    static const char key[] = "\"incarnation\": ";
     static char content[MAX_FILE_BYTES], next[MAX_FILE_BYTES];
     FILE *file = fopen(connection, "r");
     if (file == NULL)
@@ -62,8 +62,8 @@ static int tell_of_a_new_start(const char *connection) {
     if (number == NULL || (file = fopen(next, "w")) == NULL)
         return 0;
     number += strlen(key);
-    long epoch = strtol(number, &rest, 10) + 1;
-    fprintf(file, "%.*s%ld%s", (int)(number - content), content, epoch, rest);
+    long incarnation = strtol(number, &rest, 10) + 1;
+    fprintf(file, "%.*s%ld%s", (int)(number - content), content, incarnation, rest);
     return fclose(file) == 0 && rename(next, connection) == 0;
 }
 

@@ -78,7 +78,7 @@ static int decode_stop(void) {
 
 static int parse_a_connection_file(void) {
     static const char text[] =
-        "{\"study\": \"s\", \"epoch\": 1, \"host\": \"h\", \"control\": [\"a\", \"b\"], \"simulation\": 1,"
+        "{\"study\": \"s\", \"incarnation\": 1, \"host\": \"h\", \"control\": [\"a\", \"b\"], \"simulation\": 1,"
         "\"attempt\": 0, \"parameters\": {\"a\": 1, \"b\": 2, \"c\": 3, \"d\": 4, \"e\": 5}}";
     sc_connection_file file;
     int status = sc_connection_file_parse(text, sizeof text - 1, "FILE", &file, &error);

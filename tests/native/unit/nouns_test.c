@@ -65,7 +65,7 @@ static void copies_of_one_type_are_exact(void) {
 /* In the locale that LOCALE names, which has a decimal comma. */
 static void numbers_are_read_the_same_in_every_locale(void) {
     static const char text[] =
-        "{\"study\": \"s\", \"epoch\": 1, \"host\": \"h\", \"control\": [\"tcp://h:1\"], \"parameters\": {\"a\": 0.5}}";
+        "{\"study\": \"s\", \"incarnation\": 1, \"host\": \"h\", \"control\": [\"tcp://h:1\"], \"parameters\": {\"a\": 0.5}}";
     sc_connection_file file;
     sc_error error;
     const char *name = getenv("LOCALE");

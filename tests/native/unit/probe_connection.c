@@ -6,7 +6,7 @@
 static void say_file(const sc_connection_file *it) {
     say_word("file");
     say_text(it->study);
-    say_number(it->epoch);
+    say_number(it->incarnation);
     say_text(it->host);
     say_number(it->control.num);
     for (int i = 0; i < it->control.num; ++i)

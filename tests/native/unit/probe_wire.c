@@ -8,7 +8,7 @@ static void say_welcome(const sc_welcome *it) {
     say_text(it->study);
     say_number(it->simulation);
     say_number(it->attempt);
-    say_number(it->epoch);
+    say_number(it->incarnation);
     say_number(it->num_server_ranks);
     for (int i = 0; i < it->num_server_ranks; ++i) {
         say_number(it->endpoints[i].num);
@@ -41,7 +41,7 @@ static void say_reply(const sc_reply *reply) {
     case SC_WELCOME: say_welcome(&reply->welcome); break;
     case SC_OPENED:
         say_word("opened");
-        say_number(reply->opened.epoch);
+        say_number(reply->opened.incarnation);
         say_number(reply->opened.credit);
         say_bytes(reply->opened.known, reply->opened.num_known_bytes);
         break;
@@ -131,7 +131,7 @@ static sc_welcome next_welcome(void) {
     sc_welcome welcome = {.study = next_bytes(NULL)};
     welcome.simulation = next_number();
     welcome.attempt = (uint32_t)next_number();
-    welcome.epoch = (uint32_t)next_number();
+    welcome.incarnation = (uint32_t)next_number();
     return welcome;
 }
 
@@ -159,7 +159,7 @@ static void open_blocks(void) {
 static void end(void) {
     sc_welcome welcome = next_welcome();
     int64_t share = next_number(), total = next_number();
-    say_message(sc_encode_end(&welcome, welcome.epoch, share, total));
+    say_message(sc_encode_end(&welcome, welcome.incarnation, share, total));
     sc_welcome_free(&welcome);
 }
 
@@ -174,7 +174,7 @@ static void invalidate(void) {
 static void data(void) {
     sc_data it = {.simulation = next_number()};
     it.attempt = (uint32_t)next_number();
-    it.epoch = (uint32_t)next_number();
+    it.incarnation = (uint32_t)next_number();
     it.sequence = next_number();
     it.index = next_number();
     it.present = next_natural();

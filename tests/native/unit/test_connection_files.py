@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_server.client_api.connection import ConnectionFile, Security
+from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.storage.typed import typed
 from tests.native.unit.probe import Probe, text, word, words
 
 PROBE = "probe_connection"
@@ -21,7 +22,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70
 files = st.builds(
     ConnectionFile,
     study=texts,
-    epoch=st.integers(0, 2**32 - 1),
+    incarnation=st.integers(0, 2**32 - 1),
     host=texts,
     control=st.lists(texts, min_size=1, max_size=3).map(tuple),
     simulation=st.none() | st.integers(0, 2**63 - 1),
@@ -29,13 +30,13 @@ files = st.builds(
     parameters=st.none() | st.dictionaries(texts, numbers, max_size=4),
     security=st.none() | st.builds(Security, server_public_key=keys, client_public_key=keys, client_secret_key=keys),
 )
-LEAST: dict[str, Any] = {"study": "heat", "epoch": 3, "host": "n1", "control": ["tcp://n1:5000"]}
+LEAST: dict[str, Any] = {"study": "heat", "incarnation": 3, "host": "n1", "control": ["tcp://n1:5000"]}
 
 
 def content(file: ConnectionFile) -> dict[str, Any]:
-    """What is in the file."""
+    """The contents of the file."""
     security = file.security
-    names = ("study", "epoch", "host", "control", "simulation", "attempt", "parameters")
+    names = ("study", "incarnation", "host", "control", "simulation", "attempt", "parameters")
     keys = ("server_public_key", "client_public_key", "client_secret_key")
     inner = None if security is None else {name: getattr(security, name) for name in keys}
     return {name: getattr(file, name) for name in names} | {"security": inner}
@@ -47,7 +48,7 @@ def said(file: ConnectionFile) -> list[str]:
     security = content(file)["security"] or {"": "", "1": "", "2": ""}
     return [
         "file",
-        *words(file.study, file.epoch, file.host, len(file.control), *file.control),
+        *words(file.study, file.incarnation, file.host, len(file.control), *file.control),
         *words(-1 if file.simulation is None else file.simulation, file.attempt),
         *words(file.parameters is not None, len(parameters), *(it for pair in parameters.items() for it in pair)),
         *words(file.security is not None, *security.values()),
@@ -75,7 +76,7 @@ def test_a_file_on_disk_is_read(probe: Probe, tmp_path: Path) -> None:
 
 
 def test_what_is_not_given_has_the_defaults_of_python(probe: Probe) -> None:
-    assert probe.ask("parse", json.dumps(LEAST)) == said(ConnectionFile.from_dict(LEAST))
+    assert probe.ask("parse", json.dumps(LEAST)) == said(typed(ConnectionFile, LEAST))
 
 
 def test_a_file_that_is_not_there_is_named(probe: Probe, tmp_path: Path) -> None:
@@ -97,26 +98,29 @@ def test_a_file_that_is_too_long_is_refused(probe: Probe, tmp_path: Path) -> Non
     [
         ({"new": 1}, "'new' is unknown"),
         ({"study": None}, "'study' must be a text"),
-        ({"study": "a\0b"}, "'study' must be a text"),
-        ({"study": "x" * 65536}, "'study' must be a text"),
-        ({"epoch": -1}, "'epoch' must be a whole number below 2^32"),
-        ({"epoch": 2**32}, "'epoch' must be a whole number below 2^32"),
-        ({"epoch": 1.0}, "'epoch' must be a whole number"),
-        ({"epoch": True}, "'epoch' must be a whole number"),
-        ({"epoch": "1"}, "'epoch' must be a whole number"),
+        ({"study": "a\0b"}, "'study' has a zero character"),
+        ({"study": "x" * 65536}, "'study' must have a length from 0 to 65535, not 65536"),
+        ({"incarnation": -1}, "'incarnation' must be from 0 to 4294967295, but is -1"),
+        ({"incarnation": 2**32}, "'incarnation' must be from 0 to 4294967295, but is 4294967296"),
+        ({"incarnation": 1.0}, "'incarnation' must be a whole number"),
+        ({"incarnation": True}, "'incarnation' must be a whole number"),
+        ({"incarnation": "1"}, "'incarnation' must be a whole number"),
         ({"attempt": None}, "'attempt' must be a whole number"),
-        ({"simulation": 2**63}, "'simulation' must be a whole number below 2^63"),
-        ({"simulation": -1}, "'simulation' must be a whole number"),
+        ({"simulation": 2**63}, "'simulation' must be a whole number"),
+        ({"simulation": -1}, "'simulation' must be from 0 to 9223372036854775807"),
         ({"control": "tcp://n1:5000"}, "'control' must be a list"),
-        ({"control": []}, "'control' must be a list"),
+        ({"control": []}, "'control' must have a length from 1 to 16, not 0"),
         ({"control": [5]}, "'control' must be a text"),
         ({"parameters": [1]}, "'parameters' must be an object"),
-        ({"parameters": {"a": "1"}}, "'parameters' must be an object of numbers"),
-        ({"parameters": {str(i): 1 for i in range(65536)}}, "'parameters' must be an object of at most 65535"),
+        ({"parameters": {"a": "1"}}, "'parameters' must be a finite number"),
+        (
+            {"parameters": {str(i): 1 for i in range(65536)}},
+            "'parameters' must have a length from 0 to 65535, not 65536",
+        ),
         ({"security": 5}, "'security' must be an object"),
         ({"security": {}}, "'server_public_key' is missing"),
         ({"security": {"secret": 1}}, "'secret' is unknown"),
-        ({"security": {"server_public_key": "a" * 39}}, "'server_public_key' must be a key of 40 characters"),
+        ({"security": {"server_public_key": "a" * 39}}, "'server_public_key' must have a length from 40 to 40, not 39"),
     ],
     ids=lambda it: str(it)[:40],
 )
@@ -137,7 +141,7 @@ def test_a_key_that_is_missing_is_told(probe: Probe, missing: str) -> None:
     [
         ("", "a value was expected, at byte 0"),
         ("no json", "a value was expected, at byte 0"),
-        ("[]", "it is no object"),
+        ("[]", "must be an object"),
         ("{}", "'study' is missing"),
         ("[1,]", "a value was expected, at byte 3"),
         ('{"a" 1}', "a : was expected, at byte 5"),
@@ -201,4 +205,4 @@ def test_a_damaged_file_is_refused_or_read_as_in_python(
     source = "".join(damaged)
     answer = probe.ask("parse", source)
     if answer[0] == "file":
-        assert answer == said(ConnectionFile.from_dict(json.loads(source)))
+        assert answer == said(typed(ConnectionFile, json.loads(source)))

@@ -1,4 +1,4 @@
-"""What `stream_put_array` does with arrays is what the Python client does with them."""
+"""`stream_put_array` treats arrays as the Python client does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stream_server.client_api.fields import Fields
-from stream_server.client_api.layouts import DTYPES
-from stream_server.client_api.messages import Block, FieldSpec
+from stream_server.messages.client import DTYPES, Block, FieldSpec
 from tests.native.unit.probe import Probe, Word, extents, text, word, words
 
 PROBE = "probe_fields"
@@ -128,7 +127,7 @@ def declared_in_python(fields: Fields, declaration: tuple[Any, ...]) -> list[str
 
 
 def answers(probe: Probe, case: Case) -> list[tuple[list[str], list[str]]]:
-    """What Python and C say to every step of a case."""
+    """The answers of Python and C to every step of a case."""
     fields = Fields(case.specs, rank=case.rank, num_ranks=case.num_ranks)
     begin(probe, case)
     pairs = []
@@ -168,7 +167,7 @@ def test_an_unknown_field_names_the_nearest(probe: Probe) -> None:
 
 
 def in_c(sentence: str) -> str:
-    """Where the words differ, because the calls do."""
+    """A message of the Python client in the words of the C client, whose calls differ."""
     for python, c in (
         ("pass offset= to declare_field", "declare the field with its offset"),
         ("is declared with an offset: its first", "is declared with an offset, but no count: its first"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_server.client_api.layouts import DTYPES
+from stream_server.messages.client import DTYPES
 from tests.native.unit.probe import Probe, extents
 
 PROBE = "probe_numbers"
@@ -48,7 +48,7 @@ def astype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def edges(dtype: np.dtype) -> np.ndarray:
-    """What is special in a type, and a thousand numbers of all sizes."""
+    """The special values of a type, and a thousand numbers of all sizes."""
     generator = np.random.default_rng(7)
     if dtype.kind == "b":
         return np.array([False, True, True])

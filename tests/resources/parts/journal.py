@@ -1,16 +1,17 @@
-"""What the journal could not put on disk is not there; what was noted comes with the next record that fits."""
+"""The journal on a full disk: records that could not be written are absent, noted ones come with the next that fits."""
 
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stream_server.launcher.journal import JOURNAL_FILE, Journal
-from stream_server.launcher.records import GivenUp, decode
-from tests.resources.small_disk import PAGE, SmallDisk
+from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.journal.records import decode
+from stream_server.launcher.schedule.actions import GiveUp
+from tests.support.small_disk import PAGE, SmallDisk
 
 WORDS = ("amber", "beech", "cedar", "damson", "elder", "fir", "gorse", "hazel", "ivy", "juniper")
 LONGEST = 200
-LAST = GivenUp(simulation=99_999, reason="the last one")
+LAST = GiveUp(simulation=99_999, attempts=1, redraw=False, reason="the last one")
 
 
 def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> Iterator[str]:
@@ -33,15 +34,17 @@ def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> 
         journal.note(LAST)
         yield from _wrong_content(folder, [*written, *owed, LAST], "a disk that is clear")
     with Journal(folder) as journal:
-        if journal.past.given_up.get(LAST.simulation) != LAST.reason:
+        if journal.history.given_up.get(LAST.simulation) != LAST.reason:
             yield "the next launcher does not know the last record"
 
 
-def _record(number: int, draw: random.Random) -> GivenUp:
-    return GivenUp(simulation=number, reason=" ".join(draw.choices(WORDS, k=draw.randrange(LONGEST))))
+def _record(number: int, draw: random.Random) -> GiveUp:
+    return GiveUp(
+        simulation=number, attempts=1, redraw=False, reason=" ".join(draw.choices(WORDS, k=draw.randrange(LONGEST)))
+    )
 
 
-def _wrong_content(folder: Path, expected: Sequence[GivenUp], where: str) -> Iterator[str]:
+def _wrong_content(folder: Path, expected: Sequence[GiveUp], where: str) -> Iterator[str]:
     found = list(decode((folder / JOURNAL_FILE).read_bytes()))
     # What was owed may have fitted, if it is shorter than what did not.
     if found[: len(expected)] != expected:

@@ -5,10 +5,11 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.writers import open_own_writer, open_writers
-from tests.resources.small_disk import PAGE, SmallDisk
+from stream_server.server.metrics.log_record import LoggedRun
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.ranks.communicator import SoloRanks
+from tests.support.small_disk import PAGE, SmallDisk
 
 NUM_BATCHES = 40
 KEPT = 20
@@ -40,7 +41,8 @@ def _log(
     disk: SmallDisk, folder: Path, batches: Sequence[int], draw: random.Random, num_left: int | None = None
 ) -> None:
     after = batches[0] - 1
-    writers, own = open_writers(folder, after), open_own_writer(folder, 0, after)
+    run = LoggedRun(folder=folder, after=after)
+    writers, own = open_writers(run), open_own_writers(run, 0)
     with Metrics(SoloRanks(), writers, own=own) as metrics:
         if num_left is not None:
             disk.leave(num_left)

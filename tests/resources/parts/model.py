@@ -8,11 +8,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from stream_server.config import load
-from stream_server.server.model_export import export_model
-from stream_server.server.normalization import Normalization
-from stream_server.server.ranks import SoloRanks
-from tests.resources.small_disk import PAGE, SmallDisk
-from tests.study.conftest import NUMPY_STUDY
+from stream_server.server.model.model_export import export_model
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.user.normalization import Normalization
+from tests.support.runs import NUMPY_STUDY
+from tests.support.small_disk import PAGE, SmallDisk
 
 LARGEST = 8 * PAGE
 CONFIG = load(NUMPY_STUDY)

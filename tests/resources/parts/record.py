@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from stream_server.buffers import Slots
-from stream_server.client_api.messages import FieldSpec
 from stream_server.config import load
-from stream_server.server.record.facts import RecordFacts
-from stream_server.server.record.layout import Kind
-from stream_server.server.record.rank_record import RankRecord
-from stream_server.server.record.recorder import Recorder
-from tests.resources.small_disk import PAGE, SmallDisk
-from tests.study.conftest import NUMPY_STUDY
+from stream_server.messages.client import FieldSpec
+from stream_server.server.replay.record_format import EntryKind, RecordFacts
+from stream_server.server.replay.recorder import Recorder
+from stream_server.server.replay.recording import RankRecord
+from tests.support.runs import NUMPY_STUDY
+from tests.support.small_disk import PAGE, SmallDisk
 
 NUM_SAMPLES = 60
 FIELDS = (FieldSpec(name="signal", shape=(400,)), FieldSpec(name="energy", shape=(1,)))
@@ -28,7 +27,7 @@ def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> 
     slots, path = _slots(draw), folder / "record"
     disk.leave(num_pages * PAGE)
     position, num = 0, 0
-    with _recorder(path, slots, epoch=1, position=0) as recorder:
+    with _recorder(path, slots, incarnation=1, position=0) as recorder:
         for slot in range(NUM_SAMPLES):
             recorder.append([slot])
             now = recorder.sync(recorder.position())
@@ -41,7 +40,7 @@ def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> 
         if found[:num] != _keys(slots)[:num]:
             yield f"{num} samples were recorded, but {found} are read"
     disk.clear()
-    with _recorder(path, slots, epoch=2, position=position) as again:
+    with _recorder(path, slots, incarnation=2, position=position) as again:
         again.append(list(range(num, NUM_SAMPLES)))
     if again.error is not None or again.marker.exists():
         yield f"the next start does not record: {again.error}"
@@ -49,9 +48,15 @@ def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> 
         yield f"after a restart {_samples(path)} are read"
 
 
-def _recorder(folder: Path, slots: Slots, *, epoch: int, position: int) -> Recorder:
+def _recorder(folder: Path, slots: Slots, *, incarnation: int, position: int) -> Recorder:
     return Recorder(
-        folder, FACTS, rank=0, epoch=epoch, position=position, rows=slots, parameters_of=lambda it: np.full(2, it)
+        folder,
+        FACTS,
+        rank=0,
+        incarnation=incarnation,
+        position=position,
+        rows=slots,
+        parameters_of=lambda it: np.full(2, it),
     )
 
 
@@ -76,4 +81,6 @@ def _samples(folder: Path) -> list[tuple[int, int, float]]:
         entries = [record.read(number) for number in range(len(record))]
     finally:
         record.close()
-    return [(it.simulation, it.time_step, float(it.fields["signal"][0])) for it in entries if it.kind is Kind.SAMPLE]
+    return [
+        (it.simulation, it.time_step, float(it.fields["signal"][0])) for it in entries if it.kind is EntryKind.SAMPLE
+    ]

@@ -1,4 +1,4 @@
-"""Saves larger and larger generations into a folder until one does not fit, and then a small one again.
+"""Saves larger and larger checkpoints into a folder until one does not fit, and then a small one again.
 
     python -m tests.server.checkpoint.full_disk FOLDER [LIMIT]
 
@@ -9,18 +9,19 @@ import resource
 import sys
 from pathlib import Path
 
-from stream_server.server.checkpoint.generations import Generations
-from stream_server.server.checkpoint.saver import Committed, Failed, Outcome, Saved, Saver
-from tests.server.checkpoint.stores import manifest_of, names, part, settle, start
+from stream_server.server.checkpoint.failures import SaveFailed
+from stream_server.server.checkpoint.folder import CheckpointFolder
+from stream_server.server.checkpoint.saver import SaveCommitted, Saved, SaveOutcome, Saver
+from tests.support.checkpoint_stores import manifest_of, names, part, settle, start
 
 
-def save(saver: Saver, number: int, size: int) -> Outcome:
+def save(saver: Saver, number: int, size: int) -> SaveOutcome:
     saver.begin(number, [part("rank-0/samples.rows", bytes([number]) * size), part("study.state", b"study")])
     outcome = settle(saver)
     if isinstance(outcome, Saved):
         saver.commit(number, manifest_of(number, outcome.files))
         outcome = settle(saver)
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, SaveFailed):
         saver.discard(number)
     return outcome
 
@@ -29,10 +30,10 @@ def main(folder: Path, limit: int | None) -> None:
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     start(folder)
-    generations = Generations(folder, keep=2)
-    with Saver(generations, epoch=1, rank=0) as saver:
+    checkpoints = CheckpointFolder(folder, keep=2)
+    with Saver(checkpoints, incarnation=1, rank=0) as saver:
         number, outcome = 0, None
-        while not isinstance(outcome, Failed):
+        while not isinstance(outcome, SaveFailed):
             number += 1
             outcome = save(saver, number, number << 18)
         print(outcome.reason.partition(" (")[0])
@@ -40,9 +41,9 @@ def main(folder: Path, limit: int | None) -> None:
         good = [f"{number - 2:06d}", f"{number - 1:06d}"]
         assert names(folder) == set(good), names(folder)
         for name in good:
-            manifest = generations.manifest(int(name))
-            assert not generations.verify(manifest, manifest.files)
-        assert isinstance(save(saver, number + 1, 10), Committed)
+            manifest = checkpoints.manifest(int(name))
+            assert not checkpoints.verify(manifest, manifest.files)
+        assert isinstance(save(saver, number + 1, 10), SaveCommitted)
     assert names(folder) == {good[1], f"{number + 1:06d}"}
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 SCRIPT = """
 import sys
 from pathlib import Path
-from tests.server.checkpoint.stores import save, store
+from tests.support.checkpoint_stores import save, store
 store(Path(sys.argv[1]), 1)
 save(Path(sys.argv[1]), 2, keep=1)
 """
-START = ["epochs.before_append", "epochs.appended"]
+START = ["incarnations.before_append", "incarnations.appended"]
 PARTS = ["checkpoint.before_part", "checkpoint.part_written"] * 6
 COMMIT = [
     "checkpoint.before_manifest",

@@ -1,4 +1,4 @@
-"""What is said and done of a damaged generation; tests/sweep shows that any damage is noticed."""
+"""The handling of a damaged checkpoint; tests/sweep shows that any damage is noticed."""
 
 import os
 import random
@@ -7,38 +7,38 @@ from pathlib import Path
 import pytest
 
 from stream_server.errors import DamagedCheckpoint, NoUsableCheckpoint
-from stream_server.server.checkpoint.generations import Generations
+from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.saver import Saved, Saver
-from tests.server.checkpoint.stores import content, manifest_of, names, part, restart, settle, start, store
+from tests.support.checkpoint_stores import content, manifest_of, names, part, restart, settle, start, store
 
 NAMES = [*content(1), "manifest.json"]
 
 
-def is_whole(generations: Generations, number: int) -> bool:
+def is_whole(checkpoints: CheckpointFolder, number: int) -> bool:
     try:
-        manifest = generations.manifest(number)
+        manifest = checkpoints.manifest(number)
     except DamagedCheckpoint:
         return False
-    return not generations.verify(manifest, manifest.files)
+    return not checkpoints.verify(manifest, manifest.files)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flipped_bit_in_any_byte_is_noticed(tmp_path: Path, name: str) -> None:
-    generations = store(tmp_path, 1)
-    path = generations.path(1) / name
+    checkpoints = store(tmp_path, 1)
+    path = checkpoints.path(1) / name
     data = path.read_bytes()
     for place in range(len(data)):
         # Each bit in its turn; test_manifest.py flips them all.
         path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
-        assert not is_whole(generations, 1), place
+        assert not is_whole(checkpoints, 1), place
     path.write_bytes(data)
-    assert is_whole(generations, 1)
+    assert is_whole(checkpoints, 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_generation_is_set_aside_with_the_name_of_the_file(tmp_path: Path, name: str) -> None:
-    generations = store(tmp_path, 1, 2)
-    path = generations.path(2) / name
+def test_a_damaged_checkpoint_is_set_aside_with_the_name_of_the_file(tmp_path: Path, name: str) -> None:
+    checkpoints = store(tmp_path, 1, 2)
+    path = checkpoints.path(2) / name
     path.write_bytes(path.read_bytes() + b"\0")
     assert restart(tmp_path) == 1
     assert names(tmp_path) == {"000001", "000002.damaged"}
@@ -46,19 +46,19 @@ def test_a_damaged_generation_is_set_aside_with_the_name_of_the_file(tmp_path: P
 
 
 def test_when_all_are_damaged_nothing_is_touched_and_no_restart_begins_anew(tmp_path: Path) -> None:
-    generations = store(tmp_path, 1, 2)
+    checkpoints = store(tmp_path, 1, 2)
     for number in (1, 2):
-        (generations.path(number) / "study.state").write_bytes(b"x")
+        (checkpoints.path(number) / "study.state").write_bytes(b"x")
     for _ in range(2):
         with pytest.raises(NoUsableCheckpoint, match=r"2: study\.state has 1 bytes instead of"):
             restart(tmp_path)
         assert names(tmp_path) == {"000001", "000002"}
 
 
-def test_a_generation_whose_files_are_links_to_the_same_bytes_is_good(tmp_path: Path) -> None:
-    generations = store(tmp_path, 1)
+def test_a_checkpoint_whose_files_are_links_to_the_same_bytes_is_good(tmp_path: Path) -> None:
+    checkpoints = store(tmp_path, 1)
     for number, name in enumerate(NAMES):
-        path = generations.path(1) / name
+        path = checkpoints.path(1) / name
         path.rename(tmp_path / f"elsewhere-{number}")
         path.symlink_to(tmp_path / f"elsewhere-{number}")
     assert restart(tmp_path) == 1
@@ -66,8 +66,8 @@ def test_a_generation_whose_files_are_links_to_the_same_bytes_is_good(tmp_path: 
 
 @pytest.mark.parametrize("name", ["rank-1/rank.state", "manifest.json"])
 def test_a_pipe_in_the_place_of_a_file_is_damage_and_not_waited_for(tmp_path: Path, name: str) -> None:
-    generations = store(tmp_path, 1, 2)
-    path = generations.path(2) / name
+    checkpoints = store(tmp_path, 1, 2)
+    path = checkpoints.path(2) / name
     path.unlink()
     os.mkfifo(path)
     assert restart(tmp_path) == 1
@@ -75,23 +75,23 @@ def test_a_pipe_in_the_place_of_a_file_is_damage_and_not_waited_for(tmp_path: Pa
 
 def test_random_damage_of_a_large_file_is_noticed(tmp_path: Path) -> None:
     start(tmp_path)
-    generations = Generations(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     generator = random.Random(0)
     data = generator.randbytes(9 << 20)
-    with Saver(generations, epoch=1, rank=0) as saver:
+    with Saver(checkpoints, incarnation=1, rank=0) as saver:
         saver.begin(1, [part("rank-0/samples.rows", data)])
         saved = settle(saver)
         assert isinstance(saved, Saved)
         saver.commit(1, manifest_of(1, saved.files))
         settle(saver)
-    path = generations.path(1) / "rank-0/samples.rows"
+    path = checkpoints.path(1) / "rank-0/samples.rows"
     for _ in range(40):
         place = generator.randrange(len(data))
         with path.open("r+b") as file:
             file.seek(place)
             file.write(bytes([data[place] ^ 1 << generator.randrange(8)]))
             file.flush()
-            assert not is_whole(generations, 1)
+            assert not is_whole(checkpoints, 1)
             file.seek(place)
             file.write(data[place : place + 1])
-    assert is_whole(generations, 1)
+    assert is_whole(checkpoints, 1)

@@ -1,13 +1,13 @@
-"""A commit that fails at its last moment costs the new generation alone, however few are kept."""
+"""A commit that fails at its last moment costs the new checkpoint alone, however few are kept."""
 
 import errno
 from pathlib import Path
 
 import pytest
 
-from stream_server.server.checkpoint import generations
-from stream_server.server.checkpoint.saver import Failed
-from tests.server.checkpoint.stores import names, restart, save, store
+from stream_server.server.checkpoint import saver as saver_module
+from stream_server.server.checkpoint.failures import SaveFailed
+from tests.support.checkpoint_stores import names, restart, save, store
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -21,7 +21,7 @@ def test_a_commit_that_fails_leaves_all_that_was_kept(
         if name == place:
             raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(generations, "failpoint", failpoint)
-    assert isinstance(save(tmp_path, keep + 1, keep=keep), Failed)
+    monkeypatch.setattr(saver_module, "failpoint", failpoint)
+    assert isinstance(save(tmp_path, keep + 1, keep=keep), SaveFailed)
     assert names(tmp_path) == {f"{number:06d}" for number in range(1, keep + 1)}
     assert restart(tmp_path) == keep

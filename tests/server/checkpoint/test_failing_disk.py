@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from stream_server import disk as layer
-from stream_server.server.checkpoint.saver import Committed, Failed, Outcome
+from stream_server.server.checkpoint.failures import SaveFailed
+from stream_server.server.checkpoint.saver import SaveCommitted, SaveOutcome
+from stream_server.storage import disk as layer
 from tests.disk.scratch import folder_in_memory
-from tests.server.checkpoint.stores import names, restart, save, store
+from tests.support.checkpoint_stores import names, restart, save, store
 
 CALLS = ("open", "write", "fsync", "mkdir", "rename", "unlink", "rmdir", "posix_fadvise")
 REMOVING = ("unlink", "rmdir")
@@ -50,7 +51,7 @@ def top() -> Iterator[Path]:
         yield folder
 
 
-def save_on(folder: Path, disk: FailingDisk) -> Outcome:
+def save_on(folder: Path, disk: FailingDisk) -> SaveOutcome:
     store(folder, 1, 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer, "os", disk)
@@ -59,23 +60,23 @@ def save_on(folder: Path, disk: FailingDisk) -> Outcome:
 
 def num_calls(folder: Path) -> int:
     disk = FailingDisk(0, 0, lasting=False)
-    assert isinstance(save_on(folder, disk), Committed)
+    assert isinstance(save_on(folder, disk), SaveCommitted)
     return disk.num_calls
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from-then-on"])
-def test_a_failure_at_any_call_leaves_a_complete_generation(top: Path, code: int, lasting: bool) -> None:
+def test_a_failure_at_any_call_leaves_a_complete_checkpoint(top: Path, code: int, lasting: bool) -> None:
     total = num_calls(top / "whole")
     assert total > 30
     for first in range(1, total + 1):
         folder = top / str(first)
         disk = FailingDisk(first, code, lasting=lasting)
         outcome = save_on(folder, disk)
-        if isinstance(outcome, Failed) and not lasting and disk.failed[0] not in REMOVING:
+        if isinstance(outcome, SaveFailed) and not lasting and disk.failed[0] not in REMOVING:
             assert names(folder) in ({"000001", "000002"}, {"000001", "000002", "000003"}), first
         found = restart(folder)
-        assert found == 3 if isinstance(outcome, Committed) else found in (2, 3), first
+        assert found == 3 if isinstance(outcome, SaveCommitted) else found in (2, 3), first
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
@@ -84,12 +85,12 @@ def test_the_next_save_after_a_failure_succeeds(top: Path, code: int) -> None:
     for first in range(1, total + 1, 3):
         folder = top / str(first)
         save_on(folder, FailingDisk(first, code, lasting=False))
-        assert isinstance(save(folder, 4), Committed), first
+        assert isinstance(save(folder, 4), SaveCommitted), first
         assert restart(folder) == 4
 
 
 def test_a_full_disk_is_told_in_plain_words(tmp_path: Path) -> None:
     outcome = save_on(tmp_path / "store", FailingDisk(8, errno.ENOSPC, lasting=True))
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, SaveFailed)
     assert outcome.reason.startswith("the disk is full")
     assert "MB are free" in outcome.reason

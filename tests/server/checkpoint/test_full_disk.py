@@ -1,10 +1,10 @@
-"""A disk that is really full destroys no good generation, and the next save that fits succeeds."""
+"""A disk that is really full destroys no good checkpoint, and the next save that fits succeeds."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.resources.small_disk import can_mount, mounted
+from tests.support.small_disk import can_mount, mounted
 
 MODULE = "tests.server.checkpoint.full_disk"
 SIZE = 4 << 20
@@ -16,7 +16,7 @@ def run(command: list[str]) -> str:
     return done.stdout.strip()
 
 
-def test_a_full_disk_destroys_no_good_generation(tmp_path: Path) -> None:
+def test_a_full_disk_destroys_no_good_checkpoint(tmp_path: Path) -> None:
     script = [sys.executable, "-m", MODULE, str(tmp_path)]
     if can_mount(tmp_path):
         assert run(mounted(tmp_path, SIZE, script)) == "the disk is full"
@@ -24,6 +24,6 @@ def test_a_full_disk_destroys_no_good_generation(tmp_path: Path) -> None:
         assert run([*script, str(SIZE)]) == "the file is larger than is allowed"
 
 
-def test_a_limit_on_the_size_of_files_destroys_no_good_generation(tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files_destroys_no_good_checkpoint(tmp_path: Path) -> None:
     script = [sys.executable, "-m", MODULE, str(tmp_path), str(SIZE)]
     assert run(script) == "the file is larger than is allowed"

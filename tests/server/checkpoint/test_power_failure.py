@@ -1,17 +1,17 @@
-"""After a power failure at any moment of a save, a restart continues the generation before or the new one."""
+"""After a power failure at any moment of a save, a restart continues the checkpoint before or the new one."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from stream_server.server.checkpoint.epochs import read_epochs
-from stream_server.server.checkpoint.saver import Committed
+from stream_server.server.checkpoint.incarnations import read_incarnations
+from stream_server.server.checkpoint.saver import SaveCommitted
 from tests.disk.model import History
 from tests.disk.recording import recorded
 from tests.disk.scratch import Scratch, put, taken
 from tests.disk.states import Moment, State
-from tests.server.checkpoint.stores import restart, save, start, store
+from tests.support.checkpoint_stores import restart, save, start, store
 
 WHAT_IS_LEFT: dict[str, Callable[[Moment], State]] = {
     "all": Moment.whole,
@@ -21,17 +21,17 @@ WHAT_IS_LEFT: dict[str, Callable[[Moment], State]] = {
 
 
 def recorded_save(folder: Path, *, unheard: tuple[str, ...] = ()) -> History:
-    """Save generation 3 into a folder with generations 1 and 2, of which 1 is removed."""
+    """Save checkpoint 3 into a folder with checkpoints 1 and 2, of which 1 is removed."""
     store(folder, 1, 2)
     with recorded(folder, taken(folder), unheard=unheard) as history:
-        assert isinstance(save(folder, 3), Committed)
+        assert isinstance(save(folder, 3), SaveCommitted)
     return history
 
 
 def found_after_each_step(
     folder: Path, history: History, left: Callable[[Moment], State], look: Callable[[Path], int]
 ) -> list[int]:
-    """What is found after a power failure after each number of steps."""
+    """The checkpoint that is found after a power failure after each number of steps."""
     folder.mkdir()
     scratch = Scratch(folder)
     numbers = range(len(history.steps) + 1)
@@ -39,7 +39,7 @@ def found_after_each_step(
 
 
 @pytest.mark.parametrize("left", WHAT_IS_LEFT.values(), ids=WHAT_IS_LEFT)
-def test_a_crash_at_any_step_leaves_the_generation_before_or_the_new_one_complete(
+def test_a_crash_at_any_step_leaves_the_checkpoint_before_or_the_new_one_complete(
     tmp_path: Path, left: Callable[[Moment], State]
 ) -> None:
     history = recorded_save(tmp_path / "store")
@@ -62,12 +62,14 @@ def test_without_syncing_the_model_would_notice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", WHAT_IS_LEFT.values(), ids=WHAT_IS_LEFT)
-def test_a_crash_at_the_start_of_an_epoch_leaves_the_epochs_before_or_the_new_one(
+def test_a_crash_at_the_start_of_an_incarnation_leaves_the_incarnations_before_or_the_new_one(
     tmp_path: Path, left: Callable[[Moment], State]
 ) -> None:
     start(tmp_path / "store")
     with recorded(tmp_path / "store", taken(tmp_path / "store")) as history:
         start(tmp_path / "store")
-    found = found_after_each_step(tmp_path / "crashed", history, left, lambda crashed: read_epochs(crashed).newest)
+    found = found_after_each_step(
+        tmp_path / "crashed", history, left, lambda crashed: read_incarnations(crashed).newest
+    )
     assert found == sorted(found)
     assert (found[0], found[-1]) == (1, 2)

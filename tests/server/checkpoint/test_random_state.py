@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.server.checkpoint.random_state import random_states, set_random_states
-from stream_server.server.plain_state import from_bytes, to_bytes
+from stream_server.server.checkpoint.capture import random_states
+from stream_server.server.checkpoint.restore import set_random_states
+from stream_server.storage.plain_state import from_bytes, to_bytes
 
 
 def numbers() -> list[float]:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.checkpoint.checksum_file import CHUNK_BYTES, SMALL_BYTES, ChecksumFile
-from stream_server.server.checkpoint.generations import Generations
-from stream_server.server.checkpoint.saver import Committed, Failed, Part, Saved, Saver
-from tests.server.checkpoint.stores import DEADLINE_S, manifest_of, names, part, settle, start, store
+from stream_server.server.checkpoint.failures import SaveFailed
+from stream_server.server.checkpoint.folder import CheckpointFolder
+from stream_server.server.checkpoint.saver import SaveCommitted, Saved, Saver
+from stream_server.storage.checksums import CHUNK_BYTES, SMALL_BYTES, ChecksumFile
+from stream_server.storage.folders import PendingFile
+from tests.support.checkpoint_stores import DEADLINE_S, manifest_of, names, part, settle, start, store
 
 
 class Gate:
@@ -19,7 +21,7 @@ class Gate:
         self.entered = threading.Event()
         self.opened = threading.Event()
         self.num_released = 0
-        self.part = Part(path=path, write=self._write, release=self._release)
+        self.part = PendingFile(path=path, write=self._write, release=self._release)
 
     def _write(self, file: ChecksumFile) -> None:
         file.write(bytes(CHUNK_BYTES))
@@ -38,7 +40,7 @@ class Counted:
         self.num_written = 0
         self.num_released = 0
         self._error = error
-        self.part = Part(path=path, write=self._write, release=self._release)
+        self.part = PendingFile(path=path, write=self._write, release=self._release)
 
     def _write(self, file: ChecksumFile) -> None:
         self.num_written += 1
@@ -51,46 +53,45 @@ class Counted:
 
 
 @pytest.fixture
-def generations(tmp_path: Path) -> Generations:
+def checkpoints(tmp_path: Path) -> CheckpointFolder:
     start(tmp_path)
-    return Generations(tmp_path)
+    return CheckpointFolder(tmp_path)
 
 
-def saver_of(generations: Generations, rank: int = 0) -> Saver:
-    return Saver(generations, epoch=1, rank=rank)
+def saver_of(checkpoints: CheckpointFolder, rank: int = 0) -> Saver:
+    return Saver(checkpoints, incarnation=1, rank=rank)
 
 
-def test_a_save_does_not_keep_the_main_thread(generations: Generations) -> None:
+def test_a_save_does_not_keep_the_main_thread(checkpoints: CheckpointFolder) -> None:
     gate = Gate()
-    with saver_of(generations) as saver:
+    with saver_of(checkpoints) as saver:
         saver.begin(1, [gate.part])
         assert gate.entered.wait(DEADLINE_S)
         assert saver.poll() is None
         assert not saver.wait(0)
-        assert saver.is_busy
+        assert not saver.wait_idle(0)
         gate.opened.set()
         assert isinstance(settle(saver), Saved)
         assert saver.wait_idle(DEADLINE_S)
-        assert not saver.is_busy
 
 
-def test_it_writes_in_a_thread_of_its_rank(generations: Generations) -> None:
+def test_it_writes_in_a_thread_of_its_rank(checkpoints: CheckpointFolder) -> None:
     found = []
-    with saver_of(generations, rank=3) as saver:
-        saver.begin(1, [Part(path="rank-3/x", write=lambda _: found.append(threading.current_thread().name))])
+    with saver_of(checkpoints, rank=3) as saver:
+        saver.begin(1, [PendingFile(path="rank-3/x", write=lambda _: found.append(threading.current_thread().name))])
         settle(saver)
     assert found == ["checkpoint-3"]
 
 
-def test_each_outcome_is_given_once(generations: Generations) -> None:
-    with saver_of(generations) as saver:
+def test_each_outcome_is_given_once(checkpoints: CheckpointFolder) -> None:
+    with saver_of(checkpoints) as saver:
         saver.begin(1, [part("rank-0/x", b"x")])
         assert isinstance(settle(saver), Saved)
         assert saver.poll() is None
 
 
-def test_ranks_write_side_by_side_and_rank_0_commits(generations: Generations) -> None:
-    with saver_of(generations, 0) as first, saver_of(generations, 1) as second:
+def test_ranks_write_side_by_side_and_rank_0_commits(checkpoints: CheckpointFolder) -> None:
+    with saver_of(checkpoints, 0) as first, saver_of(checkpoints, 1) as second:
         first.begin(1, [part("study.state", b"study"), part("rank-0/x", b"0")])
         second.begin(1, [part("rank-1/x", b"1")])
         files = {}
@@ -100,21 +101,21 @@ def test_ranks_write_side_by_side_and_rank_0_commits(generations: Generations) -
             files.update(saved.files)
         first.commit(1, manifest_of(1, files))
         committed = settle(first)
-    assert committed == Committed(number=1, path=generations.path(1))
-    manifest = generations.manifest(1)
+    assert committed == SaveCommitted(number=1, path=checkpoints.path(1))
+    manifest = checkpoints.manifest(1)
     assert set(manifest.files) == {"study.state", "rank-0/x", "rank-1/x"}
-    assert generations.verify(manifest, manifest.files) == {}
+    assert checkpoints.verify(manifest, manifest.files) == {}
 
 
-def test_a_part_that_fails_fails_the_save_and_leaves_nothing(generations: Generations) -> None:
+def test_a_part_that_fails_fails_the_save_and_leaves_nothing(checkpoints: CheckpointFolder) -> None:
     error = OSError(28, "No space left on device")
     parts = [Counted("rank-0/a"), Counted("rank-0/b", error), Counted("rank-0/c")]
-    with saver_of(generations) as saver:
+    with saver_of(checkpoints) as saver:
         saver.begin(1, [it.part for it in parts])
         failed = settle(saver)
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, SaveFailed)
         assert failed.error is error
-        assert names(generations.folder) == set()
+        assert names(checkpoints.folder) == set()
         saver.discard(1)
         saver.begin(2, [part("rank-0/x", b"x")])
         assert isinstance(settle(saver), Saved)
@@ -122,16 +123,16 @@ def test_a_part_that_fails_fails_the_save_and_leaves_nothing(generations: Genera
     assert [it.num_released for it in parts] == [1, 1, 1]
 
 
-def test_a_mistake_of_ours_is_named(generations: Generations) -> None:
-    with saver_of(generations) as saver:
+def test_a_mistake_of_ours_is_named(checkpoints: CheckpointFolder) -> None:
+    with saver_of(checkpoints) as saver:
         saver.begin(1, [Counted("rank-0/a", TypeError("a Foo")).part])
         failed = settle(saver)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, SaveFailed)
     assert (failed.reason, failed.cause) == ("TypeError: a Foo", "TypeError: a Foo")
 
 
-def test_the_cause_of_a_full_disk_is_the_same_at_every_file(generations: Generations) -> None:
-    with saver_of(generations) as saver:
+def test_the_cause_of_a_full_disk_is_the_same_at_every_file(checkpoints: CheckpointFolder) -> None:
+    with saver_of(checkpoints) as saver:
         failures = []
         for number in (1, 2):
             full = OSError(28, "No space left on device", f"checkpoints/{number:06d}/rank-0/a")
@@ -139,13 +140,13 @@ def test_the_cause_of_a_full_disk_is_the_same_at_every_file(generations: Generat
             failures.append(settle(saver))
             saver.discard(number)
     first, second = failures
-    assert isinstance(first, Failed)
-    assert isinstance(second, Failed)
+    assert isinstance(first, SaveFailed)
+    assert isinstance(second, SaveFailed)
     assert first.reason != second.reason
     assert first.cause == second.cause == "the disk is full"
 
 
-def test_parts_are_released_once_even_if_releasing_fails(generations: Generations) -> None:
+def test_parts_are_released_once_even_if_releasing_fails(checkpoints: CheckpointFolder) -> None:
     released = []
 
     def release(name: str) -> Callable[[], None]:
@@ -155,16 +156,16 @@ def test_parts_are_released_once_even_if_releasing_fails(generations: Generation
 
         return fail
 
-    parts = [Part(path=f"rank-0/{name}", write=lambda _: None, release=release(name)) for name in "abc"]
-    with saver_of(generations) as saver:
+    parts = [PendingFile(path=f"rank-0/{name}", write=lambda _: None, release=release(name)) for name in "abc"]
+    with saver_of(checkpoints) as saver:
         saver.begin(1, parts)
-        assert isinstance(settle(saver), Failed)
+        assert isinstance(settle(saver), SaveFailed)
     assert sorted(released) == ["a", "b", "c"]
 
 
-def test_a_part_is_released_before_the_next_is_written(generations: Generations) -> None:
+def test_a_part_is_released_before_the_next_is_written(checkpoints: CheckpointFolder) -> None:
     first, gate = Counted("rank-0/a"), Gate()
-    with saver_of(generations) as saver:
+    with saver_of(checkpoints) as saver:
         saver.begin(1, [first.part, gate.part])
         assert gate.entered.wait(DEADLINE_S)
         assert (first.num_released, gate.num_released) == (1, 0)
@@ -173,9 +174,9 @@ def test_a_part_is_released_before_the_next_is_written(generations: Generations)
     assert gate.num_released == 1
 
 
-def test_a_discarded_save_ends_early_and_gives_no_outcome(generations: Generations) -> None:
+def test_a_discarded_save_ends_early_and_gives_no_outcome(checkpoints: CheckpointFolder) -> None:
     gate, last = Gate(), Counted("rank-0/last")
-    with saver_of(generations) as saver:
+    with saver_of(checkpoints) as saver:
         saver.begin(1, [gate.part, last.part])
         assert gate.entered.wait(DEADLINE_S)
         saver.discard(1)
@@ -185,24 +186,24 @@ def test_a_discarded_save_ends_early_and_gives_no_outcome(generations: Generatio
     assert isinstance(saved, Saved)
     assert saved.number == 2
     assert (gate.num_released, last.num_written, last.num_released) == (1, 0, 1)
-    assert names(generations.folder) == {"000002.epoch-1.tmp"}
+    assert names(checkpoints.folder) == {"000002.incarnation-1.tmp"}
 
 
-def test_a_rank_discards_its_own_files_only(generations: Generations) -> None:
-    with saver_of(generations, 0) as first, saver_of(generations, 1) as second:
+def test_a_rank_discards_its_own_files_only(checkpoints: CheckpointFolder) -> None:
+    with saver_of(checkpoints, 0) as first, saver_of(checkpoints, 1) as second:
         for rank, saver in enumerate((first, second)):
             saver.begin(1, [part(f"rank-{rank}/x", b"x")])
             settle(saver)
         second.discard(1)
         assert second.wait_idle(DEADLINE_S)
-        left = [path for path in generations.temporary(1, 1).rglob("*") if path.is_file()]
-        assert left == [generations.temporary(1, 1) / "rank-0/x"]
+        left = [path for path in checkpoints.temporary(1, 1).rglob("*") if path.is_file()]
+        assert left == [checkpoints.temporary(1, 1) / "rank-0/x"]
         first.discard(1)
         assert first.wait_idle(DEADLINE_S)
-    assert names(generations.folder) == set()
+    assert names(checkpoints.folder) == set()
 
 
-def test_leaving_ends_a_save_that_is_being_written(generations: Generations) -> None:
+def test_leaving_ends_a_save_that_is_being_written(checkpoints: CheckpointFolder) -> None:
     entered = threading.Event()
 
     def write_for_ever(file: ChecksumFile) -> None:
@@ -211,60 +212,60 @@ def test_leaving_ends_a_save_that_is_being_written(generations: Generations) -> 
             entered.set()
 
     last = Counted("rank-0/last")
-    with saver_of(generations) as saver:
-        saver.begin(1, [Part(path="rank-0/endless", write=write_for_ever), last.part])
+    with saver_of(checkpoints) as saver:
+        saver.begin(1, [PendingFile(path="rank-0/endless", write=write_for_ever), last.part])
         assert entered.wait(DEADLINE_S)
     assert (last.num_written, last.num_released) == (0, 1)
-    assert names(generations.folder) == set()
+    assert names(checkpoints.folder) == set()
 
 
-def test_leaving_finishes_a_commit(generations: Generations) -> None:
-    with saver_of(generations) as saver:
+def test_leaving_finishes_a_commit(checkpoints: CheckpointFolder) -> None:
+    with saver_of(checkpoints) as saver:
         saver.begin(1, [part("rank-0/x", b"x")])
         saved = settle(saver)
         assert isinstance(saved, Saved)
         saver.commit(1, manifest_of(1, saved.files))
-    assert names(generations.folder) == {"000001"}
+    assert names(checkpoints.folder) == {"000001"}
 
 
 def test_a_prune_that_fails_does_not_undo_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    generations = store(tmp_path, 1, 2)
+    checkpoints = store(tmp_path, 1, 2)
 
     def fail(*_: object) -> list[int]:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Generations, "prune", fail)
-    with saver_of(generations) as saver:
+    monkeypatch.setattr(CheckpointFolder, "prune", fail)
+    with saver_of(checkpoints) as saver:
         saver.begin(3, [part("rank-0/x", b"x")])
         saved = settle(saver)
         assert isinstance(saved, Saved)
         saver.commit(3, manifest_of(3, saved.files))
-        assert isinstance(settle(saver), Committed)
+        assert isinstance(settle(saver), SaveCommitted)
     assert "old checkpoints could not be removed: the disk fails" in caplog.text
 
 
-def test_a_failed_commit_leaves_nothing(generations: Generations) -> None:
-    start(generations.folder)
-    with saver_of(generations) as saver:
+def test_a_failed_commit_leaves_nothing(checkpoints: CheckpointFolder) -> None:
+    start(checkpoints.folder)
+    with saver_of(checkpoints) as saver:
         saver.begin(1, [part("rank-0/x", b"x")])
         saved = settle(saver)
         assert isinstance(saved, Saved)
         saver.commit(1, manifest_of(1, saved.files))
-        assert isinstance(settle(saver), Failed)
-    assert names(generations.folder) == set()
+        assert isinstance(settle(saver), SaveFailed)
+    assert names(checkpoints.folder) == set()
 
 
-def test_a_rank_with_nothing_to_write_is_saved(generations: Generations) -> None:
-    with saver_of(generations, 1) as saver:
+def test_a_rank_with_nothing_to_write_is_saved(checkpoints: CheckpointFolder) -> None:
+    with saver_of(checkpoints, 1) as saver:
         saver.begin(1, [])
         assert settle(saver) == Saved(number=1, files={})
 
 
-def test_one_save_at_a_time(generations: Generations) -> None:
+def test_one_save_at_a_time(checkpoints: CheckpointFolder) -> None:
     gate = Gate()
-    with saver_of(generations) as saver:
+    with saver_of(checkpoints) as saver:
         saver.begin(1, [gate.part])
         with pytest.raises(AssertionError, match="still under way"):
             saver.begin(2, [])

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
-from stream_server.server.checkpoint.checksum_file import ChecksumFile
-from stream_server.server.checkpoint.user_state import freeze_user_state, load_user_state, thawed_user_state, user_part
-from stream_server.server.plain_state import from_bytes, write_state
-from stream_server.server.stream_server import StreamServer
+from stream_server.server.checkpoint.user_state import freeze_user_state, load_user_state, thawed_user_state, user_file
+from stream_server.server.user.framework import framework_of
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.storage.checksums import ChecksumFile
+from stream_server.storage.plain_state import from_bytes, write_state
+
+NUMPY = framework_of(StreamServer)
 
 
 class Odd:
-    """What no checkpoint knows."""
+    """A type that checkpoints do not know."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -40,7 +44,7 @@ class Heat(StreamServer):
 
 
 def saved(folder: Path, server: StreamServer, *, allow_pickle: bool = False) -> None:
-    part = user_part(server, allow_pickle=allow_pickle)
+    part = user_file(server, allow_pickle=allow_pickle)
     (folder / part.path).parent.mkdir()
     with ChecksumFile(folder / part.path) as file:
         part.write(file)
@@ -56,11 +60,15 @@ def test_plain_state_comes_back(tmp_path: Path) -> None:
 
 def test_what_the_user_changes_later_is_not_saved() -> None:
     mean = np.zeros(3)
-    state = freeze_user_state({"mean": mean}, owner="Heat", allow_pickle=False)
+    state = freeze_user_state({"mean": mean}, NUMPY, owner="Heat", allow_pickle=False)
     mean += 1
     data = bytearray()
     state.write(type("Sink", (), {"write": lambda _, more: data.extend(more)})())
-    assert thawed_user_state(from_bytes(bytes(data)), owner="Heat", allow_pickle=False)["mean"].tolist() == [0, 0, 0]
+    assert thawed_user_state(from_bytes(bytes(data)), NUMPY, owner="Heat", allow_pickle=False)["mean"].tolist() == [
+        0,
+        0,
+        0,
+    ]
 
 
 def test_an_object_is_refused_and_the_setting_named() -> None:
@@ -68,7 +76,7 @@ def test_an_object_is_refused_and_the_setting_named() -> None:
     with pytest.raises(
         UserCodeError, match=r"Heat\.state_dict\(\)\.history\.1\.best is a Odd, but only .*allow_pickle"
     ):
-        user_part(server, allow_pickle=False)
+        user_file(server, allow_pickle=False)
 
 
 def test_an_object_is_pickled_if_the_study_allows_it(tmp_path: Path) -> None:
@@ -94,12 +102,12 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
         (tmp_path / "x").open("w") as file,
         pytest.raises(UserCodeError, match="the state of Heat cannot be pickled: "),
     ):
-        user_part(Heat({"file": file}), allow_pickle=True)
+        user_file(Heat({"file": file}), allow_pickle=True)
 
 
 def test_what_the_users_methods_raise_is_told_as_theirs(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match=r"Heat\.state_dict raised KeyError"):
-        user_part(Heat(KeyError("x")), allow_pickle=True)
+        user_file(Heat(KeyError("x")), allow_pickle=True)
     saved(tmp_path, Heat({}))
     with pytest.raises(UserCodeError, match=r"Heat\.load_state_dict raised KeyError"):
         load_user_state(tmp_path, Heat(KeyError("x")), allow_pickle=False)
@@ -115,26 +123,40 @@ def test_junk_is_damage(tmp_path: Path, junk: object) -> None:
         load_user_state(tmp_path, Heat(), allow_pickle=True)
 
 
-def test_tensors_of_a_users_state_come_back() -> None:
+@pytest.mark.parametrize("server_class", [StreamServer, TorchServer])
+def test_tensors_of_a_users_state_come_back(server_class: type[StreamServer]) -> None:
     torch = pytest.importorskip("torch")
+    framework = framework_of(server_class)
     data = bytearray()
-    state = freeze_user_state({"mean": torch.ones(2)}, owner="Heat", allow_pickle=False)
+    state = freeze_user_state({"mean": torch.ones(2)}, framework, owner="Heat", allow_pickle=False)
     state.write(type("Sink", (), {"write": lambda _, more: data.extend(more)})())
-    back = thawed_user_state(from_bytes(bytes(data)), owner="Heat", allow_pickle=False)
+    back = thawed_user_state(from_bytes(bytes(data)), framework, owner="Heat", allow_pickle=False)
     assert torch.equal(back["mean"], torch.ones(2))
+
+
+def test_the_state_of_a_server_of_another_framework_is_refused() -> None:
+    pytest.importorskip("torch")
+    data = bytearray()
+    state = freeze_user_state({"mean": np.ones(2)}, framework_of(TorchServer), owner="Heat", allow_pickle=False)
+    state.write(type("Sink", (), {"write": lambda _, more: data.extend(more)})())
+    with pytest.raises(ConfigError, match="state of Heat was saved with TorchFramework, not with NumpyFramework"):
+        thawed_user_state(from_bytes(bytes(data)), NUMPY, owner="Heat", allow_pickle=False)
 
 
 def test_plain_state_builds_no_unpickler_and_loads_neither_cloudpickle_nor_torch() -> None:
     code = """
 import pickle, sys
 from stream_server.server.checkpoint.user_state import freeze_user_state, thawed_user_state
-from stream_server.server.plain_state import from_bytes
+from stream_server.server.user.framework import framework_of
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.plain_state import from_bytes
 import numpy, io
 def refuse(*_): raise AssertionError("an unpickler")
 pickle.Unpickler = pickle.loads = pickle.load = refuse
-state = freeze_user_state({"a": numpy.ones(3)}, owner="Heat", allow_pickle=False)
+numpy_alone = framework_of(StreamServer)
+state = freeze_user_state({"a": numpy.ones(3)}, numpy_alone, owner="Heat", allow_pickle=False)
 file = io.BytesIO(); state.write(file)
-print(thawed_user_state(from_bytes(file.getvalue()), owner="Heat", allow_pickle=False)["a"].sum())
+print(thawed_user_state(from_bytes(file.getvalue()), numpy_alone, owner="Heat", allow_pickle=False)["a"].sum())
 assert not {"torch", "cloudpickle"} & set(sys.modules)
 """
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "3.0\n"

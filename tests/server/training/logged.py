@@ -6,7 +6,7 @@ import struct
 import zlib
 from typing import Any
 
-from stream_server.server.training.log_record import Record
+from stream_server.server.metrics.log_record import Record
 
 
 class OneOf:
@@ -39,7 +39,7 @@ class Kept:
 
 
 class Figure:
-    """What Matplotlib's figure looks like from here."""
+    """A stand-in for Matplotlib's figure."""
 
     def savefig(self, file: io.BytesIO, *, format: str) -> None:
         assert format == "png"

@@ -12,15 +12,15 @@ from torch import nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from stream_server.server.ranks import ranks_from_environment
-from stream_server.server.torch_server import TorchServer
-from stream_server.server.training.callbacks import Callbacks
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.torch_step import TorchStep
-from stream_server.server.training.union_mean import UnionMean
-from stream_server.server.training.validation import Validation
-from tests.server.settings import settings
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.training.validation.validation import Validation
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.torch_server import TorchServer
 from tests.server.training.validating import Written
+from tests.support.settings import settings
 
 RANKS = ranks_from_environment()
 

@@ -1,10 +1,11 @@
 """Runs of a study on changing numbers of ranks, as far as its progress is concerned."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stream_server.server.training.lockstep import Turn
+from stream_server.server.progress.batches import UnionBatch
 
 
 def study(
@@ -15,19 +16,22 @@ def study(
     accumulate: int = 1,
     max_batches: int | None = None,
 ) -> Any:
-    """What says how long a study of simulations of one time step is."""
+    """The settings that give the length of a study of simulations of one time step."""
     return SimpleNamespace(
-        study=SimpleNamespace(simulations=num_samples, time_steps=SimpleNamespace(num=1)),
-        buffer=SimpleNamespace(policy="firo", pseudo_epochs=pseudo_epochs),
-        training=SimpleNamespace(batch_size=batch_size, accumulate=accumulate, max_batches=max_batches),
+        study_dir=Path(),
+        study=SimpleNamespace(simulations=num_samples, time_steps=SimpleNamespace(num=1), seed=0),
+        buffer=SimpleNamespace(policy="firo", pseudo_epochs=pseudo_epochs, capacity=1, watermark=1, args={}),
+        training=SimpleNamespace(
+            batch_size=batch_size, accumulate=accumulate, max_batches=max_batches, draws_per_sample=None
+        ),
     )
 
 
-def full_turns(num_ranks: int, batch_size: int, num: int) -> Iterator[Turn]:
+def full_batches(num_ranks: int, batch_size: int, num: int) -> Iterator[UnionBatch]:
     """Steps on `num` samples, drawn once, of which all but the last are on full batches of all ranks."""
     while num:
         sizes = []
         for rank in range(num_ranks):
             sizes.append(min(batch_size, -(-num // (num_ranks - rank))))
             num -= sizes[-1]
-        yield Turn(batch=None, sizes=tuple(sizes), num_first=sum(sizes), lonely=False)
+        yield UnionBatch(own=None, sizes=tuple(sizes), num_first=sum(sizes), lonely=False)

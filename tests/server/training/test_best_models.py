@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stream_server.config.sections import Checkpoint
-from stream_server.errors import ConfigError, DamagedCheckpoint
-from stream_server.server.checkpoint.best_folder import read_facts
-from stream_server.server.checkpoint.part import Part
-from stream_server.server.plain_state import from_bytes, read_state, to_bytes, write_state
-from stream_server.server.training.best_models import BestModels
+from stream_server.errors import ConfigError, DamagedCheckpoint, OtherFormat
+from stream_server.server.model.best_models import BestModels, read_facts
+from stream_server.storage.checksums import checksummed_json
+from stream_server.storage.folders import PendingFile
+from stream_server.storage.plain_state import from_bytes, read_state, to_bytes, write_state
 from tests.server.training.validating import at
 
 
@@ -23,7 +23,7 @@ class Step:
     def __init__(self) -> None:
         self.num_united = 0
 
-    def unite(self) -> None:
+    def synchronize(self) -> None:
         self.num_united += 1
 
 
@@ -36,9 +36,9 @@ class Study:
         self.folder = folder / "best"
         self.models = BestModels(self.folder, self.step, Checkpoint(**settings), capture=self.capture)
 
-    def capture(self) -> list[Part]:
+    def capture(self) -> list[PendingFile]:
         batch = self.server.progress.batches
-        return [Part(path="model/model.state", write=lambda file: write_state(file, {"batch": batch}))]
+        return [PendingFile(path="model/model.state", write=lambda file: write_state(file, {"batch": batch}))]
 
     def validate(self, losses: dict[int, float]) -> None:
         for batch, loss in losses.items():
@@ -101,6 +101,12 @@ def test_every_rank_unites_the_model_and_only_the_first_writes(tmp_path: Path) -
     assert (study.step.num_united, study.on_disk) == (2, [])
 
 
+def test_a_model_of_another_format_is_told_from_damage(tmp_path: Path) -> None:
+    (tmp_path / "facts.json").write_bytes(checksummed_json({"format": 1, "batch": 10, "files": {}}))
+    with pytest.raises(OtherFormat, match="has format 1, and this release reads format 2"):
+        read_facts(tmp_path)
+
+
 def test_the_facts_tell_what_the_model_is_and_prove_its_files(tmp_path: Path) -> None:
     study = Study(tmp_path)
     study.validate({10: 2.0})
@@ -111,7 +117,7 @@ def test_the_facts_tell_what_the_model_is_and_prove_its_files(tmp_path: Path) ->
     with (folder / "model/model.state").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")
-    with pytest.raises(DamagedCheckpoint, match=r"model\.state is not as it was written"):
+    with pytest.raises(DamagedCheckpoint, match=r"written: model/model\.state does not match its checksum"):
         read_facts(folder)
 
 
@@ -178,7 +184,7 @@ def test_a_disk_that_is_full_costs_this_model_and_nothing_else(
     def fail(file: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    study.models._capture = lambda: [Part(path="model/model.state", write=fail)]
+    study.models._capture = lambda: [PendingFile(path="model/model.state", write=fail)]
     study.validate({20: 1.0})
     assert study.on_disk == ["batch-000010"]
     assert "No space left" in caplog.text

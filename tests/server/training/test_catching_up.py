@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.step import LearnerStep
-from stream_server.server.training.union_mean import UnionMean
-from tests.server.settings import settings
-from tests.server.test_stream_server import Linear, turn_of, union_data
-from tests.server.thread_ranks import ThreadRanks, on_ranks
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.learner_step import LearnerStep
+from tests.server.test_stream_server import Linear, union_batch_of, union_data
+from tests.support.settings import settings
+from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 STEPS = [[2, 2], [0, 4], [3, 1], [4, 0], [1, 3]]
 
@@ -25,7 +25,7 @@ def test_a_learner_that_missed_steps_goes_on_as_if_it_had_taken_them() -> None:
             for number, sizes in enumerate(STEPS):
                 first = start + sum(sizes[: ranks.rank])
                 rows = slice(first, first + sizes[ranks.rank])
-                step.run(turn_of(sizes, ranks.rank), (x[rows], y[rows]), number)
+                step.run(union_batch_of(sizes, ranks.rank), (x[rows], y[rows]), number)
                 start += sum(sizes)
         return server.weight
 
@@ -33,7 +33,7 @@ def test_a_learner_that_missed_steps_goes_on_as_if_it_had_taken_them() -> None:
     with LearnerStep(alone, SoloRanks()) as step:
         for number, sizes in enumerate(STEPS):
             rows = slice(start, start + sum(sizes))
-            step.run(turn_of([sum(sizes)], 0), (x[rows], y[rows]), number)
+            step.run(union_batch_of([sum(sizes)], 0), (x[rows], y[rows]), number)
             start += sum(sizes)
     for weight in on_ranks(2, train):
         np.testing.assert_allclose(weight, alone.weight, rtol=1e-12)
@@ -47,7 +47,7 @@ def test_a_learner_that_missed_the_last_step_is_brought_up_at_the_end(last: list
         server = Linear(settings())
         server.union_mean = UnionMean(ranks)
         with LearnerStep(server, ranks) as step:
-            step.run(turn_of(last, ranks.rank), (x, y), 0)
+            step.run(union_batch_of(last, ranks.rank), (x, y), 0)
             step.finish()
         return server.weight
 

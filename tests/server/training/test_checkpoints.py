@@ -1,5 +1,6 @@
-"""When checkpoints are taken, and how the ranks come to agree that one is complete."""
+"""The times at which checkpoints are taken, and the ranks' agreement that one is complete."""
 
+import errno
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,30 +8,22 @@ from typing import Any
 
 import pytest
 
-from stream_server.errors import StaleEpoch
-from stream_server.server.checkpoint.manifest import FileRecord, Manifest
-from stream_server.server.checkpoint.saver import Committed, Failed, Outcome, Part, Saved
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.checkpoints import Checkpoints, Milestones
-from stream_server.server.training.failed_saves import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from stream_server.server.training.lockstep import agree
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.saves import SaveWords
-from stream_server.server.training.schedules import Schedule
-from tests.server.thread_ranks import ThreadRanks, on_ranks
+from stream_server.errors import StaleIncarnation
+from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
+from stream_server.server.checkpoint.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, FailedSaves, SaveFailed
+from stream_server.server.checkpoint.folder import Manifest
+from stream_server.server.checkpoint.saver import SaveCommitted, Saved, SaveOutcome
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.control_round import SaveState, agree
+from stream_server.storage.checksums import FileRecord
+from stream_server.storage.folders import PendingFile
+from tests.support.thread_ranks import ThreadRanks, on_ranks
+from tests.support.timing import Clock
 
 RECORD = FileRecord(num_bytes=1, xxh3="0" * 32)
-
-
-class Clock:
-    """A clock that is wound by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class FakeSaver:
@@ -47,23 +40,23 @@ class FakeSaver:
         self.discarded: list[int] = []
         self.manifests: list[Manifest] = []
         self.is_quick = False
-        self._outcome: Outcome | None = None
+        self._outcome: SaveOutcome | None = None
         self._is_slow = False
 
-    def begin(self, number: int, parts: list[Part]) -> None:
+    def begin(self, number: int, parts: list[PendingFile]) -> None:
         self.began.append(number)
         self.milestones += [number for part in parts if part.path == "milestone.txt"]
         self._outcome = self._ended(Saved(number=number, files={f"rank-{self.rank}/x": RECORD}))
 
     def commit(self, number: int, manifest: Manifest) -> None:
         self.manifests.append(manifest)
-        self._outcome = self._ended(Committed(number=number, path=self.path(number)))
+        self._outcome = self._ended(SaveCommitted(number=number, path=self.path(number)))
 
     def discard(self, number: int) -> None:
         self.discarded.append(number)
         self._outcome = None
 
-    def poll(self) -> Outcome | None:
+    def poll(self) -> SaveOutcome | None:
         if self._is_slow and not self.is_quick:
             return None
         outcome, self._outcome = self._outcome, None
@@ -75,14 +68,14 @@ class FakeSaver:
     def path(self, number: int) -> Path:
         return Path(str(number))
 
-    def _ended(self, good: Outcome) -> Outcome:
+    def _ended(self, good: SaveOutcome) -> SaveOutcome:
         slow, word = (self.script.pop(0) if self.script else "ok").rpartition("slow ")[1:]
         self._is_slow = bool(slow)
         if word == "ok":
             return good
-        errors = {"stale": StaleEpoch(word), "a bug": TypeError(word)}
+        errors = {"stale": StaleIncarnation(word), "a bug": TypeError(word)}
         error = errors.get(word) or OSError(word)
-        return Failed(number=good.number, error=error, reason=word)
+        return SaveFailed(number=good.number, error=error, reason=word)
 
 
 class FakeStudy:
@@ -94,17 +87,17 @@ class FakeStudy:
         self.safe: list[int] = []
         self.batches: list[int] = []
 
-    def capture(self) -> list[Part]:
+    def capture(self) -> list[PendingFile]:
         self.batches.append(self.num)
         return []
 
-    def manifest(self, generation: int, files: Mapping[str, FileRecord]) -> Manifest:
+    def manifest(self, checkpoint: int, files: Mapping[str, FileRecord]) -> Manifest:
         return Manifest(
-            generation=generation, epoch=1, base=0, ranks=1, batches=0, created="", config_digest="", files=files
+            checkpoint=checkpoint, incarnation=1, base=0, ranks=1, batches=0, created="", config_digest="", files=files
         )
 
-    def committed(self, generation: int, path: Path) -> None:
-        self.safe.append(generation)
+    def committed(self, checkpoint: int, path: Path) -> None:
+        self.safe.append(checkpoint)
 
     def version(self) -> Any:
         return self.num
@@ -126,7 +119,7 @@ class OneRank:
             "newest": 0,
             "batches": lambda: self.batches,
         } | options
-        self.checkpoints = Checkpoints(
+        self.checkpoints = CheckpointAgreement(
             ranks=self.ranks,
             saver=self.saver,  # type: ignore[arg-type]
             study=self.study,
@@ -136,10 +129,10 @@ class OneRank:
             **settings,
         )
 
-    def round(self) -> SaveWords:
+    def round(self) -> SaveState:
         """One round of this rank alone, and what is due after it."""
-        said = self.checkpoints.words()
-        self.checkpoints.hear(said)
+        said = self.checkpoints.state()
+        self.checkpoints.advance(said)
         if self.checkpoints.due:
             self.checkpoints.take()
         return said
@@ -158,7 +151,7 @@ def test_nothing_is_saved_before_it_is_due() -> None:
 def test_a_number_of_batches_makes_one_due_and_three_rounds_make_it_safe() -> None:
     one = OneRank(every_batches=3, newest=7)
     one.step(3)
-    assert [one.round() for _ in range(3)] == [SaveWords(wanted=1), SaveWords(written=1), SaveWords(committed=1)]
+    assert [one.round() for _ in range(3)] == [SaveState(wanted=1), SaveState(written=1), SaveState(committed=1)]
     assert one.study.safe == [8]
     assert one.checkpoints.newest == 8
 
@@ -267,7 +260,7 @@ def test_the_last_one_is_tried_without_a_pause() -> None:
 
 
 def logged(one: OneRank, num: int, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What is logged while so many checkpoints are taken."""
+    """The messages that are logged while so many checkpoints are taken."""
     caplog.clear()
     for _ in range(num):
         one.checkpoints.take_last()
@@ -277,7 +270,7 @@ def logged(one: OneRank, num: int, caplog: pytest.LogCaptureFixture) -> list[str
 def test_one_cause_is_one_warning_until_another_or_a_success_follows(caplog: pytest.LogCaptureFixture) -> None:
     one = OneRank(newest=3, script=["disk full"] * 19 + ["disk fails"] * 2)
     assert logged(one, 19, caplog) == [
-        "a checkpoint failed: disk full; generation 3 is still good, training goes on, and the next try waits 1 s, "
+        "a checkpoint failed: disk full; checkpoint 3 is still good, training goes on, and the next try waits 1 s, "
         "later ones longer"
     ]
     [other] = logged(one, 2, caplog)
@@ -290,6 +283,16 @@ def test_one_cause_is_one_warning_until_another_or_a_success_follows(caplog: pyt
         "19 of the checkpoints failed: disk full",
         "2 of the checkpoints failed: disk fails",
     ]
+
+
+def test_ranks_that_fail_by_turns_have_one_cause(caplog: pytest.LogCaptureFixture) -> None:
+    failures = FailedSaves(rank=0, clock=Clock())
+    full = SaveFailed(number=4, error=OSError(errno.ENOSPC, "full"), reason="the disk is full (here)")
+    for failed in (full, None, full, None, full):
+        failures.note(failed, newest=3)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("a checkpoint failed: the disk is full (here); checkpoint 3 is still good")
+    assert failures.warnings == ["3 of the checkpoints failed: the disk is full (here)"]
 
 
 def test_a_mistake_of_ours_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,15 +329,15 @@ def test_a_newer_server_ends_this_one_when_it_commits() -> None:
     one.step()
     one.round()
     one.round()
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(StaleIncarnation):
         one.round()
     assert one.study.safe == []
 
 
-def together(one: OneRank) -> SaveWords:
+def together(one: OneRank) -> SaveState:
     """One round of all ranks; what they said."""
-    said = agree(one.ranks, one.checkpoints.words())
-    one.checkpoints.hear(said)
+    said = agree(one.ranks, one.checkpoints.state())
+    one.checkpoints.advance(said)
     if one.checkpoints.due:
         one.checkpoints.take()
     return said
@@ -348,10 +351,10 @@ def test_a_failed_checkpoint_is_given_up_only_when_the_last_rank_is_done_with_it
         one.step()
         together(one)
         for _ in range(3):
-            assert together(one) == SaveWords(written=1, failed=1)
+            assert together(one) == SaveState(written=1, failed=1)
             assert one.saver.discarded == []
         one.saver.is_quick = True
-        assert together(one) == SaveWords(written=2, failed=1)
+        assert together(one) == SaveState(written=2, failed=1)
         assert one.saver.discarded == [1]
         return one
 
@@ -370,10 +373,10 @@ def test_nothing_is_committed_before_the_last_rank_has_written() -> None:
         one = OneRank(ranks, every_batches=1, script=["slow ok"] if ranks.rank == 1 else None)
         one.step()
         together(one)
-        assert [together(one) for _ in range(2)] == [SaveWords(written=1)] * 2
+        assert [together(one) for _ in range(2)] == [SaveState(written=1)] * 2
         assert one.saver.manifests == []
         one.saver.is_quick = True
-        assert together(one) == SaveWords(written=2)
+        assert together(one) == SaveState(written=2)
         return one
 
     first, second = on_ranks(2, run)
@@ -389,8 +392,8 @@ def test_while_one_is_under_way_no_other_is_begun() -> None:
         assert not any(one.round())
     assert one.saver.began == [1]
     one.saver.is_quick = True
-    words = [one.round() for _ in range(3)]
-    assert words == [SaveWords(written=1), SaveWords(committed=1), SaveWords(wanted=1)]
+    states = [one.round() for _ in range(3)]
+    assert states == [SaveState(written=1), SaveState(committed=1), SaveState(wanted=1)]
     assert one.saver.began == [1, 2]
 
 
@@ -496,7 +499,7 @@ def test_the_last_one_is_taken_in_the_middle_of_an_accumulation_too() -> None:
     assert one.checkpoints.take_last()
 
 
-def test_a_restart_numbers_its_generations_on() -> None:
+def test_a_restart_numbers_its_checkpoints_on() -> None:
     one = OneRank(every_batches=1, newest=41)
     assert one.checkpoints.take_last()
     assert (one.saver.began, one.checkpoints.newest) == ([42], 42)

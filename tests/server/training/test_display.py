@@ -1,15 +1,35 @@
 """The status on a terminal and in a log, never more often than people can read it."""
 
 import io
+import math
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
 
+import pytest
 from rich.console import Console
 
-from stream_server.server.training.display import LIVE_INTERVAL_S, PLAIN_INTERVAL_S, Display, ProgressDisplay, Status
+from stream_server.server.training.monitoring.display import (
+    LIVE_INTERVAL_S,
+    MAX_PLAIN_INTERVAL_S,
+    PLAIN_INTERVAL_S,
+    Display,
+    DisplayedStatus,
+    Pace,
+    ProgressDisplay,
+    Trend,
+    Trends,
+    bottleneck,
+    line,
+    panel,
+    sparkline,
+)
+from tests.support.timing import Clock
 
-STATUS = Status(
+STATUS = DisplayedStatus(
     simulations={"waiting": 3, "running": 2, "finished": 4, "given_up": 1, "invalid": 1, "stopped": 0},
     samples=1234,
     expected_samples=5000,
@@ -19,13 +39,6 @@ STATUS = Status(
     loss=0.123456,
     phases_s={"step": 3.0, "wait_for_data": 1.0},
 )
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def plain() -> Console:
@@ -47,23 +60,42 @@ def test_without_a_terminal_the_status_is_one_plain_line() -> None:
         display.update(lambda: STATUS)
     assert text(console) == (
         "simulations 3 waiting, 2 running, 4 done, 2 failed | samples 1,234/5,000 | buffer 50/200 (25%) | "
-        "batches 40 (0.0/s) | loss 0.1235 | step 75%, wait for data 25%\n"
+        "batches 40 (0.0/s) | loss 0.1235\n"
     )
 
 
-def test_plain_lines_come_at_most_every_five_seconds() -> None:
+def test_plain_lines_come_at_growing_intervals() -> None:
+    console, clock = plain(), Clock()
+    times: list[float] = []
+    with Display(console, clock) as display:
+        for _ in range(4 * 3600):
+            num = len(text(console).splitlines())
+            display.update(lambda: STATUS)
+            times += [clock.now] * (len(text(console).splitlines()) - num)
+            clock.now += 1.0
+    intervals = [later - earlier for earlier, later in pairwise(times)]
+    assert intervals[0] == PLAIN_INTERVAL_S
+    assert intervals == sorted(intervals)
+    assert intervals[-1] == MAX_PLAIN_INTERVAL_S
+    assert len(times) < 50
+
+
+def test_trouble_makes_a_plain_line_come_sooner() -> None:
     console, clock = plain(), Clock()
     with Display(console, clock) as display:
-        for _ in range(100):
-            clock.now += PLAIN_INTERVAL_S / 10
-            display.update(lambda: STATUS)
-    assert len(text(console).splitlines()) == 10
+        for second in range(200):
+            awaited = "somebody to attach" if second >= 150 else ""
+            display.update(lambda awaited=awaited: replace(STATUS, awaited=awaited))  # type: ignore[misc]
+            if awaited and "WAITS FOR somebody" in text(console):
+                break
+            clock.now += 1.0
+    assert second <= 150 + PLAIN_INTERVAL_S
 
 
 def test_the_status_is_asked_for_only_when_it_is_shown() -> None:
     asked = []
 
-    def status() -> Status:
+    def status() -> DisplayedStatus:
         asked.append(True)
         return STATUS
 
@@ -82,8 +114,16 @@ def test_on_a_terminal_the_status_is_live_without_a_thread() -> None:
         display.update(lambda: STATUS)
         assert threading.enumerate() == before
     shown = text(console)
-    for expected in ("3 waiting, 2 running, 4 done, 2 failed", "1,234/5,000", "50/200", "0.1235", "step 75%"):
+    for expected in ("3 waiting, 2 running, 4 done, 2 failed", "1,234/5,000", "50/200", "0.1235", "step 75%", "━"):
         assert expected in shown
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    console = terminal()
+    with Display(console, Clock()) as display:
+        display.update(lambda: STATUS)
+    assert text(console).startswith("simulations 3 waiting")
 
 
 def test_leaving_the_display_gives_the_screen_back() -> None:
@@ -97,7 +137,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     console, clock = plain(), Clock()
     with Display(console, clock) as display:
         for batches in (0, 10, 1010, 2010, 3010):
-            display.update(lambda batches=batches: Status(simulations={}, samples=0, batches=batches))  # type: ignore[misc]
+            display.update(lambda batches=batches: DisplayedStatus(simulations={}, samples=0, batches=batches))  # type: ignore[misc]
             clock.now += PLAIN_INTERVAL_S
     assert "(200.0/s)" in text(console).splitlines()[-1]
 
@@ -105,24 +145,27 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 def test_a_study_of_unknown_length_shows_what_came() -> None:
     console = plain()
     with Display(console, Clock()) as display:
-        display.update(lambda: Status(simulations={}, samples=7))
+        display.update(lambda: DisplayedStatus(simulations={}, samples=7))
     assert "samples 7 |" in text(console)
 
 
 def test_a_run_of_known_length_shows_how_much_is_done_and_how_long_the_rest_takes() -> None:
-    status = Status(simulations={}, samples=7, fraction=0.25, elapsed_s=60.0)
     console, live = plain(), terminal()
     for shown in (console, live):
-        with Display(shown, Clock()) as display:
-            display.update(lambda: status)
-    assert "25% done, about 0:03:00 left" in text(console)
+        clock = Clock()
+        with Display(shown, clock) as display:
+            for second in range(61):
+                done = DisplayedStatus(simulations={}, samples=7, fraction=second / 240, batches=second)
+                display.update(lambda done=done: done)  # type: ignore[misc]
+                clock.now += 1.0
     assert "25% done, about 0:03:00 left" in text(live)
+    assert "% done, about 0:03" in text(console)
 
 
 def test_nothing_is_said_of_the_rest_of_a_run_that_has_not_begun() -> None:
     console = plain()
     with Display(console, Clock()) as display:
-        display.update(lambda: Status(simulations={}, samples=0, fraction=0.0, elapsed_s=1.0))
+        display.update(lambda: DisplayedStatus(simulations={}, samples=0, fraction=0.0))
     assert "0% done" in text(console)
     assert "left" not in text(console)
 
@@ -141,11 +184,131 @@ def test_a_display_that_was_entered_imports_nothing_more() -> None:
     code = """
 import io, sys
 from rich.console import Console
-from stream_server.server.training.display import Display, Status
+from stream_server.server.training.monitoring.display import Display, DisplayedStatus
 for is_terminal in (False, True):
     with Display(Console(file=io.StringIO(), force_terminal=is_terminal), name="h\u00e9at \u2248") as display:
         before = set(sys.modules)
-        display.update(lambda: Status(simulations={}, samples=0, loss=0.1, phases_s={"step": 1.0}))
+        display.update(lambda: DisplayedStatus(simulations={}, samples=0, loss=0.1, phases_s={"step": 1.0}))
         print(*set(sys.modules) - before)
 """
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == []
+
+
+def lines_of(status: DisplayedStatus, trend: Trend, width: int) -> list[str]:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(panel("heat", status, trend))
+    return [shown.rstrip() for shown in capture.get().splitlines()]
+
+
+def test_the_panel_has_bars_losses_rates_and_a_sentence() -> None:
+    status = replace(
+        STATUS, fraction=0.25, validation_loss=0.2, restarts=2, warnings=["old", "the disk\x1b[2J is full"]
+    )
+    trend = Trend(
+        batches_per_s=3.2,
+        samples_per_s=90.0,
+        draws_per_s=100.0,
+        waiting=0.75,
+        left_s=360.0,
+        losses=[4.0, 3.0, 2.0, 1.0],
+    )
+    assert lines_of(status, trend, 80) == [
+        "heat",
+        " simulations  ━━━━━━━━━━━━━             3 waiting, 2 running, 4 done, 2 failed",
+        " samples      ━━━━━╸                    1,234/5,000, 90.0/s",
+        " batches      ━━━━━━                    40, 3.2/s, 25% done, about 0:06:00 left",
+        " buffer       ━━━━━━                    50/200 (25%)",
+        " loss         █▆▃▁                      0.1235, validation 0.2",
+        " time         step 75%, wait for data 25%",
+        " bottleneck   training waits for data: 2 simulations at a time produce 90",
+        "              samples/s, training could take 400",
+        " restarts     2 of the server",
+        " warnings     2, the last: the disk\\x1b[2J is full",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_line_of_the_panel_is_wider_than_the_terminal(width: int) -> None:
+    trend = Trend(waiting=0.5, draws_per_s=1.0, losses=[1.0] * 300)
+    status = replace(STATUS, fraction=0.25, awaited="a client " * 30)
+    assert max(map(len, lines_of(status, trend, width))) <= width
+
+
+def test_a_line_has_no_control_characters() -> None:
+    assert "\x1b" not in line(replace(STATUS, awaited="\x1b[31mred"), Trend())
+
+
+def test_the_bottleneck_is_told_in_words() -> None:
+    waits = Trend(samples_per_s=90.0, draws_per_s=100.0, waiting=0.75)
+    assert bottleneck(STATUS, waits) == (
+        "training waits for data: 2 simulations at a time produce 90 samples/s, training could take 400"
+    )
+    one = replace(STATUS, simulations={"running": 1})
+    assert bottleneck(one, waits).startswith("training waits for data: 1 simulation at a time produces 90")
+    full = replace(STATUS, population=199)
+    busy = Trend(samples_per_s=90.0, draws_per_s=90.0, waiting=0.01)
+    assert bottleneck(full, busy) == (
+        "simulations wait for training: the buffer is full, and training takes 90 samples/s"
+    )
+    assert bottleneck(STATUS, busy) == bottleneck(STATUS, Trend()) == ""
+    assert bottleneck(replace(STATUS, simulations={"finished": 9}), waits) == ""
+
+
+def test_rates_are_those_of_the_last_seconds() -> None:
+    trends = Trends()
+    for second in range(40):
+        wait_s = 0.5 * second
+        status = replace(STATUS, samples=90 * second, draws=100 * second, phases_s={"wait_for_data": wait_s})
+        trend = trends.note(status.mark(float(second)), fraction=status.fraction)
+    assert (trend.samples_per_s, trend.draws_per_s, trend.waiting) == (90.0, 100.0, 0.5)
+
+
+def test_a_sparkline_shows_the_course() -> None:
+    assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0, 1.0]) == "▁▁"
+    assert sparkline([]) == sparkline([math.nan]) == ""
+    assert sparkline([3.0, math.inf, 1.0]) == "█▁"
+    assert len(sparkline(list(map(float, range(1000))), 24)) == 24
+
+
+def left_after(course: Iterable[tuple[float, float]]) -> float | None:
+    """The time that is left after these moments and fractions, with ten batches in each."""
+    pace = Pace()
+    for num, (now, fraction) in enumerate(course):
+        pace.note(now, fraction, 10 * num)
+    return pace.left_s
+
+
+def test_the_time_that_is_left_is_that_of_the_pace() -> None:
+    assert left_after((float(second), second / 100) for second in range(51)) == pytest.approx(50.0)
+
+
+def test_neither_an_earlier_start_nor_the_wait_for_data_counts() -> None:
+    """It began at 40 %, and waited for an hour."""
+    waited = [(float(second), 0.4) for second in range(3600)]
+    assert left_after([*waited, *((3600.0 + second, 0.4 + second / 100) for second in range(1, 31))]) == pytest.approx(
+        30.0
+    )
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        [],
+        [(0.0, 0.0)],
+        [(float(second), 0.3) for second in range(100)],
+        [(0.1 * num, 0.01 * num) for num in range(50)],
+        # Fast, and then slow.
+        [(float(second), min(second, 30) / 100 + max(0, second - 30) / 1000) for second in range(60)],
+        # Held for ten minutes.
+        [(float(second + 600 * (second > 20)), second / 100) for second in range(40)],
+    ],
+    ids=["nothing", "one moment", "standing still", "too short", "slower", "held"],
+)
+def test_no_time_is_told_that_cannot_be_known(course: list[tuple[float, float]]) -> None:
+    assert left_after(course) is None
+
+
+def test_a_long_course_is_thinned_and_still_right() -> None:
+    assert left_after((float(second), second / 10000) for second in range(5001)) == pytest.approx(5000.0)

@@ -8,9 +8,9 @@ import pytest
 
 from stream_server.config.sections import EarlyStop
 from stream_server.errors import ConfigError
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.training.early_stopping import EarlyStopping
-from stream_server.server.training.log_record import Record
+from stream_server.server.metrics.log_record import Record
+from stream_server.server.training.monitoring.early_stopping import EarlyStopping
+from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.server.training.validating import at
 
 
@@ -35,7 +35,7 @@ class Study:
     def log(self, **values: float) -> None:
         self.batch += 10
         named = {name.replace("_", "/"): value for name, value in values.items()}
-        self.stopping.write(Record(batch=self.batch, wall_s=0.0, values=named))
+        self.stopping.on_record(Record(batch=self.batch, wall_s=0.0, values=named))
 
     def restarted(self, **settings: Any) -> "Study":
         other = Study(**settings)
@@ -86,8 +86,8 @@ def test_a_value_that_no_validation_gives_is_refused_with_the_names_that_there_a
 
 def test_any_logged_value_may_be_watched_where_it_is_written() -> None:
     study = Study(monitor="train/loss", patience=2)
-    assert study.stopping.is_writer
-    assert not Study().stopping.is_writer
+    assert study.stopping.observes_records
+    assert not Study().stopping.observes_records
     for loss in (3.0, 2.0, 2.5):
         study.log(train_loss=loss)
         study.log(val_loss=9.0)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stream_server.errors import RanksDiverged, UserCodeError
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training import torch_fingerprint
+from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.fingerprint import (
     CHUNK,
     Fingerprints,
@@ -21,7 +20,8 @@ from stream_server.server.training.fingerprint import (
     of_replicated_state,
     require_equal,
 )
-from tests.server.thread_ranks import ThreadRanks, on_ranks
+from stream_server.server.training.torch import fingerprint as torch_prints
+from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 DTYPES = ["?", "i1", "u1", "i2", "i8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -30,7 +30,7 @@ DTYPES = ["?", "i1", "u1", "i2", "i8", "f2", "f4", "f8", "c8", "c16"]
 @pytest.mark.parametrize("size", [0, 1, 7, CHUNK + 5])
 def test_a_tensor_has_the_fingerprint_of_the_same_array(dtype: str, size: int) -> None:
     array = np.random.default_rng(1).integers(0, 100, size).astype(dtype)
-    assert torch_fingerprint.fingerprint(torch.from_numpy(array)).item() == fingerprint(array)
+    assert torch_prints.fingerprint(torch.from_numpy(array)).item() == fingerprint(array)
 
 
 @given(st.data())
@@ -57,10 +57,10 @@ def test_equal_nans_are_equal_and_the_place_in_memory_does_not_count() -> None:
     assert fingerprint(np.asfortranarray(array)) == fingerprint(array)
     assert fingerprint(array) != fingerprint(np.abs(array))
     transposed = torch.from_numpy(array.T.copy()).T
-    assert torch_fingerprint.fingerprint(transposed).item() == fingerprint(array)
+    assert torch_prints.fingerprint(transposed).item() == fingerprint(array)
     single = array[:1, 1:]
-    assert torch_fingerprint.fingerprint(torch.from_numpy(array)[:1, 1:]).item() == fingerprint(single)
-    assert torch_fingerprint.fingerprint(torch.from_numpy(array)[::2, ::2][0]).item() == fingerprint(array[0, :1])
+    assert torch_prints.fingerprint(torch.from_numpy(array)[:1, 1:]).item() == fingerprint(single)
+    assert torch_prints.fingerprint(torch.from_numpy(array)[::2, ::2][0]).item() == fingerprint(array[0, :1])
 
 
 def test_padding_of_long_doubles_does_not_count() -> None:
@@ -86,18 +86,18 @@ def test_the_names_are_those_of_the_state_of_the_model_also_within_wrappers() ->
     names = {"tied.weight", "inner.1.weight", "inner.1.bias", "spectrum"}
     buffers = {"inner.1.running_mean", "inner.1.running_var", "inner.1.num_batches_tracked"}
     net = Net()
-    found = torch_fingerprint.of_model(net)
+    found = torch_prints.of_model(net)
     assert set(found) == names | buffers | {"late.weight"}
     assert [name for name, value in found.items() if value is None] == ["late.weight"]
     wrapper = nn.Module()
     wrapper.wrapped = net
     wrapper.state_dict = net.state_dict  # type: ignore[method-assign]
-    assert torch_fingerprint.of_model(wrapper) == torch_fingerprint.of_model(net)
-    assert torch_fingerprint.of_model(nn.Identity()) == {}
+    assert torch_prints.of_model(wrapper) == torch_prints.of_model(net)
+    assert torch_prints.of_model(nn.Identity()) == {}
 
 
 def compared(by_rank: Sequence[Fingerprints]) -> list[str]:
-    """What each rank is told, "" if all is well."""
+    """The error message on each rank, "" if all is well."""
 
     def compare(ranks: ThreadRanks) -> str:
         try:

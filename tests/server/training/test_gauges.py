@@ -1,21 +1,15 @@
-"""What is measured at a log point."""
+"""The measurements at a log point."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.gauges import BufferGauge, Rationed, SamplesGauge, SpeedGauge
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.monitoring.gauges import BufferGauge, RateLimited, SamplesGauge, SpeedGauge
 from tests.server.training.logged import Kept
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.timing import Clock
 
 
 class FullBuffer:
@@ -102,10 +96,10 @@ class Costly:
 
 
 def read_every_second(cost_s: float, duration_s: float) -> list[float]:
-    """When a rationed gauge of this cost is read, if it is asked to be every second."""
+    """The times at which a rationed gauge of this cost is read, if it is asked every second."""
     clock = Clock()
     costly = Costly(clock, cost_s)
-    rationed, metrics = Rationed(costly, clock), Metrics(SoloRanks())
+    rationed, metrics = RateLimited(costly, clock), Metrics(SoloRanks())
     while clock.now < duration_s:
         rationed(metrics)
         clock.now += 1.0
@@ -119,7 +113,7 @@ def test_a_rationed_gauge_is_read_first_of_all_and_then_every_few_seconds() -> N
 def test_a_rationed_gauge_takes_at_most_its_share_of_the_time() -> None:
     duration_s, cost_s = 10_000.0, 0.5
     num = len(read_every_second(cost_s, duration_s))
-    assert 0.5 < num * cost_s / (Rationed.SHARE * duration_s) <= 1.1
+    assert 0.5 < num * cost_s / (RateLimited.SHARE * duration_s) <= 1.1
 
 
 def test_a_rationed_gauge_is_read_ever_less_often_in_a_long_run() -> None:

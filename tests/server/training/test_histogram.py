@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from stream_server.server.training.histogram import LIMITS, Histogram
+from stream_server.server.metrics.histogram import LIMITS, Histogram
 
 
 def test_a_histogram_counts_each_value_in_its_interval() -> None:

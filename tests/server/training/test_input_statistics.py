@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from stream_server.buffers import Buffer, Reservoir, Slots
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training import input_statistics
-from stream_server.server.training.input_statistics import InputGauge
-from stream_server.server.training.log_record import Record
-from stream_server.server.training.metrics import Metrics
+from stream_server.server.metrics.log_record import Record
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.monitoring import gauges
+from stream_server.server.training.monitoring.gauges import InputGauge
 from tests.server.training.logged import Kept
 
 
@@ -23,7 +23,7 @@ def filled(shapes: dict[str, tuple[int, ...]], num: int, dtype: Any = np.float32
     slots.simulation_ids[claimed] = np.arange(num)
     for name, shape in shapes.items():
         slots.arrays[name][claimed] = np.arange(num).reshape(-1, *[1] * len(shape))
-    buffer.commit(claimed)
+    buffer.enqueue(claimed)
     buffer.admit()
     return buffer
 
@@ -58,8 +58,8 @@ def test_fields_and_parameters_have_the_statistics_of_the_samples_in_the_buffer(
 
 
 def test_only_so_many_samples_and_values_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_statistics, "NUM_SAMPLES", 4)
-    monkeypatch.setattr(input_statistics, "VALUES_PER_SAMPLE", 7)
+    monkeypatch.setattr(gauges, "NUM_SAMPLES", 4)
+    monkeypatch.setattr(gauges, "VALUES_PER_SAMPLE", 7)
     record = read(gauge_of(filled({"temperature": (100,)}, 50)))
     assert (record.histograms["field/temperature"].num, record.histograms["parameter/inflow"].num) == (4 * 7, 4)
     assert len(record.histograms["field/temperature"].counts) > 1, "all from one sample"

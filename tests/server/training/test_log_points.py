@@ -1,11 +1,11 @@
-"""When metrics are written."""
+"""The batches at which metrics are written."""
 
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.log_points import Logging
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.schedules import Schedule
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.monitoring.log_points import Logging
 from tests.server.training.logged import Kept
 
 

@@ -9,25 +9,24 @@ from typing import Any
 import pytest
 
 from stream_server.errors import RanksDiverged
-from stream_server.server.normalization import Normalization
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.training.callbacks import Callback, Callbacks
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.length import TrainingLength
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.stop import StopReason, StopRequests
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.control_round import NoSaves
 from stream_server.server.training.fingerprint import Fingerprints
-from stream_server.server.training.length import Length
-from stream_server.server.training.limits import Limits
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.loop import Training
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.saves import NoSaves
-from stream_server.server.training.step import LearnerStep, StepOutcome
-from stream_server.server.training.stop import StopReason, StopRequests
-from stream_server.server.training.union_mean import UnionMean
-from tests.server.settings import settings
-from tests.server.streams import ScriptedStream, batch_of
-from tests.server.thread_ranks import ThreadRanks, on_ranks
+from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.loop import Training, TrainingLimits
+from stream_server.server.user.callbacks import Callback, Callbacks
+from stream_server.server.user.normalization import Normalization
+from stream_server.server.user.stream_server import StreamServer
+from tests.support.settings import settings
+from tests.support.streams import ScriptedStream, batch_of
+from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 
 class Counting(StreamServer):
@@ -66,7 +65,7 @@ class Accumulating(LearnerStep):
     def at_boundary(self) -> bool:  # type: ignore[override]
         return self.num % 2 == 0
 
-    def run(self, turn: Turn, data: Any, batch_idx: int) -> StepOutcome:
+    def run(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> StepOutcome:
         self.num += 1
         return StepOutcome(loss=float(data), updated=self.at_boundary)
 
@@ -101,7 +100,7 @@ def training(
     step: Callable[[StreamServer, ThreadRanks], LearnerStep] = LearnerStep,
     each_round: Callable[[Any], None] = lambda run: None,
     leave_at_s: float = math.inf,
-    length: Length | None = None,
+    length: TrainingLength | None = None,
     num_missing: int = 0,
     needs_every_batch: bool = False,
     **keys: Any,
@@ -112,7 +111,7 @@ def training(
     server.union_mean = UnionMean(ranks)
     progress = Progress(ranks.size, length=length)
     run = Run(ranks=ranks, stops=StopRequests(), progress=progress, diary=Diary(), metrics=Metrics(ranks))
-    limits = Limits(config.training, run.progress, run.stops, leave_at_s=leave_at_s)
+    limits = TrainingLimits(config.training, run.progress, run.stops, leave_at_s=leave_at_s)
     callbacks = Callbacks(server, [run.diary, EachRound(lambda: each_round(run))])
     callbacks.surround(before=[limits])
     Training(
@@ -150,7 +149,7 @@ def test_the_end_of_a_step_is_told_on_all_ranks_also_without_a_batch() -> None:
     assert [run.diary.num_steps for run in runs] == [4, 4]
 
 
-LONG = Length(samples=100, draws=100, batches=50)
+LONG = TrainingLength(samples=100, draws=100, batches=50)
 
 
 def test_a_run_is_whole_when_all_is_trained_although_less_came_than_was_expected() -> None:

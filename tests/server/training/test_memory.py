@@ -1,16 +1,18 @@
-"""What a rank says of its memory."""
+"""The memory that a rank reports."""
 
 import mmap
+import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.memory import MemoryGauge, host_bytes
-from stream_server.server.training.metrics import Metrics
+from stream_server import TorchServer
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.monitoring.gauges import MemoryGauge, host_bytes
+from stream_server.server.user.framework import framework_of
 
 NUM_BYTES = 64 * 2**20
 
@@ -20,13 +22,6 @@ def read(gauge: MemoryGauge) -> dict[str, float]:
     gauge(metrics)
     metrics.write(1, 0.0)
     return metrics.latest
-
-
-def with_torch(monkeypatch: pytest.MonkeyPatch, *, initialised: bool) -> None:
-    cuda = SimpleNamespace(
-        is_initialized=lambda: initialised, memory_allocated=lambda: 7, max_memory_allocated=lambda: 9
-    )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
 
 
 def test_what_is_touched_adds_to_the_memory_of_the_host() -> None:
@@ -39,20 +34,26 @@ def test_what_is_touched_adds_to_the_memory_of_the_host() -> None:
     assert after["memory/host_peak_bytes"] >= after["memory/host_bytes"]
 
 
-def test_the_units_of_linux_become_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_units_of_linux_become_bytes(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n")
-    with_torch(monkeypatch, initialised=False)
-    assert read(MemoryGauge(status)) == {"memory/host_peak_bytes": 2 * 2**20, "memory/host_bytes": 2**20}
+    assert read(MemoryGauge(status=status)) == {"memory/host_peak_bytes": 2 * 2**20, "memory/host_bytes": 2**20}
 
 
 def test_the_memory_of_a_gpu_is_logged_once_torch_uses_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_torch(monkeypatch, initialised=True)
-    found = read(MemoryGauge())
+    gauge = MemoryGauge(framework_of(TorchServer).device_bytes)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)
+    assert "memory/device_bytes" not in read(gauge)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 7)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 9)
+    found = read(gauge)
     assert (found["memory/device_bytes"], found["memory/device_peak_bytes"]) == (7, 9)
 
 
-def test_torch_is_not_loaded_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert "memory/device_bytes" not in read(MemoryGauge())
-    assert "torch" not in sys.modules
+def test_torch_is_not_loaded_for_a_server_that_does_without() -> None:
+    code = (
+        "import sys; from stream_server import StreamServer as S; from stream_server.server.user.framework import *; "
+        "print(framework_of(S).device_bytes(), 'torch' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["{}", "False"]

@@ -10,13 +10,13 @@ from torch import nn
 from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
 
 from stream_server.errors import UserCodeError
-from stream_server.server.ranks import Ranks, SoloRanks
-from stream_server.server.torch_collate import TorchCollate
-from stream_server.server.training.metric_objects import MetricObjects, find_metrics
-from stream_server.server.training.schedules import Schedule
-from tests.mpi.launch import alone, mpirun
-from tests.server.thread_ranks import on_ranks
+from stream_server.server.metrics.metric_objects import MetricObjects, find_metrics
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.training.torch.collate import TorchCollate
 from tests.server.training.validating import Server, at, step, validation
+from tests.support.launch import alone, mpirun
+from tests.support.thread_ranks import on_ranks
 
 BATCHES = [np.array([1.0, 3.0]), np.array([8.0])]
 
@@ -177,7 +177,7 @@ def test_two_metrics_of_one_name_are_an_error_of_the_user() -> None:
 
 
 def found_by(num_ranks: int, sizes: Any) -> list[dict[str, Any]]:
-    """What each rank found, of real torchmetrics on real ranks."""
+    """The results of each rank, of real torchmetrics on real ranks."""
     argv = ["-W", "error", "-m", "tests.server.training.metrics_on_ranks", json.dumps(sizes)]
     launch = alone(argv) if num_ranks == 1 else mpirun("mpich", num_ranks, argv)
     ran = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=60, check=False)
@@ -185,7 +185,7 @@ def found_by(num_ranks: int, sizes: Any) -> list[dict[str, Any]]:
     return json.loads(ran.stdout)  # type: ignore[no-any-return]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_torchmetrics_give_on_two_ranks_what_they_give_on_one() -> None:
     # The second rank has no batch of the second set at all.
     sizes = {"near": [5, 3, 4], "far": [6]}

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.server.training.log_record import Record
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.progress import Progress
+from stream_server.server.metrics.log_record import Record
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.progress import Progress
 from tests.server.training.logged import Figure, Kept, OneOf, png
 
 
 def write_on_ranks(*log: Callable[[Metrics], None]) -> Record | None:
-    """What rank 0 writes when rank r has logged `log[r]`."""
+    """The record that rank 0 writes when rank r has logged `log[r]`."""
     mailbox: list[Any] = []
     writer = Kept()
     for rank in reversed(range(len(log))):
@@ -161,7 +161,7 @@ def test_every_rank_writes_its_own_means_to_its_own_file() -> None:
     own = {rank: Kept() for rank in (0, 1)}
     reduced = Kept()
     for rank in (1, 0):
-        metrics = Metrics(OneOf(rank, mailbox), [reduced] if rank == 0 else [], own=own[rank])
+        metrics = Metrics(OneOf(rank, mailbox), [reduced] if rank == 0 else [], own=[own[rank]])
         metrics.log("loss", rank)
         metrics.log("loss", rank + 2.0)
         metrics.write(10, 1.5)

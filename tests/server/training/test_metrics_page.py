@@ -1,4 +1,4 @@
-"""docs/metrics.md says what every logged name means."""
+"""docs/reference/metrics.md says what every logged name means."""
 
 import re
 from pathlib import Path
@@ -6,31 +6,24 @@ from pathlib import Path
 import numpy as np
 
 from stream_server.buffers import Buffer, Fifo, Slots
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.gauges import BufferGauge, SamplesGauge, SpeedGauge
-from stream_server.server.training.log_record import AXES
-from stream_server.server.training.memory import MemoryGauge
-from stream_server.server.training.metrics import Metrics
-from stream_server.server.training.phases import Phases
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.writers import open_own_writer, open_writers
+from stream_server.server.metrics.log_record import AXES, LoggedRun
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.monitoring.gauges import BufferGauge, MemoryGauge, SamplesGauge, SpeedGauge
+from tests.support.timing import Clock
 
-PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
 STATISTICS = ("mean", "std", "min", "max")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def one_sample() -> Buffer:
     slots = Slots({"u": (2,)}, 1)
     slots.allocate({"u": np.float32})
     buffer = Buffer(Fifo(capacity=1), slots)
-    buffer.commit(buffer.claim(1))
+    buffer.enqueue(buffer.claim(1))
     buffer.admit()
     return buffer
 
@@ -63,7 +56,8 @@ def test_every_phase_and_axis_is_on_the_page() -> None:
 
 
 def test_every_file_is_on_the_page(tmp_path: Path) -> None:
-    for writer in (*open_writers(tmp_path), open_own_writer(tmp_path, 0)):
+    run = LoggedRun(folder=tmp_path)
+    for writer in (*open_writers(run), *open_own_writers(run, 0)):
         writer.close()
     for path in tmp_path.iterdir():
         name = re.sub(r"rank-\d+", "rank-R", path.name)

@@ -1,15 +1,7 @@
 """Every second belongs to exactly one phase."""
 
-from stream_server.server.training.phases import Phases, mean_over_ranks
-
-
-class Clock:
-    """A clock that is wound by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from stream_server.server.progress.phases import Phases, mean_over_ranks
+from tests.support.timing import Clock
 
 
 def test_a_phase_is_counted_as_long_as_it_lasts() -> None:

@@ -12,11 +12,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_server.server.training.length import Length
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.step import StepOutcome
-from tests.server.training.runs_of_ranks import full_turns, study
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.progress import Progress
+from tests.server.training.runs_of_ranks import full_batches, study
+from tests.support.settings import length_of
 
 
 class History:
@@ -66,7 +65,7 @@ class History:
         return self._random.randint(1, 4)
 
     def _started(self, num_ranks: int) -> Progress:
-        return Progress(num_ranks, length=Length.of(self.config, num_ranks), lr_clock=self.clock)
+        return Progress(num_ranks, length=length_of(self.config, num_ranks), lr_clock=self.clock)
 
     def _num_steps(self, num_ranks: int) -> int:
         training, num_samples = self.config.training, self.config.study.simulations
@@ -90,8 +89,8 @@ class History:
         now.num_draws = left
         now.drawn, now.drawn_new, now.batches = now.drawn + num, now.drawn_new + num_first, now.batches + 1
         now.told = now.num_missing if self.is_told else 0
-        self.progress.count_turn(
-            Turn(batch=None, sizes=tuple(sizes), num_first=num_first, lonely=False, num_missing=now.told)
+        self.progress.count_batch(
+            UnionBatch(own=None, sizes=tuple(sizes), num_first=num_first, lonely=False, num_missing=now.told)
         )
         now.settled += 1
         if now.settled == self.config.training.accumulate:
@@ -106,9 +105,9 @@ class History:
     def _position(self) -> int:
         now, training = self.now, self.config.training
         total = self.config.study.simulations - now.told
-        epochs = 1 if self.clock == "samples" else self.config.buffer.pseudo_epochs
+        incarnations = 1 if self.clock == "samples" else self.config.buffer.pseudo_epochs
         done = now.drawn_new if self.clock == "samples" else now.drawn
-        share = Fraction(done, max(1, total * epochs))
+        share = Fraction(done, max(1, total * incarnations))
         if training.max_batches:
             share = max(share, Fraction(now.batches, training.max_batches))
         return int(self.num_steps * min(share, Fraction(1)))
@@ -129,10 +128,12 @@ class History:
         self.progress.load_state_dict(json.loads(state))
 
     def _fail(self) -> None:
-        now, epochs = self.now, self.config.buffer.pseudo_epochs
-        most = min(now.num_new, (now.num_draws - now.num_new) // max(1, epochs - 1) if epochs > 1 else now.num_new)
+        now, incarnations = self.now, self.config.buffer.pseudo_epochs
+        most = min(
+            now.num_new, (now.num_draws - now.num_new) // max(1, incarnations - 1) if incarnations > 1 else now.num_new
+        )
         num = self._random.randint(0, most)
-        now.num_new, now.num_draws = now.num_new - num, now.num_draws - num * epochs
+        now.num_new, now.num_draws = now.num_new - num, now.num_draws - num * incarnations
         now.num_missing += num
 
 
@@ -180,11 +181,11 @@ def test_where_all_batches_but_the_last_are_full_each_update_is_a_step(
     num_samples: int, num_ranks: int, batch_size: int, accumulate: int, clock: str
 ) -> None:
     config = study(num_samples=num_samples, batch_size=batch_size, accumulate=accumulate)
-    progress = Progress(num_ranks, length=Length.of(config, num_ranks), lr_clock=clock)
-    turns, num_updates = list(full_turns(num_ranks, batch_size, num_samples)), 0
-    for number, turn in enumerate(turns, 1):
-        progress.count_turn(turn)
-        if number % accumulate == 0 or number == len(turns):
+    progress = Progress(num_ranks, length=length_of(config, num_ranks), lr_clock=clock)
+    union_batches, num_updates = list(full_batches(num_ranks, batch_size, num_samples)), 0
+    for number, union_batch in enumerate(union_batches, 1):
+        progress.count_batch(union_batch)
+        if number % accumulate == 0 or number == len(union_batches):
             progress.count_update(StepOutcome())
             num_updates += 1
             assert progress.lr_steps == num_updates

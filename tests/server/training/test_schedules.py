@@ -1,15 +1,15 @@
-"""When something is due."""
+"""Schedules: the batches and times at which something is due."""
 
 import pytest
 
-from stream_server.server.training.length import Length
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.schedules import Schedule, moment
+from stream_server.server.progress.length import TrainingLength
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule, moment
 
 
 def due_after(schedule: Schedule, num: int, *, batch_s: float = 1.0) -> list[int]:
     """The batches of `num`, which are the whole run, after which it is due, if it is done at once."""
-    progress, batches = Progress(length=Length(samples=num, draws=num)), []
+    progress, batches = Progress(length=TrainingLength(samples=num, draws=num)), []
     for batch in range(1, num + 1):
         progress.batches, progress.draws, progress.agreed_s = batch, batch, batch * batch_s
         if schedule.is_due(progress):
@@ -47,7 +47,11 @@ def test_fractions_of_the_run() -> None:
 
 def test_fractions_are_those_of_the_samples_whatever_number_of_ranks_draws_them() -> None:
     """A third of the run on three ranks, 10 samples each; the rest on one."""
-    schedule, progress, due = Schedule(at=(0.5,), every=0.4), Progress(length=Length(samples=300, draws=300)), []
+    schedule, progress, due = (
+        Schedule(at=(0.5,), every=0.4),
+        Progress(length=TrainingLength(samples=300, draws=300)),
+        [],
+    )
     for size in [*[30] * 3, *[10] * 21]:
         progress.batches, progress.draws = progress.batches + 1, progress.draws + size
         if schedule.is_due(progress):
@@ -57,10 +61,10 @@ def test_fractions_are_those_of_the_samples_whatever_number_of_ranks_draws_them(
 
 
 def test_a_study_that_is_continued_with_more_to_train_meets_its_fractions_again() -> None:
-    schedule, progress = Schedule(every=0.5), Progress(length=Length(samples=10, draws=10))
+    schedule, progress = Schedule(every=0.5), Progress(length=TrainingLength(samples=10, draws=10))
     progress.draws = 10
     schedule.done(progress)
-    longer, due = Progress(length=Length(samples=40, draws=40)), []
+    longer, due = Progress(length=TrainingLength(samples=40, draws=40)), []
     for draws in range(10, 41, 5):
         longer.draws = draws
         if schedule.is_due(longer):

@@ -1,13 +1,14 @@
-"""What a plain StreamServer's step refuses."""
+"""The settings that a plain StreamServer's step refuses."""
 
 from typing import Any
 
 import pytest
 
 from stream_server.errors import ConfigError
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.stream_server import StreamServer
-from tests.server.settings import settings
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.user.framework import framework_of
+from stream_server.server.user.stream_server import StreamServer
+from tests.support.settings import settings
 
 
 @pytest.mark.parametrize(
@@ -27,9 +28,10 @@ def test_settings_for_torch_are_refused(ignored: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match=rf"^training\.{next(iter(ignored))} must be left out: that is for a TorchServer"
     ):
-        server.make_step(SoloRanks())
+        framework_of(server).make_step(server, SoloRanks())
 
 
 def test_all_that_is_refused_is_told_at_once() -> None:
+    server = StreamServer(settings(accumulate=2, compile=True))
     with pytest.raises(ConfigError, match=r"^training\.accumulate and training\.compile must be left out"):
-        StreamServer(settings(accumulate=2, compile=True)).make_step(SoloRanks())
+        framework_of(server).make_step(server, SoloRanks())

@@ -1,11 +1,12 @@
-"""What asks for a stop."""
+"""Requests for a stop."""
 
 import contextlib
 import signal
 
 import pytest
 
-from stream_server.server.training.stop import Interrupted, StopReason, StopRequests
+from stream_server.server.progress.stop import Interrupted, StopReason, StopRequests
+from tests.support.timing import Clock
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -15,15 +16,6 @@ def test_a_signal_asks_for_a_stop_after_which_the_study_goes_on(number: signal.S
         signal.raise_signal(number)
     assert stops.pending is StopReason.SAVED
     assert stops.text == f"stopped by {number.name}; run it again to go on"
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])

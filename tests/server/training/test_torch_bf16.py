@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.torch_step import TorchStep
-from tests.server.settings import settings
-from tests.server.streams import batch_of
+from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.torch.step import TorchStep
+from tests.support.settings import settings
+from tests.support.streams import batch_of
 
 HEAT = Path(__file__).parents[3] / "configs" / "heat" / "server.py"
 SIZE = 12
@@ -48,14 +48,14 @@ def validation_loss(precision: str) -> float:
     with TorchStep(server, SoloRanks(), config) as step:
         for index in range(NUM_STEPS):
             data = plates(rng, NUM_SAMPLES)
-            turn = Turn(batch=batch_of(data, NUM_SAMPLES), sizes=(NUM_SAMPLES,), num_first=0, lonely=False)
-            step.run(turn, data, index)
+            union_batch = UnionBatch(own=batch_of(data, NUM_SAMPLES), sizes=(NUM_SAMPLES,), num_first=0, lonely=False)
+            step.run(union_batch, data, index)
         with step.evaluating():
             return float(server.validation_step(plates(np.random.default_rng(2), 256), 0))
 
 
 # Without instructions for it in the processor, bf16 is slow, and slower still beside other work.
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_bf16_mixed_trains_the_heat_network_to_within_a_tenth_of_the_32_bit_loss() -> None:
     at_start, expected, found = 300.0**2, validation_loss("32-true"), validation_loss("bf16-mixed")
     assert expected < 0.01 * at_start

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.server.settings import settings
-from tests.server.torch_servers import ExactScaling, Scale, train
+from tests.support.settings import settings
+from tests.support.torch_servers import ExactScaling, Scale, train
 
 
 @pytest.fixture(autouse=True)

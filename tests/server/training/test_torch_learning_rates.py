@@ -1,4 +1,4 @@
-"""When schedulers are stepped, on streams of known and of unknown length."""
+"""The steps of schedulers, on streams of known and of unknown length."""
 
 from typing import Any
 
@@ -7,19 +7,18 @@ import torch
 from torch.optim import lr_scheduler as schedulers
 
 from stream_server.errors import UserCodeError
-from stream_server.server.training.length import Length
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.step import StepOutcome
-from stream_server.server.training.torch_learning_rates import LearningRates
-from tests.server.torch_servers import Scale
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.length import TrainingLength
+from stream_server.server.progress.progress import Progress
+from stream_server.server.training.torch.learning_rates import LearningRates
+from tests.support.torch_servers import Scale
 
 BATCH_SIZE = 4
 NUM_STEPS = 8
 
 NUM_SAMPLES = NUM_STEPS * BATCH_SIZE
-KNOWN = Length(batches=NUM_STEPS, samples=NUM_SAMPLES, draws=NUM_SAMPLES, samples_per_update=BATCH_SIZE)
-UNKNOWN = Length(samples=NUM_STEPS * BATCH_SIZE, samples_per_update=BATCH_SIZE)
+KNOWN = TrainingLength(batches=NUM_STEPS, samples=NUM_SAMPLES, draws=NUM_SAMPLES, samples_per_update=BATCH_SIZE)
+UNKNOWN = TrainingLength(samples=NUM_STEPS * BATCH_SIZE, samples_per_update=BATCH_SIZE)
 
 
 class WarmUpAndCosine(Scale):
@@ -51,7 +50,7 @@ class TwoGroups(Scale):
         return model, optimizers, [schedulers.ExponentialLR(optimizer, 0.5) for optimizer in optimizers]
 
 
-def prepared(server: Scale, length: Length, clock: str) -> Scale:
+def prepared(server: Scale, length: TrainingLength, clock: str) -> Scale:
     server.progress = Progress(length=length, lr_clock=clock)
     server.model, server.optimizer, server.lr_scheduler = server.prepare_training_attributes()
     return server
@@ -61,8 +60,8 @@ def step(server: Scale, rates: LearningRates, *, num_first: int, skipped: bool =
     """As the loop does."""
     if not skipped and not isinstance(server.optimizer, list):
         server.optimizer.step()
-    turn = Turn(batch=None, sizes=(BATCH_SIZE,), num_first=num_first, lonely=False)
-    server.progress.count_turn(turn)
+    union_batch = UnionBatch(own=None, sizes=(BATCH_SIZE,), num_first=num_first, lonely=False)
+    server.progress.count_batch(union_batch)
     server.progress.count_update(StepOutcome(skipped=skipped))
     rates.on_step_end(server)
 
@@ -74,7 +73,7 @@ def rate(server: Scale) -> float:
 
 def test_warm_up_and_cosine_reach_their_end_with_the_last_update_of_a_known_stream() -> None:
     server = prepared(WarmUpAndCosine(), KNOWN, "updates")
-    rates, found = server.make_learning_rates()[0], []
+    rates, found = LearningRates(server), []
     for _ in range(NUM_STEPS):
         step(server, rates, num_first=0)
         found.append(rate(server))
@@ -86,7 +85,7 @@ def test_warm_up_and_cosine_reach_their_end_with_the_last_update_of_a_known_stre
 def test_and_with_the_last_sample_of_a_stream_whose_batches_nobody_knows() -> None:
     """Each sample is drawn four times: a quarter of every batch is new."""
     server = prepared(WarmUpAndCosine(), UNKNOWN, "samples")
-    rates, found = server.make_learning_rates()[0], []
+    rates, found = LearningRates(server), []
     for _ in range(NUM_STEPS * 4):
         step(server, rates, num_first=BATCH_SIZE // 4)
         found.append(rate(server))
@@ -99,7 +98,7 @@ def test_and_with_the_last_sample_of_a_stream_whose_batches_nobody_knows() -> No
 @pytest.mark.parametrize(("clock", "num_first"), [("updates", 0), ("samples", BATCH_SIZE)])
 def test_milestones_are_counted_by_either_clock(clock: str, num_first: int) -> None:
     server = prepared(MultiStep(), UNKNOWN, clock)
-    rates, found = server.make_learning_rates()[0], []
+    rates, found = LearningRates(server), []
     for _ in range(5):
         step(server, rates, num_first=num_first)
         found.append(rate(server))
@@ -108,13 +107,13 @@ def test_milestones_are_counted_by_either_clock(clock: str, num_first: int) -> N
 
 def test_many_new_samples_at_once_are_as_many_steps() -> None:
     server = prepared(MultiStep(), UNKNOWN, "samples")
-    step(server, server.make_learning_rates()[0], num_first=2 * BATCH_SIZE)
+    step(server, LearningRates(server), num_first=2 * BATCH_SIZE)
     assert rate(server) == pytest.approx(0.1)
 
 
 def test_no_scheduler_is_stepped_before_the_first_update() -> None:
     server = prepared(MultiStep(), UNKNOWN, "samples")
-    rates = server.make_learning_rates()[0]
+    rates = LearningRates(server)
     for _ in range(2):
         step(server, rates, num_first=BATCH_SIZE, skipped=True)
     assert server.lr_scheduler.last_epoch == 0
@@ -125,7 +124,7 @@ def test_no_scheduler_is_stepped_before_the_first_update() -> None:
 @pytest.mark.parametrize("clock", ["updates", "samples"])
 def test_a_plateau_is_stepped_by_validations_alone(clock: str) -> None:
     server = prepared(Plateau(), UNKNOWN, clock)
-    rates = server.make_learning_rates()[0]
+    rates = LearningRates(server)
     for _ in range(3):
         step(server, rates, num_first=BATCH_SIZE)
     assert rate(server) == 1.0
@@ -136,17 +135,17 @@ def test_a_plateau_is_stepped_by_validations_alone(clock: str) -> None:
 
 def test_steps_that_were_taken_are_not_taken_again_after_a_restart() -> None:
     server = prepared(MultiStep(), UNKNOWN, "updates")
-    before = server.make_learning_rates()[0]
+    before = LearningRates(server)
     for _ in range(3):
         step(server, before, num_first=0)
-    after = server.make_learning_rates()[0]
+    after = LearningRates(server)
     after.load_state_dict(before.state_dict())
     step(server, after, num_first=0)
     assert server.lr_scheduler.last_epoch == 4
 
 
 class Noted:
-    """What is logged, by name."""
+    """A stand-in for the metrics that keeps the logged values by name."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
@@ -157,7 +156,7 @@ class Noted:
 
 def logged(server: Scale) -> dict[str, float]:
     noted: Any = Noted()
-    server.make_learning_rates()[0](noted)
+    LearningRates(server)(noted)
     values: dict[str, float] = noted.values
     return values
 
@@ -171,14 +170,14 @@ def test_each_of_several_rates_is_logged_and_scheduled() -> None:
     assert logged(server) == {"lr/0": 0.5, "lr/1": 0.25}
     for optimizer in server.optimizer:
         optimizer.step()
-    step(server, server.make_learning_rates()[0], num_first=0)
+    step(server, LearningRates(server), num_first=0)
     assert logged(server) == {"lr/0": 0.25, "lr/1": 0.125}
 
 
 def test_a_scheduler_that_raises_is_the_users_to_mend() -> None:
     server = prepared(MultiStep(), UNKNOWN, "updates")
     server.lr_scheduler.gamma = None
-    rates = server.make_learning_rates()[0]
+    rates = LearningRates(server)
     step(server, rates, num_first=0)
     with pytest.raises(UserCodeError, match="the lr_scheduler of MultiStep raised TypeError"):
         step(server, rates, num_first=0)

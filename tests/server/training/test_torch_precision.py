@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.training.torch_precision import LossScaling, make_precision, numerics
-from stream_server.server.training.torch_step import TorchStep
-from tests.server.settings import settings
-from tests.server.torch_servers import ExactScaling, Scale, train, turn_of, weight
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.torch.precision import LossScaling, make_precision, numerics
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.storage.plain_state import from_bytes, to_bytes
+from tests.support.settings import settings
+from tests.support.torch_servers import ExactScaling, Scale, train, union_batch_of, weight
 
 NAN = float("nan")
 
@@ -95,15 +95,15 @@ def test_a_fused_optimizer_steps_as_another_does_with_loss_scaling_and_clipping(
 def test_the_scale_survives_a_restart() -> None:
     server = Scale(settings())
     with TorchStep(server, SoloRanks(), server.config, precision=ExactScaling(4096.0)) as step:
-        turn, data = turn_of([NAN])
-        step.run(turn, data, 0)
+        union_batch, data = union_batch_of([NAN])
+        step.run(union_batch, data, 0)
         state = to_bytes(step.state_dict())
     other, scaling = Scale(settings()), ExactScaling(1.0)
     with TorchStep(other, SoloRanks(), other.config, precision=scaling) as step:
         step.load_state_dict(from_bytes(state))
         assert scaling.scale == 2048.0
-        turn, data = turn_of([0.25])
-        step.run(turn, data, 1)
+        union_batch, data = union_batch_of([0.25])
+        step.run(union_batch, data, 1)
     assert weight(other) == 0.75
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
 
-from stream_server.server.training.length import Length
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.step import StepOutcome
-from stream_server.server.training.torch_learning_rates import LearningRates
-from tests.server.torch_servers import Scale
-from tests.server.training.runs_of_ranks import full_turns, study
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.length import TrainingLength
+from stream_server.server.progress.progress import Progress
+from stream_server.server.training.torch.learning_rates import LearningRates
+from tests.server.training.runs_of_ranks import full_batches, study
+from tests.support.settings import length_of
+from tests.support.torch_servers import Scale
 
 BATCH_SIZE = 2
 NUM_SAMPLES = 72
@@ -37,12 +37,12 @@ class Started:
 
     def __init__(self, server: Scale, num_ranks: int, saved: tuple[Any, Any, Any, Any] | None = None) -> None:
         config = study(num_samples=NUM_SAMPLES, batch_size=BATCH_SIZE)
-        self.progress = server.progress = Progress(num_ranks, length=Length.of(config, num_ranks))
+        self.progress = server.progress = Progress(num_ranks, length=length_of(config, num_ranks))
         if saved is not None:
             self.progress.load_state_dict(saved[0])
         self.server = server
         server.model, server.optimizer, server.lr_scheduler = server.prepare_training_attributes()
-        self.learning_rates: LearningRates = server.make_learning_rates()[0]
+        self.learning_rates: LearningRates = LearningRates(server)
         if saved is not None:
             for part, state in zip(
                 (server.optimizer, server.lr_scheduler, self.learning_rates), saved[1:], strict=True
@@ -55,12 +55,12 @@ class Started:
         value: float = self.server.optimizer.param_groups[0]["lr"]
         return value
 
-    def train(self, turns: Sequence[Turn]) -> None:
+    def train(self, union_batches: Sequence[UnionBatch]) -> None:
         """As the loop does."""
-        for turn in turns:
+        for union_batch in union_batches:
             self.rates.append(self.rate)
             self.server.optimizer.step()
-            self.progress.count_turn(turn)
+            self.progress.count_batch(union_batch)
             self.progress.count_update(StepOutcome())
             self.learning_rates.on_step_end(self.server)
 
@@ -78,7 +78,7 @@ class Started:
 def undisturbed(server_class: type[Scale], num_steps: int) -> list[float]:
     """The rates of a plain loop of torch."""
     server = server_class()
-    server.progress = Progress(length=Length(batches=num_steps))
+    server.progress = Progress(length=TrainingLength(batches=num_steps))
     _, optimizer, scheduler = server.prepare_training_attributes()
     rates = [optimizer.param_groups[0]["lr"]]
     for _ in range(num_steps):
@@ -96,7 +96,7 @@ def test_the_last_rate_is_that_of_an_undisturbed_schedule_on_whatever_ranks(
     share, saved, rates = NUM_SAMPLES // len(ranks), None, []
     for num_ranks in ranks:
         start = Started(server_class(), num_ranks, saved)
-        start.train(list(full_turns(num_ranks, BATCH_SIZE, share)))
+        start.train(list(full_batches(num_ranks, BATCH_SIZE, share)))
         saved = start.saved()
         rates += start.rates
     start.end()
@@ -115,8 +115,8 @@ def test_steps_that_are_not_full_neither_overrun_a_schedule_nor_bring_it_back_up
 ) -> None:
     """At the end one rank alone has samples, one by one."""
     start = Started(server_class(), 3)
-    start.train(list(full_turns(3, BATCH_SIZE, NUM_SAMPLES - num_late)))
-    start.train([Turn(batch=None, sizes=(1, 0, 0), num_first=1, lonely=False)] * num_late)
+    start.train(list(full_batches(3, BATCH_SIZE, NUM_SAMPLES - num_late)))
+    start.train([UnionBatch(own=None, sizes=(1, 0, 0), num_first=1, lonely=False)] * num_late)
     expected = undisturbed(server_class, NUM_SAMPLES // (3 * BATCH_SIZE))
     assert start.rate == expected[-1]
     start.end()
@@ -127,7 +127,7 @@ def test_steps_that_are_left_when_less_has_come_are_made_up_at_the_end_and_the_l
     None
 ):
     start = Started(Cosine(), 2)
-    start.train(list(full_turns(2, BATCH_SIZE, NUM_SAMPLES // 2)))
+    start.train(list(full_batches(2, BATCH_SIZE, NUM_SAMPLES // 2)))
     start.end()
     logged: dict[str, float] = {}
     metrics: Any = type("Noted", (), {"log": staticmethod(logged.__setitem__)})

@@ -9,19 +9,19 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.checkpoint.best_folder import BestFolder
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.ranks import SoloRanks
-from stream_server.server.saved_model import find_saved_model, load_model, model_parts
-from stream_server.server.stream_server import StreamServer
-from stream_server.server.torch_server import TorchServer
-from stream_server.server.torch_state import restored
-from stream_server.server.training.callbacks import Callbacks
-from stream_server.server.training.lockstep import Turn
-from stream_server.server.training.step import LearnerStep
-from stream_server.server.training.torch_step import TorchStep
-from tests.server.settings import settings
-from tests.server.streams import batch_of
+from stream_server.server.model.best_models import BestFolder
+from stream_server.server.model.saved_model import find_saved_model, load_model, model_files
+from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.torch.state import restored
+from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.storage.plain_state import from_bytes, to_bytes
+from tests.support.settings import settings
+from tests.support.streams import batch_of
 
 
 @pytest.fixture(autouse=True)
@@ -119,12 +119,12 @@ def server_of(step: TorchStep) -> Any:
 def train(step: TorchStep, first: int, stop: int) -> None:
     for index in range(first, stop):
         data = torch.randn(4, 3, generator=torch.Generator().manual_seed(index)).double()
-        step.run(Turn(batch=batch_of(data, 4), sizes=(4,), num_first=4, lonely=False), step.place(data), index)
+        step.run(UnionBatch(own=batch_of(data, 4), sizes=(4,), num_first=4, lonely=False), step.to_device(data), index)
         server_of(step).on_step_end()
 
 
 def saved(step: TorchStep) -> Any:
-    step.unite()
+    step.synchronize()
     return from_bytes(to_bytes(step.state_dict()))
 
 
@@ -233,7 +233,7 @@ def test_the_export_has_the_average_by_the_names_of_the_model(tmp_path: Path) ->
 def test_one_of_the_best_models_is_evaluated_by_its_average(tmp_path: Path) -> None:
     with step_of(Averaged) as step:
         train(step, 0, 3)
-        parts = model_parts(server_of(step), step, behaviours={}, allow_pickle=False)
+        parts = model_files(server_of(step), step, behaviours={}, allow_pickle=False)
         best = BestFolder(tmp_path / "checkpoints" / "best").write(3, parts, {"batch": 3})
         average = values(step.model_state()["evaluated"])
     with step_of(Averaged) as other:

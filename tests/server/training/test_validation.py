@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.ranks import Ranks, SoloRanks
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.schedules import Schedule
-from stream_server.server.training.union_mean import UnionMean
-from stream_server.server.training.validation_batches import HeldOutSamples, num_samples
-from stream_server.server.validation_store import ValidationStore
-from tests.server.thread_ranks import on_ranks
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.training.validation.validation_batches import HeldOutSamples, num_samples
+from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.server.training.validating import Model, Server, Written, at, held_out, resume, step, validation
+from tests.support.thread_ranks import on_ranks
 
 
 def means_on(num_ranks: int, make_server: Callable[[], Server]) -> list[dict[str, float]]:
-    """What each rank finds when all validate."""
+    """The means that each rank finds when all validate."""
     return on_ranks(num_ranks, lambda ranks: validation(make_server(), ranks).run())
 
 
@@ -96,7 +96,7 @@ def test_the_model_evaluates_while_user_code_runs_and_not_after() -> None:
             yield
             evaluating.pop()
 
-        def place(self, data: Any) -> Any:
+        def to_device(self, data: Any) -> Any:
             return data + 1.0
 
     class Watching(Server):
@@ -314,3 +314,13 @@ def test_ranks_with_fewer_batches_join_the_reductions_of_the_others() -> None:
         return validation(Reducing(), ranks, values=[1.0] * (1 + 3 * ranks.rank)).run()
 
     assert on_ranks(3, validate) == [{"loss": 2.0}] * 3
+
+
+def test_a_listener_that_changes_the_values_changes_its_own_only() -> None:
+    class Spoiler(Server):
+        def on_validation_end(self, metrics: dict[str, float]) -> None:
+            metrics.clear()
+
+    run = validation(Spoiler([[1.0, 2.0]]))
+    assert run.run() == {"loss": 1.5}
+    assert run.best["loss"] == 1.5

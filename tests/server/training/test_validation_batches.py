@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from stream_server.errors import UserCodeError
-from stream_server.server.ranks import Ranks
-from stream_server.server.torch_collate import TorchCollate
-from tests.server.thread_ranks import on_ranks
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.torch.collate import TorchCollate
 from tests.server.training.validating import Server, validation
+from tests.support.thread_ranks import on_ranks
 
 VALUES = torch.arange(7, dtype=torch.float64)
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.server.plain_state import from_bytes, to_bytes
-from stream_server.server.ranks import Ranks
-from stream_server.server.training.schedules import Schedule
-from stream_server.server.training.validation import Validation
-from tests.server.thread_ranks import on_ranks
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.validation.validation import Validation
+from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.server.training.validating import Server, Written, at, resume, step, validation
+from tests.support.thread_ranks import on_ranks
 
 BATCHES = [np.array([float(i)]) for i in range(6)]
 MEAN = {"loss": 2.5}
@@ -53,7 +53,7 @@ def left_at(value: float, loader: Any = BATCHES, ranks: Ranks | None = None, **o
 
 
 def resumed(state: dict[str, Any], loader: Any = BATCHES, **options: Any) -> tuple[list[float], Validation, Written]:
-    """What a server evaluates that goes on from this state."""
+    """Continue a validation from this state; the losses that it evaluates."""
     server, written = Signalled(loader), Written()
     one = due(server, metrics=written, **options)
     one.load_state_dict(state)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stream_server.server.checkpoint.epochs import read_epochs
-from tests.study.killing import killed_at
-from tests.study.runs import Run, run_study
-from tests.study.test_every_way import assert_complete
+from stream_server.server.checkpoint.incarnations import read_incarnations
+from tests.support.killing import killed_at
+from tests.support.runs import Run, assert_complete, run_study
+
+pytestmark = pytest.mark.slow
 
 STUDY = Path(__file__).parent.parent.parent / "study" / "numpy_study"
 SERVER = """
@@ -52,7 +53,6 @@ def validated(run: Run) -> list[int]:
     return [record["batch"] for record in map(json.loads, lines) if "val/loss" in record]
 
 
-@pytest.mark.timeout(120)
 def test_a_signal_in_a_validation_costs_no_batch_of_it_and_writes_no_value_twice(tmp_path: Path) -> None:
     study = tmp_path / "study"
     shutil.copytree(STUDY, study)
@@ -76,7 +76,7 @@ def test_a_crash_in_a_validation_costs_no_batch_if_it_is_saved_before_it(tmp_pat
     killed_at(point, study, output_dir, settings=settings)
     done = run_study(study, output_dir, settings=settings)
     assert_complete(done, num_simulations=3)
-    assert [start.batches for start in read_epochs(output_dir / "checkpoints").starts] == [0, 6]
+    assert [start.batches for start in read_incarnations(output_dir / "checkpoints").starts] == [0, 6]
     batches = done.report["batches"]
     assert validated(done) == [*range(3, batches + 1, 3), *([batches] if batches % 3 else [])]
     with (output_dir / "metrics" / "metrics.csv").open() as file:

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stream_server.server.training.histogram import Histogram
-from stream_server.server.training.log_record import Record
-from stream_server.server.training.writers import (
+from stream_server.server.metrics.histogram import Histogram
+from stream_server.server.metrics.log_record import LoggedRun, Record
+from stream_server.server.metrics.writers import (
     CsvWriter,
     HistogramsWriter,
     JsonLinesWriter,
-    open_own_writer,
+    open_own_writers,
     open_writers,
 )
 from tests.server.training.logged import record
@@ -23,7 +23,7 @@ HEADER = "batch,update,sample,wall_s,"
 
 
 def write_files(folder: Path, batches: list[int], *, after: int) -> None:
-    """What one run logs that begins after a batch."""
+    """Log as a run does that begins after a batch."""
     for writer in (JsonLinesWriter(folder / "m.jsonl", after), CsvWriter(folder / "m.csv", after)):
         for batch in batches:
             writer.write(record(batch, loss=0.5))
@@ -164,11 +164,12 @@ def test_a_validation_at_the_batch_of_the_checkpoint_stays(tmp_path: Path) -> No
 
 def test_files_of_ranks_that_are_no_more_end_at_the_checkpoint_too(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
-        writer = open_own_writer(tmp_path, rank)
+        [writer] = open_own_writers(LoggedRun(folder=tmp_path), rank)
         for batch in (10, 20, 30):
             writer.write(record(batch, loss=float(rank)))
         writer.close()
-    opened = [*open_writers(tmp_path, 20, num_ranks=1), open_own_writer(tmp_path, 0, 20)]
+    run = LoggedRun(folder=tmp_path, after=20)
+    opened = [*open_writers(run), *open_own_writers(run, 0)]
     opened[-1].write(record(30, loss=7.0))
     for writer in opened:
         writer.close()
@@ -177,10 +178,10 @@ def test_files_of_ranks_that_are_no_more_end_at_the_checkpoint_too(tmp_path: Pat
 
 
 def test_files_of_ranks_that_go_on_are_left_to_them(tmp_path: Path) -> None:
-    writer = open_own_writer(tmp_path, 1)
+    [writer] = open_own_writers(LoggedRun(folder=tmp_path), 1)
     writer.write(record(30, loss=1.0))
     writer.close()
-    for opened in open_writers(tmp_path, 20, num_ranks=2):
+    for opened in open_writers(LoggedRun(folder=tmp_path, after=20, num_ranks=2)):
         opened.close()
     assert batches_of(tmp_path / "rank-1.jsonl") == [30]
 
@@ -189,6 +190,7 @@ def test_files_of_ranks_that_go_on_are_left_to_them(tmp_path: Path) -> None:
 def test_what_a_start_that_was_killed_left_beside_a_file_is_removed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
     (tmp_path / f"{name}.9059b8a7baae.tmp").write_text("half")
-    for writer in [*open_writers(tmp_path, num_ranks=2), open_own_writer(tmp_path, 1)]:
+    run = LoggedRun(folder=tmp_path, num_ranks=2)
+    for writer in [*open_writers(run), *open_own_writers(run, 1)]:
         writer.close()
     assert not list(tmp_path.glob("*.tmp"))

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.server.collate import NumpyCollate
-from stream_server.server.ranks import Ranks, SoloRanks
-from stream_server.server.simulation_data import SimulationBatch
-from stream_server.server.training.callbacks import Callbacks
-from stream_server.server.training.progress import Progress
-from stream_server.server.training.union_mean import UnionMean
-from stream_server.server.training.validation import Validation
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.training.validation.validation import Validation
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.collate import NumpyCollate
+from stream_server.server.user.simulation_data import SimulationBatch
 
 
 class Model:
@@ -24,7 +24,7 @@ class Model:
     def evaluating(self) -> Iterator[None]:
         yield
 
-    def place(self, data: Any) -> Any:
+    def to_device(self, data: Any) -> Any:
         return data
 
 
@@ -97,12 +97,12 @@ def at(batch: int, **counts: Any) -> Progress:
 
 
 def resume(one: Validation) -> None:
-    """What the loop does before the first batch."""
+    """Call what the loop calls before the first batch."""
     one.on_train_start(None)
     one.on_round(None)
 
 
 def step(one: Validation) -> None:
-    """What the loop does after a step, until the next round."""
+    """Call what the loop calls after a step, until the next round."""
     one.on_step_end(None)
     one.on_round(None)

@@ -36,7 +36,7 @@ def signal_at(time_step, parameters):
 
 
 def part_of(length, num, position):
-    """What is cut off for one of `num` parts; the first ones are the longer ones."""
+    """The range of one of `num` parts; the first ones are the longer ones."""
     cuts = np.cumsum([0] + [length // num + (i < length % num) for i in range(num)])
     return slice(int(cuts[position]), int(cuts[position + 1]))
 

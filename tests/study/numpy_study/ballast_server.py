@@ -8,7 +8,7 @@ CHUNK = bytes(2**12)
 
 
 class BallastServer(LinearServer):
-    """Fills the disk once there is a generation, and clears it again before batch `user.clear_at`, if that comes."""
+    """Fills the disk once there is a checkpoint, and clears it again before batch `user.clear_at`, if that comes."""
 
     def on_checkpoint(self, path):
         self.ballast = path.parent / "ballast"

@@ -15,7 +15,7 @@ TAKE_ANSWERS = DataConnection.take_answers
 
 
 def drop_answers(connection):
-    """What would be heard now is not heard later either."""
+    """Drop the answers that arrive, for good, until the file exists."""
     if Path(sys.argv[2]).exists():
         return TAKE_ANSWERS(connection)
     while connection.dealer.receive() is not None:

@@ -1,4 +1,4 @@
-"""The small network with schedules of the learning rate: one of a cycle, and the one of docs/training.md."""
+"""The small network with schedules of the learning rate: one of a cycle, and the one of docs/guide/training.md."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from torch_server import TinyServer
 
 import stream_server
 
-DOCS = Path(stream_server.__file__).parents[1] / "docs" / "training.md"
+DOCS = Path(stream_server.__file__).parents[1] / "docs" / "guide" / "training.md"
 
 
 class OneCycleServer(TinyServer):

@@ -11,7 +11,7 @@ import zmq
 from ripple import ripple
 
 from stream_server.client_api import connect
-from stream_server.client_api.connection import ConnectionFile
+from stream_server.messages.connection import ConnectionFile
 
 STEP = 10
 JUNK = ([b""], [b"junk"], [bytes(range(256)) * 8], [b"\xff" * 64, b"more"], [b"a"] * 40)

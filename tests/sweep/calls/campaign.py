@@ -1,34 +1,34 @@
-"""The sweep of system calls."""
+"""Every system call of the code that writes files fails or is the last one, one after the other."""
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from typing import ClassVar
 
+from tests.campaigns import Campaign, Round, option
 from tests.sweep.calls.programs import PROGRAMS
 from tests.sweep.calls.run import Stage
 from tests.sweep.calls.sweep import Bench, Case, Outcome
-from tests.sweep.campaign import Case as AnyCase
-from tests.sweep.campaign import Result
+from tests.sweep.campaign import case, scratch
 
 
-@dataclass(frozen=True, slots=True)
-class CallSweep:
+@dataclass(frozen=True, kw_only=True)
+class FailingCalls(Campaign):
     """Every fault at every system call of every program, or a sample of them."""
 
-    figure: str = "system calls"
-    num_cases: int = 0
+    figure: ClassVar[str] = "system calls"
 
-    @contextmanager
-    def planned(self, folder: Path, *, seed: int, num: int, only: str) -> Iterator[Sequence[AnyCase]]:
-        """`num` cases of all, or every one when it is 0."""
-        with Stage() as stage:
+    cases: int = option(0, "how many cases, one of each program at least; 0 for all")
+    only: str = option("", "those alone whose name begins so", metavar="NAME")
+
+    def run(self) -> Generator[Round, None, None]:
+        with scratch() as folder, Stage() as stage:
             bench = Bench(stage, folder)
-            every = [case for name in PROGRAMS for case in bench.cases(name) if str(case).startswith(only)]
-            chosen = every if not num or only else sample(every, num, random.Random(seed))
-            yield [partial(_result, bench, case) for case in chosen]
+            every = [it for name in PROGRAMS for it in bench.cases(name) if str(it).startswith(self.only)]
+            is_sample = self.cases and not self.only
+            chosen = sample(every, self.cases, random.Random(self.seed)) if is_sample else every
+            for it in chosen:
+                yield _result(bench, it)
 
 
 def sample(cases: Sequence[Case], num: int, generator: random.Random) -> list[Case]:
@@ -40,16 +40,12 @@ def sample(cases: Sequence[Case], num: int, generator: random.Random) -> list[Ca
     return [case for case in cases if case in chosen]
 
 
-def _result(bench: Bench, case: Case) -> Result:
-    outcome = bench.run(case)
+def _result(bench: Bench, tried: Case) -> Round:
+    outcome = bench.run(tried)
     story = f" [{outcome.target}; said: {' | '.join(outcome.said)}]"
-    return Result(
-        name=str(case),
-        row=(case.program, case.fault.kind.value),
-        outcome=_came_of(outcome),
-        violations=tuple(violation + story for violation in outcome.violations),
-        counts=outcome.was_struck,
-    )
+    violations = [violation + story for violation in outcome.violations]
+    column = tried.fault.kind.value
+    return case(str(tried), tried.program, column, _came_of(outcome), violations, counts=outcome.was_struck)
 
 
 def _came_of(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""What strace is asked to do to a system call."""
+"""The faults that strace injects into a system call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _DELAY_US = 20_000
 
 
 class Kind(Enum):
-    """What happens instead of the call, or before it.
+    """The kind of a fault: what happens instead of the call, or before it.
 
     On a full disk the calls of the same name fail from then on. On one that is stuck, nothing can be removed either.
     """

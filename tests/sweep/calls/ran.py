@@ -1,4 +1,4 @@
-"""What came of a program that ran under strace."""
+"""The outcome of a program that ran under strace."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,9 +52,9 @@ class Ran:
 
     @property
     def raised(self) -> list[str]:
-        """What the program did not expect."""
+        """The errors that the program did not expect."""
         return [line.removeprefix(RAISED) for line in self.said if line.startswith(RAISED)]
 
     def told(self, word: str) -> list[str]:
-        """What it said after this word, each time."""
+        """The rest of each line that begins with this word."""
         return [line.removeprefix(word).strip() for line in self.said if line.split()[:1] == [word]]

@@ -25,7 +25,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a case.
+    """The outcome of a case.
 
     `was_struck` if the fault came about, which strace has to show; `target` is the call, as strace shows it.
     """

@@ -1,4 +1,4 @@
-"""What strace wrote of a program."""
+"""The trace of a program by strace."""
 
 import re
 from collections import Counter, defaultdict

@@ -1,48 +1,45 @@
-"""The sweep of damages."""
+"""Files that a restart reads are damaged in every way, and each damage must be noticed."""
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from typing import ClassVar
 
-from tests.sweep.campaign import Case, Result
+from tests.campaigns import Campaign, Round, option
+from tests.sweep.campaign import case, scratch
 from tests.sweep.corruption.damages import Damage
 from tests.sweep.corruption.sweep import EQUAL, Bench
 
 
-@dataclass(frozen=True, slots=True)
-class CorruptionSweep:
-    """Damages of all kinds to everything that is read after a restart."""
+@dataclass(frozen=True, kw_only=True)
+class DamagedFiles(Campaign):
+    """About `cases` damages of all kinds to everything that is read after a restart."""
 
-    figure: str = "corruption"
-    num_cases: int = 6000
+    figure: ClassVar[str] = "corruption"
 
-    @contextmanager
-    def planned(self, folder: Path, *, seed: int, num: int, only: str) -> Iterator[Sequence[Case]]:
-        """About `num` damages."""
-        bench = Bench(folder)
-        with _in_silence():
-            damages = bench.damages(num, random.Random(seed))
-            yield [partial(_result, bench, damage) for damage in damages if str(damage).startswith(only)]
+    cases: int = option(6000, "how many cases, about")
+    only: str = option("", "those alone whose name begins so", metavar="NAME")
+
+    def run(self) -> Generator[Round, None, None]:
+        with scratch() as folder, _in_silence():
+            bench = Bench(folder)
+            for damage in bench.damages(self.cases, random.Random(self.seed)):
+                if str(damage).startswith(self.only):
+                    yield _result(bench, damage)
 
 
-def _result(bench: Bench, damage: Damage) -> Result:
+def _result(bench: Bench, damage: Damage) -> Round:
     outcome = bench.run(damage)
-    return Result(
-        name=str(damage),
-        row=(damage.kind, damage.store),
-        outcome=outcome.verdict,
-        violations=(outcome.violation,) if outcome.violation else (),
-        counts=outcome.verdict != EQUAL,
-    )
+    violations = [outcome.violation] if outcome.violation else []
+    counts = outcome.verdict != EQUAL
+    return case(str(damage), damage.kind, damage.store, outcome.verdict, violations, counts=counts)
 
 
 @contextmanager
 def _in_silence() -> Iterator[None]:
-    """What the product says of each damage is looked at where it is read, and would fill the screen."""
+    """Keep the product's messages about each damage off the screen; they are checked where the damage is read."""
     logger = logging.getLogger("stream_server")
     said, logger.propagate = logger.propagate, False
     logger.addHandler(silent := logging.NullHandler())

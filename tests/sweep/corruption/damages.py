@@ -80,7 +80,7 @@ class Damages:
                 )
 
     def _others_like(self, file: str) -> list[Path]:
-        """Files that might be taken for this one: of another rank, generation, epoch or study, or beside it."""
+        """Files that might be taken for this one: of another rank, checkpoint, incarnation or study, or beside it."""
         data = (self._original / file).read_bytes()
         name = Path(file).name
         similar = [path for path in sorted(self._original.rglob("*")) if path.is_file()]
@@ -89,7 +89,7 @@ class Damages:
         return [path for path in (*similar, *others) if path.exists() and path.read_bytes() != data]
 
     def _of_the_whole(self) -> Iterator[Damage]:
-        """Whole folders, of generations only."""
+        """Whole folders, of checkpoints only."""
         older, newer = "000001", "000002"
         if not (self._original / newer).is_dir():
             return

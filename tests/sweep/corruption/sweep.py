@@ -23,7 +23,7 @@ class Hangs(BaseException):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a damage: `verdict` in words, and what is wrong with that, "" for nothing."""
+    """The outcome of a damage: `verdict` in words, and what is wrong with that, "" for nothing."""
 
     damage: Damage
     verdict: str

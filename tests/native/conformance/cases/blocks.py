@@ -1,11 +1,11 @@
 """Cases: the parts of parallel simulations."""
 
-from stream_server.client_api.messages import FieldSpec, TimeSteps
+from stream_server.messages.client import FieldSpec, TimeSteps
 from tests.native.conformance.case import Case, U, steps
 
 PAGE = Case(
     name="page",
-    about="The examples of docs/protocol.md: Hello of rank 0, Open of rank 1, Invalidate.",
+    about="The examples of docs/reference/protocol.md: Hello of rank 0, Open of rank 1, Invalidate.",
     fields=(U,),
     num_ranks=2,
     time_steps=TimeSteps(num=100),

@@ -3,7 +3,7 @@
 from tests.native.conformance.case import SMALL, Case, steps
 
 FILE = (
-    '{{"study": "heat", "epoch": 3, "host": "nowhere", "control": ["ipc:///nowhere"], '
+    '{{"study": "heat", "incarnation": 3, "host": "nowhere", "control": ["ipc:///nowhere"], '
     '"simulation": 17, "attempt": 1{}}}'
 )
 
@@ -117,9 +117,9 @@ LIVES = (
         files={
             "empty.json": "",
             "text.json": "study: heat",
-            "cut.json": '{"study": "heat", "epoch"',
+            "cut.json": '{"study": "heat", "incarnation"',
             "list.json": "[1, 2, 3]",
-            "missing.json": '{"study": "heat", "epoch": 3, "host": "nowhere"}',
+            "missing.json": '{"study": "heat", "incarnation": 3, "host": "nowhere"}',
             "surplus.json": FILE.format(', "colour": "red"'),
             "control.json": FILE.replace('["ipc:///nowhere"]', "5").format(""),
             "security.json": FILE.format(', "security": "curve"'),
@@ -160,8 +160,8 @@ LIVES = (
             f"{i}.json": FILE.replace(right, wrong).format("")
             for i, (right, wrong) in enumerate(
                 [
-                    ('"epoch": 3', '"epoch": "three"'),
-                    ('"epoch": 3', '"epoch": 3.5'),
+                    ('"incarnation": 3', '"incarnation": "three"'),
+                    ('"incarnation": 3', '"incarnation": 3.5'),
                     ('"study": "heat"', '"study": 5'),
                     ('"simulation": 17', '"simulation": true'),
                     ('"attempt": 1', '"attempt": -1'),

@@ -1,12 +1,12 @@
 """Cases: servers that go away, come back or refuse."""
 
-from stream_server.client_api.messages import Away, FieldSpec
+from stream_server.messages.client import Away, FieldSpec
 from tests.native.conformance.case import HUGE, SMALL, Case, steps
 
 SERVERS = (
     Case(
         name="restarted",
-        about="The server comes back in epoch 4 with step 1: the others are sent again, in their order.",
+        about="The server comes back in incarnation 4 with step 1: the others are sent again, in their order.",
         fields=(SMALL,),
         num_ranks=2,
         server={"credit": 3, "if_server_away": Away.WAIT},

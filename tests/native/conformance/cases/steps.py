@@ -1,6 +1,6 @@
 """Cases: which steps go where, and which do not go at all."""
 
-from stream_server.client_api.messages import FieldSpec, Routing, TimeSteps
+from stream_server.messages.client import FieldSpec, Routing, TimeSteps
 from tests.native.conformance.case import SMALL, Case, steps
 
 STEPS = (

@@ -1,6 +1,6 @@
 """Cases: what is put, and in which bytes it travels."""
 
-from stream_server.client_api.messages import FieldSpec
+from stream_server.messages.client import FieldSpec
 from tests.native.conformance.case import DTYPES, HUGE, SMALL, Case, steps
 
 OF_DTYPES = tuple(

@@ -8,7 +8,7 @@ from tests.sweep.calls.ran import Say
 
 
 def run(folder: Path, say: Say) -> None:
-    text = (folder / connection.NAME).read_text().replace('"epoch": 1', '"epoch": 2')
+    text = (folder / connection.NAME).read_text().replace('"incarnation": 1', '"incarnation": 2')
     with (folder / connection.NAME).open("w") as file:
         file.write(text)
         say("written 2")

@@ -1,11 +1,12 @@
-"""Generation 3 is saved and committed beside 1 and 2, by the saver's thread, and 1 is removed."""
+"""Checkpoint 3 is saved and committed beside 1 and 2, by the saver's thread, and 1 is removed."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_server.server.checkpoint.generations import Generations
-from stream_server.server.checkpoint.saver import Committed, Failed, Outcome, Saved, Saver
-from tests.server.checkpoint.stores import (
+from stream_server.server.checkpoint.failures import SaveFailed
+from stream_server.server.checkpoint.folder import CheckpointFolder
+from stream_server.server.checkpoint.saver import SaveCommitted, Saved, SaveOutcome, Saver
+from tests.support.checkpoint_stores import (
     DEADLINE_S,
     content,
     manifest_of,
@@ -28,45 +29,45 @@ def make(folder: Path) -> None:
 
 def run(folder: Path, say: Say) -> None:
     """Save; when that fails, save once more under the next number, as a study does."""
-    with Saver(Generations(folder, keep=2), epoch=1, rank=0) as saver:
+    with Saver(CheckpointFolder(folder, keep=2), incarnation=1, rank=0) as saver:
         for number in (3, 4):
             outcome = _saved(saver, number)
-            if isinstance(outcome, Committed):
+            if isinstance(outcome, SaveCommitted):
                 say(f"committed {number}")
                 saver.wait_idle(DEADLINE_S)
                 return
-            assert isinstance(outcome, Failed)
+            assert isinstance(outcome, SaveFailed)
             say(f"failed {number}: {outcome.reason}")
             saver.discard(number)
 
 
 def judge(folder: Path, ran: Ran) -> Iterator[str]:
-    """A restart continues the newest generation that was reported, or the one that was being made, and can save."""
+    """A restart continues the newest checkpoint that was reported, or the one that was being made, and can save."""
     assert ran.fault is not None
     committed = [int(number) for number in ran.told("committed")]
     if ran.is_done and not committed and not ran.fault.kind.lasts:
         yield "the save after the one that failed failed too"
     if ran.must_succeed and committed != [3]:
         yield "the save failed of something that a program does not notice"
-    there = Generations(folder).numbers()
+    there = CheckpointFolder(folder).numbers()
     if not committed and not {1, 2} <= set(there):
-        yield f"nothing new was committed, and of the older generations there are {there}"
+        yield f"nothing new was committed, and of the older checkpoints there are {there}"
     if any(read(folder, number) != content(number) for number in there):
-        yield f"one of the generations {there} is not as it was saved"
+        yield f"one of the checkpoints {there} is not as it was saved"
     if not all(text.partition(": ")[2] for text in ran.told("failed")):
         yield "a save failed, and nobody was told why"
     found = restart(folder)
     if found not in (committed or [2, 3]):
-        yield f"committed: {committed}, but generation {found} is continued"
+        yield f"committed: {committed}, but checkpoint {found} is continued"
     left = {name for name in names(folder) if not name.isdigit()}
     if left:
         yield f"left over after the restart: {sorted(left)}"
     start(folder, found)
-    if not isinstance(save(folder, found + 1, epoch=2), Committed) or restart(folder) != found + 1:
+    if not isinstance(save(folder, found + 1, incarnation=2), SaveCommitted) or restart(folder) != found + 1:
         yield "nothing can be saved after the restart"
 
 
-def _saved(saver: Saver, number: int) -> Outcome:
+def _saved(saver: Saver, number: int) -> SaveOutcome:
     saver.begin(number, [part(path, data) for path, data in content(number).items()])
     outcome = settle(saver)
     if isinstance(outcome, Saved):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stream_server.server.model_export import MODEL_FILE, export_model
-from stream_server.server.normalization import Normalization
-from stream_server.server.tensor_file import read_tensors
+from stream_server.server.model.model_export import MODEL_FILE, export_model
+from stream_server.server.user.normalization import Normalization
+from stream_server.storage.tensor_file import read_tensors
 from tests.sweep.calls.programs.output import CONFIG
 from tests.sweep.calls.programs.program import Program
 from tests.sweep.calls.ran import Ran, Say

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stream_server.errors import ConfigError
-from stream_server.launcher import records
-from stream_server.launcher.journal import JOURNAL_FILE, Journal
-from stream_server.launcher.records import AttemptGiven, LauncherStarted, PlanTaken, Record
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.journal.records import LauncherStarted, PlanTaken, Record
+from stream_server.launcher.schedule.actions import Give
 from tests.sweep.calls.programs.program import Program
 from tests.sweep.calls.ran import Ran, Say
 
 NUM_RECORDS = 5
-TORN = b'{"record": "Plan'
+TORN = b'{"message": "Plan'
 
 
 def make(folder: Path) -> None:
@@ -26,7 +27,7 @@ def run(folder: Path, say: Say) -> None:
     """The last record is noted: when it cannot be written it goes before the next one, which is said once it is."""
     try:
         with Journal(folder) as journal:
-            say(f"opened {journal.past.epoch}")
+            say(f"opened {journal.history.incarnation}")
             for number in range(NUM_RECORDS):
                 try:
                     journal.write(_record(number))
@@ -53,10 +54,10 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
     if ran.is_done and len(ran.told("written")) + len(ran.told("refused")) < NUM_RECORDS + 1 and ran.told("opened"):
         yield "neither written nor refused"
     with Journal(folder) as journal:
-        journal.write(PlanTaken(epoch=9))
+        journal.write(PlanTaken(incarnation=9))
     found = list(records.decode((folder / JOURNAL_FILE).read_bytes()))
     before = _before()
-    if found[: len(before)] != before or found[-1:] != [PlanTaken(epoch=9)]:
+    if found[: len(before)] != before or found[-1:] != [PlanTaken(incarnation=9)]:
         yield f"records are missing: {found}"
     mine = found[len(before) : -1]
     if len(set(mine)) < len(mine):
@@ -72,11 +73,11 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
 
 def _before() -> list[Record]:
     started = LauncherStarted(pid=1, boot="b", link="ipc:///tmp/x/link", supervises=True, resumed=False)
-    return [started, PlanTaken(epoch=1)]
+    return [started, PlanTaken(incarnation=1)]
 
 
 def _record(number: int) -> Record:
-    return AttemptGiven(simulation=number, attempt=0)
+    return Give(token=1, simulation=number, attempt=0)
 
 
 PROGRAM = Program(name="journal", make=make, run=run, judge=judge)

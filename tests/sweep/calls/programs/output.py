@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stream_server.config import load
 from stream_server.errors import StreamServerError
-from stream_server.server.output import OutputFolder
+from stream_server.server.run.output import OutputFolder
 from tests.sweep.calls.programs.program import Program
 from tests.sweep.calls.ran import Ran, Say
 

@@ -1,4 +1,4 @@
-"""What a program is to the sweep."""
+"""A program of the sweep."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from stream_server.errors import ConfigError
-from stream_server.server.record.layout import Kind
-from stream_server.server.record.rank_record import RankRecord
-from tests.server.record.recorded import Key, u_of
+from stream_server.server.replay.record_format import EntryKind
+from stream_server.server.replay.recording import RankRecord
+from tests.support.recorded import Key, u_of
 from tests.sweep.calls import faults
 from tests.sweep.calls.programs.program import Program
 from tests.sweep.calls.ran import Ran, Say
@@ -23,13 +23,13 @@ KEPT = BEFORE[: POSITION - 1]
 
 
 def make(folder: Path) -> None:
-    """Epoch 1 recorded two samples more than its last checkpoint speaks of."""
-    with recorder(folder, BEFORE, epoch=1, position=0) as opened:
+    """Incarnation 1 recorded two samples more than its last checkpoint speaks of."""
+    with recorder(folder, BEFORE, incarnation=1, position=0) as opened:
         opened.append(range(len(BEFORE)))
 
 
 def run(folder: Path, say: Say) -> None:
-    with recorder(folder, DURING, epoch=2, position=POSITION) as opened:
+    with recorder(folder, DURING, incarnation=2, position=POSITION) as opened:
         for slots in (range(2), range(2, 4), range(4, 6)):
             opened.append(slots)
             say(f"synced {opened.sync(opened.position())}")
@@ -49,7 +49,7 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
     is_read_only = ran.fault.kind is faults.Kind.FULL and ran.fault.call == "openat"
     yield from _of_what_is_there(folder, synced, must_tell=ran.is_done and not ended_well and not is_read_only)
     position = max(synced, default=POSITION)
-    with recorder(folder, AFTER, epoch=3, position=position) as opened:
+    with recorder(folder, AFTER, incarnation=3, position=position) as opened:
         opened.append(range(len(AFTER)))
     if opened.error is not None:
         yield f"the recording does not go on: {opened.error}"
@@ -89,7 +89,7 @@ def _samples(folder: Path) -> tuple[list[Key], bool]:
         is_closed = record.is_closed
     finally:
         record.close()
-    samples = [entry for entry in entries if entry.kind is Kind.SAMPLE]
+    samples = [entry for entry in entries if entry.kind is EntryKind.SAMPLE]
     for entry in samples:
         np.testing.assert_array_equal(entry.fields["u"], u_of((entry.simulation, entry.time_step)))
     return [(entry.simulation, entry.time_step) for entry in samples], is_closed

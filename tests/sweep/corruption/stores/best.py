@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from stream_server.errors import ConfigError, DamagedCheckpoint
-from stream_server.server.checkpoint.best_folder import BestFolder
-from stream_server.server.checkpoint.part import Part
-from stream_server.server.plain_state import write_state
-from stream_server.server.saved_model import find_saved_model
+from stream_server.server.model.best_models import BestFolder
+from stream_server.server.model.saved_model import find_saved_model
+from stream_server.storage.folders import PendingFile
+from stream_server.storage.plain_state import write_state
 from tests.sweep.corruption.stores.store import Store, Verdict
 
 BATCH = 120
@@ -17,8 +17,8 @@ BATCH = 120
 def make(folder: Path, study: int) -> None:
     state = {"weights": np.arange(100) + study, "name": f"study {study}"}
     parts = [
-        Part(path="model/model.state", write=lambda file: write_state(file, state)),
-        Part(path="model/user.state", write=lambda file: write_state(file, {"mark": study})),
+        PendingFile(path="model/model.state", write=lambda file: write_state(file, state)),
+        PendingFile(path="model/user.state", write=lambda file: write_state(file, {"mark": study})),
     ]
     BestFolder(folder / "best").write(BATCH, parts, {"batch": BATCH, "monitor": "loss", "value": 0.5 + study})
 

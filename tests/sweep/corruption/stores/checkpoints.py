@@ -1,4 +1,4 @@
-"""Generations 1 and 2 of two ranks with samples in their buffers, and the list of the epochs that made them."""
+"""Checkpoints 1 and 2 of two ranks with samples in their buffers, and the list of the incarnations that made them."""
 
 import random
 from collections.abc import Iterator
@@ -9,66 +9,70 @@ import numpy as np
 
 from stream_server.buffers import Firo
 from stream_server.errors import NoUsableCheckpoint
-from stream_server.server.checkpoint.checksum_file import record_of
-from stream_server.server.checkpoint.epochs import begin_epoch
-from stream_server.server.checkpoint.generations import REASON_FILE, Generations
-from stream_server.server.checkpoint.random_state import random_states, set_random_states
+from stream_server.server.checkpoint.capture import random_states
+from stream_server.server.checkpoint.folder import REASON_FILE, CheckpointFolder
+from stream_server.server.checkpoint.incarnations import begin_incarnation
+from stream_server.server.checkpoint.restore import set_random_states
+from stream_server.server.checkpoint.saver import commit
 from stream_server.server.checkpoint.search import find_usable
-from stream_server.server.plain_state import read_state
-from stream_server.server.ranks import SoloRanks
-from tests.server.checkpoint.stores import manifest_of, start
-from tests.server.saved_ranks import SavedStudyRank, deal, restore_all, save_all
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.storage.checksums import record_of
+from stream_server.storage.plain_state import read_state
+from tests.support.checkpoint_stores import manifest_of, start
+from tests.support.saved_ranks import SavedStudyRank, deal, restore_all, save_all
 from tests.sweep.corruption.stores.store import Store, Verdict
 
 NUM_RANKS = 2
 
 
 def make(folder: Path, study: int) -> None:
-    """Generation 1 of epoch 1; generation 2 of epoch 2, which continued it; and an epoch that saved nothing."""
+    """Checkpoint 1 of incarnation 1; checkpoint 2 of incarnation 2, which continued it; and one that saved nothing."""
     with _generators_of(study):
         _make(folder, study)
 
 
 def read(folder: Path) -> Verdict:
-    """Start a server: find what can be continued, load all of it, and begin an epoch."""
+    """Start a server: find what can be continued, load all of it, and begin an incarnation."""
     try:
-        manifest = find_usable(Generations(folder), SoloRanks()).manifest
+        manifest = find_usable(CheckpointFolder(folder), SoloRanks())
     except NoUsableCheckpoint:
         return Verdict.REFUSED
     assert manifest is not None, "a study with checkpoints began anew"
-    number = manifest.generation
+    number = manifest.checkpoint
     if number == 1:
         assert (folder / "000002.damaged" / REASON_FILE).read_text(), "nobody is told why"
-    epoch = begin_epoch(folder, base=number, batches=1, ranks=2, started="2026-01-02T00:00:00+00:00").epoch
-    assert epoch == 4, f"epoch {epoch} began after 3"
+    incarnation = begin_incarnation(
+        folder, base=number, batches=1, ranks=2, started="2026-01-02T00:00:00+00:00"
+    ).incarnation
+    assert incarnation == 4, f"incarnation {incarnation} began after 3"
     return Verdict.WHOLE if number == 2 else Verdict.OLDER
 
 
 def loads(folder: Path) -> bool:
-    """Whether the newest generation has what the ranks had, and can be continued."""
-    top = Generations(folder).path(2)
+    """Whether the newest checkpoint has what the ranks had, and can be continued."""
+    top = CheckpointFolder(folder).path(2)
     read_state(top / "study.state")
     _, ranks = restore_all(top, NUM_RANKS, NUM_RANKS, _policy)
     return all(rank.buffer.num_unseen + rank.buffer.num_waiting > 0 for rank in ranks)
 
 
 def _make(folder: Path, study: int) -> None:
-    generations = Generations(folder)
+    checkpoints = CheckpointFolder(folder)
     start(folder)
     ranks = [SavedStudyRank(_policy(rank), rank, NUM_RANKS) for rank in range(NUM_RANKS)]
     for number in (1, 2):
         deal([(simulation, 10 * number + step) for simulation in (0, number + study) for step in range(8)], ranks)
         ranks[-1].draw(3)
-        save_all(ranks, generations.temporary(number, number))
-        _commit(generations, number)
+        save_all(ranks, checkpoints.temporary(number, number))
+        _commit(checkpoints, number)
         start(folder, number)
 
 
-def _commit(generations: Generations, number: int) -> None:
-    temporary = generations.temporary(number, number)
+def _commit(checkpoints: CheckpointFolder, number: int) -> None:
+    temporary = checkpoints.temporary(number, number)
     paths = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
     files = {path.relative_to(temporary).as_posix(): record_of(path) for path in paths}
-    generations.commit(number, manifest_of(number, files, epoch=number, base=number - 1))
+    commit(checkpoints, manifest_of(number, files, incarnation=number, base=number - 1))
 
 
 @contextmanager
@@ -87,4 +91,4 @@ def _policy(rank: int) -> Firo:
     return Firo(capacity=12, watermark=2, pseudo_epochs=2, seed=(rank,))
 
 
-STORE = Store(name="checkpoints", make=make, read=read, targets=("000002/**/*", "epochs.jsonl"), older="000001")
+STORE = Store(name="checkpoints", make=make, read=read, targets=("000002/**/*", "incarnations.json"), older="000001")

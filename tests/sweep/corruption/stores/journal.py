@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from stream_server.errors import ConfigError
-from stream_server.launcher import records
-from stream_server.launcher.journal import JOURNAL_FILE, Journal
-from stream_server.launcher.records import (
-    AttemptEnded,
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.journal.records import (
     AttemptStarted,
     AttemptStarting,
     LauncherStarted,
     PlanTaken,
     Record,
 )
+from stream_server.launcher.schedule.actions import Fail
 from tests.sweep.corruption.stores.store import Store, Verdict
 
 
@@ -42,10 +42,10 @@ def _records(study: int) -> list[Record]:
     attempts = range(study, study + 4)
     return [
         started,
-        PlanTaken(epoch=1),
+        PlanTaken(incarnation=1),
         *(AttemptStarting(simulation=it, attempt=0, folder=f"/runs/{it}", public_key=None) for it in attempts),
-        *(AttemptStarted(simulation=it, attempt=0, pid=2000 + it, started=99) for it in attempts),
-        *(AttemptEnded(simulation=it, attempt=0, counted=True, reason="crashed") for it in attempts),
+        *(AttemptStarted(simulation=it, attempt=0, handle=f"{2000 + it} 99") for it in attempts),
+        *(Fail(simulation=it, attempt=0, reason="crashed", excuse="") for it in attempts),
     ]
 
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from stream_server.config import load
 from stream_server.errors import ConfigError, DamagedCheckpoint
-from stream_server.server.model_export import export_model
-from stream_server.server.normalization import Normalization
-from stream_server.server.tensor_file import read_tensors
-from stream_server.server.warm_start import find_source
+from stream_server.server.model.model_export import export_model
+from stream_server.server.model.warm_start import find_source
+from stream_server.server.user.normalization import Normalization
+from stream_server.storage.tensor_file import read_tensors
 from tests.sweep.corruption.stores.store import Store, Verdict
 
 CONFIG = load(Path(__file__).parents[3] / "study" / "numpy_study" / "study.json", ())

@@ -1,11 +1,11 @@
-"""The record of the samples that two ranks accepted in two epochs."""
+"""The record of the samples that two ranks accepted in two incarnations."""
 
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stream_server.errors import ConfigError
-from stream_server.server.record.recording import Recording
+from stream_server.server.replay.recording import Recording
 from tests.sweep.corruption.stores.store import Store, Verdict
 from tests.sweep.records import recorder, warnings_heard
 
@@ -15,10 +15,10 @@ POSITION = 1 + 3
 
 def make(folder: Path, study: int) -> None:
     for rank in range(NUM_RANKS):
-        for epoch, position in ((1, 0), (2, POSITION)):
-            keys = [(2 + study, 2 * step + rank) for step in range(epoch, epoch + 5)]
+        for incarnation, position in ((1, 0), (2, POSITION)):
+            keys = [(2 + study, 2 * step + rank) for step in range(incarnation, incarnation + 5)]
             with recorder(
-                folder, keys, rank=rank, num_ranks=NUM_RANKS, epoch=epoch, position=position, study=study
+                folder, keys, rank=rank, num_ranks=NUM_RANKS, incarnation=incarnation, position=position, study=study
             ) as open_recorder:
                 open_recorder.append(range(len(keys)))
 
@@ -50,11 +50,11 @@ def _original() -> list[Any]:
 
 
 def _entries(folder: Path) -> list[Any]:
-    """What the record says of itself, and the entries of each rank."""
+    """The facts of the record, and the entries of each rank."""
     with Recording(folder) as recording:
         return [
             recording.facts,
-            *([_plain(record.read(it)) for it in range(len(record))] for record in recording.files),
+            *([_plain(record.read(it)) for it in range(len(record))] for record in recording.ranks),
         ]
 
 

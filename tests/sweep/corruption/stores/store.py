@@ -1,4 +1,4 @@
-"""What is damaged, and how it is read."""
+"""The stores that are damaged, and the way to read them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Verdict(Enum):
-    """What a restart made of it."""
+    """The verdict of a restart on a damage."""
 
     WHOLE = "as it was written"
     OLDER = "set aside, the one before used"

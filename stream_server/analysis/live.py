@@ -1,0 +1,90 @@
+"""The questions to a study that runs, at its own socket: the analysis' only door to ZeroMQ."""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import zmq
+
+from stream_server.errors import ConfigError, MalformedMessage, NotRunning
+from stream_server.messages import operator
+from stream_server.messages.connection import ConnectionFile
+
+OPERATOR_FILE = "operator.json"
+REPEAT_S = 1.0
+
+T = TypeVar("T", bound=operator.Answer)
+
+
+def ask(
+    output_dir: Path, question: operator.Question, kind: type[T], *, timeout_s: float, runs: Callable[[], bool]
+) -> T:
+    """The answer of rank 0 to a question that may safely be asked twice.
+
+    While there is no server, since it starts or is started again, the next one is waited for: it puts a new file with a
+    new key into the folder.
+
+    Raises:
+        NotRunning: no answer came in time, nothing `runs` any more, or rank 0 is of another version.
+    """
+    give_up_at = time.monotonic() + timeout_s
+    path = output_dir / OPERATOR_FILE
+    while (left_s := give_up_at - time.monotonic()) > 0:
+        try:
+            frame = _ask_once(ConnectionFile.read(path), operator.encode(question), min(REPEAT_S, left_s))
+        except ConfigError:
+            # There is none yet.
+            frame = None
+            time.sleep(min(REPEAT_S, left_s) / 4)
+        if frame is not None:
+            return _understood(frame, kind)
+        if not runs():
+            raise NotRunning(f"{output_dir} has ended meanwhile")
+    raise NotRunning(
+        f"rank 0 did not answer within {timeout_s:g} s: its server is being started, or its node cannot be reached "
+        "from here. Try again, with a longer --timeout if it takes long"
+    )
+
+
+def _ask_once(file: ConnectionFile, question: bytes, timeout_s: float) -> bytes | None:
+    """The answer, None if none came in time."""
+    address = _usable(file)
+    if address is None or file.security is None:
+        raise NotRunning(f"the study can be asked on {file.host} only: network.security is none")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        dealer = context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.routing_id = secrets.token_hex(16).encode()
+        dealer.curve_serverkey = file.security.server_public_key.encode()
+        dealer.curve_publickey = file.security.client_public_key.encode()
+        dealer.curve_secretkey = file.security.client_secret_key.encode()
+        dealer.connect(address)
+        dealer.send(question)
+        return dealer.recv() if dealer.poll(round(timeout_s * 1000)) else None
+    finally:
+        context.destroy(linger=0)
+
+
+def _usable(file: ConnectionFile) -> str | None:
+    """The first address that means something on this node."""
+    is_here = file.host == socket.gethostname()
+    for address in file.control:
+        if address.startswith("tcp:") or (is_here and os.path.exists(address.removeprefix("ipc://"))):
+            return address
+    return file.control[0] if is_here else None
+
+
+def _understood(frame: bytes, kind: type[T]) -> T:
+    try:
+        answer = operator.answer(frame)
+    except MalformedMessage as error:
+        raise NotRunning(f"the study runs with another version of Stream Server: {error}") from error
+    if not isinstance(answer, kind):
+        text = answer.text if isinstance(answer, operator.NotUnderstood) else type(answer).__name__
+        raise NotRunning(f"the study runs with another version of Stream Server: {text}")
+    return answer

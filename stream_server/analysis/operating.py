@@ -1,0 +1,289 @@
+"""The commands of `stream-study` that ask a run how it is doing, and tell it to stop."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from stream_server.analysis import run_state
+from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_state import RunState, SimulationFacts, runs_below, simulations_of, state_of, the_run
+from stream_server.errors import NotRunning
+from stream_server.messages import operator
+
+TIMEOUT_S = 10.0
+WAIT_LOOK_S = 0.2
+EXIT_STATUS = "exit status: 0 done   1 there is no such run, or it does not run   2 the command line is wrong"
+
+Plain = dict[str, Any]
+
+
+def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands to those of `stream-study`."""
+    runs = _command(commands, "list", "the runs below a folder, and how each is doing", _list)
+    runs.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(), help="this folder by default")
+    _json(runs)
+
+    status = _command(commands, "status", "how a run is doing: a live one is asked, of a dead one files tell", _status)
+    _run(status)
+    _json(status)
+    _timeout(status)
+
+    stop = _command(commands, "stop", "save a checkpoint and leave, or bring the study to an early end", _stop)
+    _run(stop)
+    stop.add_argument(
+        "--finish",
+        action="store_true",
+        help="start no simulation any more, train what the running ones still bring, then end with exit code 0",
+    )
+    stop.add_argument("--wait", action="store_true", help="return only when the study has ended")
+    _timeout(stop)
+
+    logs = _command(commands, "logs", "what launcher and ranks wrote, or the newest attempt of a simulation", _logs)
+    _run(logs)
+    logs.add_argument("simulation", metavar="SIMULATION", type=int, nargs="?", help="its id")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+
+    simulations = _command(
+        commands, "simulations", "every simulation: parameters, attempts, state, seconds", _simulations
+    )
+    _run(simulations)
+    _json(simulations)
+    _timeout(simulations)
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    about: str,
+    command: Callable[[argparse.Namespace], None],
+) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = commands.add_parser(
+        name, help=about, description=command.__doc__, epilog=EXIT_STATUS
+    )
+    added.set_defaults(command=command)
+    return added
+
+
+def _run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", metavar="RUN", type=Path, help="a run: its output folder, or a study's folder or file")
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print one JSON value instead of a table")
+
+
+def _timeout(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        default=TIMEOUT_S,
+        help="how long to wait for rank 0, such as while its server is started again (default: %(default)g)",
+    )
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    """Show the runs below a folder: running, restarting, finished, stopped, failed or killed."""
+    if not arguments.folder.is_dir():
+        raise NotRunning(f"there is no folder {arguments.folder}")
+    found = [(run, state_of(run)) for run in runs_below(arguments.folder)]
+    if arguments.json:
+        _print_json([_facts(run, state) for run, state in found])
+        return
+    table = _table("run", "state", "checkpoint", "batches", "")
+    for run, state in found:
+        saved = state.checkpoint
+        numbers = (f"{saved.number}", f"{saved.batches:,}") if saved else ("-", "-")
+        table.add_row(str(run.path), state.state, *numbers, state.detail)
+    Console().print(table)
+
+
+def _status(arguments: argparse.Namespace) -> None:
+    """Show how a run is doing. A live one is asked; of any other one its files tell."""
+    run = the_run(arguments.run)
+    state = state_of(run)
+    facts = _facts(run, state)
+    if state.is_live:
+        try:
+            live = _asked(run, operator.AskStatus(), operator.StudyStatus, arguments.timeout)
+        except NotRunning as silence:
+            # It may have ended or come back meanwhile.
+            state = state_of(run)
+            facts = _facts(run, state) | ({"silence": str(silence)} if state.is_live else {})
+        else:
+            facts |= {"state": run_state.RUNNING, "server": asdict(live)}
+    if state.report:
+        facts["report"] = state.report
+    if arguments.json:
+        _print_json(facts)
+        return
+    table = _table("", "")
+    table.show_header = False
+    for title, text in status_rows(facts):
+        table.add_row(title, text)
+    Console().print(table)
+
+
+def _stop(arguments: argparse.Namespace) -> None:
+    """Tell a running study to save a checkpoint and leave (exit code 75), or with --finish to end early (0)."""
+    run = the_run(arguments.run)
+    state = state_of(run)
+    if not state.is_live:
+        raise NotRunning(f"{run.path} does not run: it is {state.state}")
+    said = _asked(run, operator.AskStop(finish=arguments.finish), operator.StopAccepted, arguments.timeout)
+    print(f"{run.path}: {said.text}")
+    if arguments.wait:
+        while state_of(run).is_live:
+            time.sleep(WAIT_LOOK_S)
+        state = state_of(run)
+        print(f"{run.path}: {state.state} {state.detail}".rstrip())
+
+
+def _logs(arguments: argparse.Namespace) -> None:
+    """Show what the launcher and the ranks wrote, or what the newest attempt of one simulation wrote."""
+    from stream_server.analysis import follow
+
+    run = the_run(arguments.run)
+    try:
+        follow.show(run, arguments.simulation, follows=arguments.follow, runs=lambda: state_of(run).is_live)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return
+
+
+def _simulations(arguments: argparse.Namespace) -> None:
+    """Show every simulation of a run. A live one is asked; of any other one its newest checkpoint and files tell."""
+    run = the_run(arguments.run)
+    facts = _live_simulations(run, arguments.timeout) if state_of(run).is_live else simulations_of(run)
+    if arguments.json:
+        _print_json([asdict(it) for it in facts])
+        return
+    names = list(facts[0].parameters) if facts else []
+    table = _table("id", *names, "attempts", "state", "seconds", "steps", "")
+    for it in facts:
+        parameters = [f"{value:.6g}" for value in it.parameters.values()]
+        seconds = "-" if it.seconds is None else f"{it.seconds:.1f}"
+        received = "-" if it.received is None else f"{it.received:,}"
+        table.add_row(str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, it.reason)
+    Console().print(table)
+
+
+def _live_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
+    rows: list[operator.SimulationRow] = []
+    while True:
+        question = operator.AskSimulations(first=len(rows), num=operator.MAX_ROWS)
+        page = _asked(run, question, operator.SimulationPage, timeout_s)
+        rows += page.rows
+        if len(rows) >= page.num_all or not page.rows:
+            break
+    return [
+        SimulationFacts(
+            simulation=row.simulation,
+            parameters=dict(row.parameters),
+            state=row.state,
+            attempts=row.attempt + 1,
+            seconds=run_state.seconds_of(run, row.simulation, is_running=row.state == "running"),
+            received=row.received,
+            reason=row.reason,
+        )
+        for row in rows
+    ]
+
+
+def _asked(run: RunFolder, question: operator.Question, kind: type[Any], timeout_s: float) -> Any:
+    from stream_server.analysis.live import ask
+
+    return ask(run.path, question, kind, timeout_s=timeout_s, runs=lambda: state_of(run).is_live)
+
+
+def _facts(run: RunFolder, state: RunState) -> Plain:
+    saved = state.checkpoint
+    return {
+        "run": str(run.path),
+        "state": state.state,
+        "detail": state.detail,
+        "checkpoint": saved and {"number": saved.number, "batches": saved.batches, "age_s": round(saved.age_s, 1)},
+    }
+
+
+def status_rows(facts: Plain) -> list[tuple[str, str]]:
+    """The status of a run as rows for people."""
+    rows = [("run", facts["run"]), ("state", facts["state"]), ("", facts["detail"])]
+    if "server" in facts:
+        rows += _server_rows(facts["server"])
+    elif "report" in facts:
+        rows += _report_rows(facts["report"])
+    saved = facts["checkpoint"]
+    text = "none yet"
+    if saved:
+        text = f"{saved['number']}, after {saved['batches']:,} batches, {_duration(saved['age_s'])} ago"
+    return [*rows, ("checkpoint", text), *([("no answer", facts["silence"])] if "silence" in facts else [])]
+
+
+def _server_rows(server: Plain) -> list[tuple[str, str]]:
+    rows = [
+        ("server", f"{server['stage']}, {_ranks(server['ranks'])}, {_restarts(server['incarnation'] - 1)}"),
+        ("simulations", ", ".join(f"{num:,} {_words(state)}" for state, num in server["simulations"].items() if num)),
+        ("time steps", f"{server['received']:,} received"),
+    ]
+    training = server["training"]
+    if training is not None:
+        losses = [("loss", training["loss"]), ("validation", training["validation_loss"])]
+        shown = [f"{name} {value:.4g}" for name, value in losses if value is not None]
+        rates = [f"{training['batches_per_s']:.1f} batches/s", f"{training['draws_per_s']:.1f} draws/s"]
+        rows += [
+            ("training", ", ".join([f"{training['batches']:,} batches", *rates, *shown])),
+            ("buffer", f"{training['population']:,} of {training['capacity']:,} on rank 0"),
+        ]
+        if training["fraction"] is not None:
+            left = "" if training["left_s"] is None else f", about {_duration(training['left_s'])} left"
+            rows.append(("done", f"{training['fraction']:.0%}{left}"))
+        if server["age_s"] > 2 * TIMEOUT_S:
+            rows.append(("busy", f"the training was last heard of {_duration(server['age_s'])} ago"))
+        if training["is_degraded"]:
+            rows.append(("degraded", "the last checkpoint failed; the one before is good, and another will be tried"))
+    return [*rows, *([("waits for", server["awaited"])] if server["awaited"] else [])]
+
+
+def _report_rows(report: Plain) -> list[tuple[str, str]]:
+    counts = report.get("simulations", {})
+    return [
+        ("server", f"{_ranks(report.get('ranks', 0))}, {_restarts(report.get('restarts', 0))}"),
+        ("simulations", ", ".join(f"{num:,} {_words(name)}" for name, num in counts.items() if num)),
+        ("training", f"{report.get('batches', 0):,} batches in {_duration(report.get('wall_s', 0.0))}"),
+        ("account", "balanced" if report.get("balanced") else "NOT BALANCED"),
+    ]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _print_json(value: Plain | Sequence[Plain]) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _ranks(num: int) -> str:
+    return f"{num} rank" if num == 1 else f"{num} ranks"
+
+
+def _restarts(num: int) -> str:
+    return f"{num} restart" if num == 1 else f"{num} restarts"
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,263 @@
+"""The state of a run as its folder tells: who runs it, how it ended, its newest checkpoint, its simulations."""
+
+import csv
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream_server.analysis.reading import RunFolder, find_run
+from stream_server.errors import ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.history import History
+from stream_server.launcher.journal.journal import JOURNAL_FILE
+from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, Holder, holder_of
+from stream_server.storage.checksums import parse_checksummed_json
+from stream_server.storage.plain_state import read_state
+
+RUNNING = "running"
+RESTARTING = "restarting"
+FINISHED = "finished"
+STOPPED = "stopped"
+FAILED = "failed"
+KILLED = "killed"
+SAVED_CODE = 75
+LAUNCHER = "stream-launcher"
+OUTPUT_LOG = "output.log"
+# What a run has, beside its study.json, from its first moments on.
+MARKS = (RUN_LOCK, "report.json", "checkpoints", "metrics")
+MAX_DEPTH = 6
+
+_CHECKPOINT = re.compile(r"\d{6,}")
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedCheckpoint:
+    """A committed checkpoint, as its manifest describes it; `age_s` is the time since then."""
+
+    number: int
+    batches: int
+    incarnation: int
+    age_s: float
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState:
+    """The state of a run.
+
+    `state` is one of running, restarting (stream-launcher runs, its server does not), finished, stopped (to be
+    continued), failed and killed; `detail` tells more. `holder` is the process that runs it, `report` the report.json
+    of a run that has ended.
+    """
+
+    state: str
+    detail: str
+    holder: Holder | None
+    checkpoint: SavedCheckpoint | None
+    report: dict[str, Any]
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in (RUNNING, RESTARTING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationFacts:
+    """One row of the table of simulations; `seconds` of its newest attempt, None where no folder of it is left."""
+
+    simulation: int
+    parameters: dict[str, float]
+    state: str
+    attempts: int
+    seconds: float | None
+    received: int | None
+    reason: str
+
+
+def the_run(path: Path) -> RunFolder:
+    """The run that a user means by this path.
+
+    Raises:
+        NotRunning: there is none.
+    """
+    if is_run(path):
+        return RunFolder(path)
+    try:
+        return find_run(path)
+    except ConfigError as error:
+        raise NotRunning(str(error)) from error
+
+
+def is_run(path: Path) -> bool:
+    """Whether this is the output folder of a run."""
+    return (path / "study.json").is_file() and any((path / mark).exists() for mark in MARKS)
+
+
+def runs_below(folder: Path, depth: int = MAX_DEPTH) -> Iterator[RunFolder]:
+    """The runs in a folder and the folders below it, by name."""
+    if is_run(folder):
+        yield RunFolder(folder)
+        return
+    try:
+        below = sorted(it for it in folder.iterdir() if it.is_dir() and not it.name.startswith("."))
+    except OSError:
+        return
+    if depth:
+        for each in below:
+            yield from runs_below(each, depth - 1)
+
+
+def state_of(run: RunFolder) -> RunState:
+    """The state of a run, live or dead."""
+    checkpoint, holder = newest_checkpoint(run), holder_of(run.path / RUN_LOCK)
+    if holder is not None:
+        has_server = holder.program != LAUNCHER or holder_of(run.path / SERVER_LOCK) is not None
+        return RunState(
+            state=RUNNING if has_server else RESTARTING,
+            detail=str(holder),
+            holder=holder,
+            checkpoint=checkpoint,
+            report={},
+        )
+    report, failure = _read(run.path / "report.json"), _read(run.path / "exit.json")
+    state, detail = _end(report, failure)
+    if state != FINISHED:
+        where = f"checkpoint {checkpoint.number}" if checkpoint else "the beginning"
+        detail = f"{detail}; run again, it goes on from {where}"
+    return RunState(state=state, detail=detail, holder=None, checkpoint=checkpoint, report=report)
+
+
+def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
+    """The newest committed checkpoint whose manifest can be read."""
+    folder = checkpoints(run)
+    names = [it.name for it in folder.iterdir() if _CHECKPOINT.fullmatch(it.name)] if folder.is_dir() else []
+    for name in sorted(names, key=int, reverse=True):
+        manifest = folder / name / "manifest.json"
+        try:
+            plain = parse_checksummed_json(manifest.read_bytes())
+            return SavedCheckpoint(
+                number=plain["checkpoint"],
+                batches=plain["batches"],
+                incarnation=plain["incarnation"],
+                age_s=max(0.0, time.time() - manifest.stat().st_mtime),
+                path=folder / name,
+            )
+        except (OSError, ValueError, KeyError):
+            continue
+    return None
+
+
+def checkpoints(run: RunFolder) -> Path:
+    """The folder of its checkpoints."""
+    settings = _read(run.path / "study.json").get("checkpoint")
+    elsewhere = settings.get("dir") if isinstance(settings, dict) else None
+    return Path(elsewhere) if isinstance(elsewhere, str) else run.path / "checkpoints"
+
+
+def simulations_of(run: RunFolder) -> list[SimulationFacts]:
+    """The simulations of a dead run: what its newest checkpoint knows, then the journal, then their folders."""
+    saved, history = _saved_roster(newest_checkpoint(run)), _history(run)
+    facts = []
+    for simulation, parameters in _parameters(run).items():
+        entry = saved.get(simulation, {})
+        attempts = max(num_attempts(run, simulation), history.highest.get(simulation, -1) + 1)
+        state = entry.get("state", "waiting")
+        if simulation in history.given_up:
+            state = "given_up"
+        elif state == "running" or (state == "waiting" and attempts):
+            # The next start of the study tries it again.
+            state = "interrupted"
+        reason = entry.get("reason") or history.given_up.get(simulation, "")
+        if state == "interrupted":
+            reason = history.reasons.get(simulation, "")
+        facts.append(
+            SimulationFacts(
+                simulation=simulation,
+                parameters=parameters,
+                state=state,
+                attempts=attempts,
+                seconds=seconds_of(run, simulation, is_running=False),
+                received=entry.get("num_settled"),
+                reason=reason,
+            )
+        )
+    return facts
+
+
+def num_attempts(run: RunFolder, simulation: int) -> int:
+    """How many attempts have left a folder, or were numbered before one that has."""
+    return 1 + max((number for number, _ in attempt_folders(run, simulation)), default=-1)
+
+
+def attempt_folders(run: RunFolder, simulation: int) -> list[tuple[int, Path]]:
+    """The folders of the attempts that are still there, by number."""
+    folder = run.path / "simulations" / str(simulation)
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted((int(match[1]), it) for it in entries if (match := _ATTEMPT.fullmatch(it.name)))
+
+
+def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | None:
+    """The time that the newest attempt has taken, as the times of its files tell; None without a folder."""
+    folders = attempt_folders(run, simulation)
+    if not folders:
+        return None
+    try:
+        times = [it.stat().st_mtime for it in folders[-1][1].iterdir()]
+    except OSError:
+        return None
+    if not times:
+        return None
+    return max(0.0, (time.time() if is_running else max(times)) - min(times))
+
+
+def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:
+    code, message = report.get("exit_code"), str(report.get("message") or "")
+    if code == 0:
+        reason = str(report.get("exit_reason", FINISHED))
+        return FINISHED, message if reason == FINISHED else f"{reason}: {message}"
+    if code == SAVED_CODE:
+        return STOPPED, message
+    if code is not None or failure:
+        number = failure.get("exit_code") if code is None else code
+        return FAILED, f"exit code {number}: {message or failure.get('message', '')}".partition("\n")[0]
+    return KILLED, "it left no report: it was killed, or stopped before its training began"
+
+
+def _saved_roster(checkpoint: SavedCheckpoint | None) -> dict[int, dict[str, Any]]:
+    if checkpoint is None:
+        return {}
+    try:
+        entries = read_state(checkpoint.path / "study.state")["roster"]["entries"]
+        return {int(simulation): entry for simulation, entry in entries.items()}
+    except (OSError, DamagedCheckpoint, KeyError, TypeError, ValueError):
+        # A replay has no roster, and the checkpoint of a run that goes on may have just been removed.
+        return {}
+
+
+def _history(run: RunFolder) -> History:
+    try:
+        return History.of(records.decode(records.whole((run.path / JOURNAL_FILE).read_bytes())))
+    except (OSError, StreamServerError):
+        return History()
+
+
+def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
+    try:
+        with (run.path / "parameters.csv").open(newline="") as file:
+            rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    except (OSError, ValueError, TypeError):
+        return {}
+    return {int(row.pop("simulation")): row for row in rows}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return plain if isinstance(plain, dict) else {}

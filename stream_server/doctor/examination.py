@@ -1,0 +1,53 @@
+"""The examination of this machine, and what a person sees of it."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stream_server.doctor import facts, findings
+from stream_server.doctor.findings import Finding, Severity
+
+STYLES = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.REPAIR: "bold red"}
+
+
+def examine() -> Iterator[Finding]:
+    """Look at one thing after the other. torch and MPI take some seconds; nothing is left behind."""
+    yield findings.of_python(facts.PythonFacts.gather())
+    yield findings.of_torch(facts.TorchFacts.gather())
+    yield findings.of_mpi(facts.MpiFacts.gather())
+    yield findings.of_memory(facts.MemoryFacts.gather())
+    yield findings.of_files(facts.FileFacts.gather())
+    yield findings.of_ports(facts.PortFacts.gather())
+    yield findings.of_scheduler(facts.SchedulerFacts.gather())
+
+
+def report() -> int:
+    """Examine this machine and print the findings; returns 1 if something must be repaired, otherwise 0."""
+    console = Console(highlight=False)
+    with console.status("Looking at Python, torch and MPI"):
+        found = list(examine())
+    console.print(as_table(found), Text(conclusion(found)))
+    return int(any(it.severity is Severity.REPAIR for it in found))
+
+
+def as_table(found: Sequence[Finding]) -> Table:
+    """The findings, one in a row, each with its advice below."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for it in found:
+        table.add_row(Text(it.severity.value, STYLES[it.severity]), it.subject, Text(it.found))
+        if it.advice:
+            table.add_row("", "", Text(it.advice, STYLES[it.severity]))
+    return table
+
+
+def conclusion(found: Sequence[Finding]) -> str:
+    """The last line."""
+    subjects = [it.subject for it in found if it.severity is Severity.REPAIR]
+    if subjects:
+        return f"to repair: {', '.join(subjects)}"
+    return "ready: stream-study new heat my-study"

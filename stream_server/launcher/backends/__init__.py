@@ -1,0 +1,5 @@
+"""Backends, which run jobs: their protocol, the local one, command lines of mpirun, the environment of a simulation.
+
+Offers: backend, environment, local, mpirun, registry.
+May import: config, machine.
+"""

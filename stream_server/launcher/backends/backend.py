@@ -1,0 +1,160 @@
+"""Backends: what the launcher asks of whatever runs its jobs, such as this machine or a batch scheduler."""
+
+import contextlib
+import signal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+IDENTITY = ("STREAM_CONNECTION", "STREAM_SIMULATION_ID", "STREAM_ATTEMPT", "MELISSA_SIMU_ID")
+LOG_FILE = "output.log"
+EXIT_FILE = "job.exit"
+MOST_DIGITS = 3
+
+# $0 is the job's folder, "$@" its command line. The shell outlives TERM and INT to write how its child ended.
+SHELL = (
+    f'exec </dev/null >>"$0/{LOG_FILE}" 2>&1; trap : HUP INT TERM; '
+    f'"$@"; code=$?; echo $code >"$0/{EXIT_FILE}"; exit $code'
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """A job to run.
+
+    Attributes:
+        command: Program and arguments, never to be read by a shell.
+        environment: All that its processes get; nothing is inherited from the launcher.
+        folder: Absolute path of the job's own folder, which exists. No other job has it, now or later.
+        marks: Each process of the job has one of these as its `STREAM_CONNECTION`; no process of another job has.
+        ranks: Number of MPI processes that the command starts, 1 for a program that is none.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    marks: frozenset[str]
+    ranks: int = 1
+
+    @property
+    def shell_command(self) -> tuple[str, ...]:
+        """The command line that a backend runs: `command`, with output in output.log and exit code in job.exit."""
+        return ("/bin/sh", "-c", SHELL, str(self.folder), *self.command)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedJob:
+    """A job that an earlier launcher submitted; `folder` and `marks` are as in its `JobSpec`.
+
+    `handle` is what `submit` returned, None if that launcher was killed before it could save it.
+    """
+
+    folder: Path
+    marks: frozenset[str]
+    handle: str | None
+
+
+class JobState(StrEnum):
+    """State of a job. `ENDING`: its command has ended or was told to end, but processes of it remain."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobStatus:
+    """Answer to a query.
+
+    Of a job that has ended: `exit_code` is 128 + n after signal n, None if the backend does not know it (the launcher
+    then reads job.exit), and `reason` says how it ended in words that follow the job's name, "" for the usual ones.
+    """
+
+    state: JobState
+    exit_code: int | None = None
+    reason: str = ""
+
+
+class SubmitError(Exception):
+    """A job could not be started, and no process of it exists. `exit_code` is what a shell would give, if any."""
+
+    def __init__(self, message: str, *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Backend(Protocol):
+    """Runs jobs. docs/guide/backends.md explains how to write one.
+
+    The launcher calls all methods from its main thread, one at a time, and does nothing else meanwhile: each should
+    return within a second. A backend whose scheduler is slower asks it in a thread of its own, and answers `query` from
+    what it heard last.
+
+    `query`, `cancel` and `reattach` may raise OSError or subprocess.SubprocessError: nothing is known at present. The
+    launcher logs that and calls again later; no job is taken for ended. Any other exception ends the launcher.
+    """
+
+    query_interval_s: float
+    """Shortest time between two calls of `query`, in seconds; 0 where asking costs nothing."""
+
+    def submit(self, spec: JobSpec) -> str:
+        """Start `spec.shell_command` in `spec.folder`, or queue it; return its handle.
+
+        A handle is one line of text that names this job for ever, also to a launcher that is started later.
+
+        Raises:
+            SubmitError: the job cannot be started; that is a failure of the simulation.
+        """
+
+    def cancel(self, handles: Collection[str]) -> None:
+        """Begin to end these jobs with all their processes: TERM first, KILL after a few seconds. Do not wait.
+
+        Jobs that have ended, or were cancelled before, are passed over.
+        """
+
+    def query(self, handles: Collection[str]) -> Mapping[str, JobStatus]:
+        """Return the state of each of these jobs. One that is missing in the answer is UNKNOWN.
+
+        UNKNOWN never means that the job failed: a handle of which nothing is known, a scheduler that forgets jobs. A
+        job is ENDED only when no process of it is left; the launcher does not ask for it again.
+        """
+
+    def reattach(self, job: SavedJob) -> str:
+        """Take over a job of an earlier launcher; return the handle by which it is asked for from now on.
+
+        The job may have ended long ago, or, without a saved handle, never have been started: `query` tells.
+        """
+
+    def close(self) -> None:
+        """Kill every job that has not ended, at once. The last call."""
+
+
+def exit_code_in(line: bytes) -> int | None:
+    """Return the exit code that a shell wrote, None if this is none."""
+    word = line.strip()
+    return int(word) if word.isdigit() and len(word) <= MOST_DIGITS else None
+
+
+def exit_code_of(file: Path) -> int | None:
+    """Return the exit code that a shell wrote into a file, None as long as its line is not complete.
+
+    Raises:
+        OSError: the file may be there, but cannot be read.
+    """
+    try:
+        line = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return exit_code_in(line) if line.endswith(b"\n") else None
+
+
+def describe(code: int) -> str:
+    """Say how a process ended, given the exit code that a shell gives."""
+    with contextlib.suppress(ValueError):
+        if code > 128:
+            return f"was killed by {signal.Signals(code - 128).name}"
+    return f"ended with exit code {code}"

@@ -1,0 +1,154 @@
+"""Command lines of mpirun, which starts simulations of several ranks and several simulations in one job."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from stream_server.config import StudyConfig
+from stream_server.config.placeholders import PLACEHOLDER, RANKS
+from stream_server.errors import ConfigError
+from stream_server.launcher.backends.backend import IDENTITY, LOG_FILE, JobSpec
+from stream_server.launcher.backends.environment import simulation_environment
+
+NAME = "mpirun"
+EXAMPLE = '["/opt/mpi/bin/mpirun", "-n", "{ranks}"]'
+RANKS_FILE = "ranks.exit"
+LOOK_S = 20.0
+# Open MPI binds the ranks of each mpirun to the same first cores, and refuses to start more ranks than there are cores.
+OPEN_MPI_OPTIONS = ("--bind-to", "none", "--oversubscribe")
+
+# One rank of one simulation among several: $0 is the folder, then come the values of IDENTITY and the command.
+# A rank that ends by itself leaves its exit code. One that mpirun kills leaves none, for the shell is killed with it.
+SEGMENT = (
+    f'cd "$0" || exit; exec >>{LOG_FILE} 2>&1; '
+    f'for name in {" ".join(IDENTITY)}; do export "$name=$1"; shift; done; '
+    f'"$@"; code=$?; echo $code >>{RANKS_FILE}; exit $code'
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mpirun:
+    """Starts programs on `ranks` ranks each; `words` come before the first of them."""
+
+    words: tuple[str, ...]
+    ranks: int
+
+    @classmethod
+    def of(cls, config: StudyConfig) -> Self | None:
+        """The one for the simulations of a study; None when each is a program of its own.
+
+        Raises:
+            ConfigError: there is no such program on the PATH of the simulations.
+        """
+        simulation = config.simulation
+        if not simulation.uses_mpirun:
+            return None
+        program = require(config)
+        _, *others = simulation.job.mpirun or (program, *_options(program, simulation_environment(config)))
+        if not any(RANKS in word for word in others):
+            others += ["-n", RANKS]
+        words = (word.replace(RANKS, str(simulation.ranks)) for word in others)
+        return cls(words=(program, *words), ranks=simulation.ranks)
+
+    def line(self, *programs: Sequence[str]) -> tuple[str, ...]:
+        """Run the programs in one job; their ranks share MPI_COMM_WORLD, and MPI_APPNUM counts the programs."""
+        first, *others = programs
+        line = [*self.words, *first]
+        for program in others:
+            line += [":", "-n", str(self.ranks), *program]
+        return tuple(line)
+
+    def job(self, specs: Sequence[JobSpec]) -> JobSpec:
+        """One job of these. It runs in the folder of the first, where mpirun's own words go into the log."""
+        first, *others = specs
+        if not others:
+            return replace(first, command=self.line(first.command), ranks=self.ranks)
+        marks = frozenset().union(*(spec.marks for spec in specs))
+        ranks = len(specs) * self.ranks
+        return replace(first, command=self.line(*map(_segment, specs)), marks=marks, ranks=ranks)
+
+
+def require(config: StudyConfig) -> str:
+    """The program that starts the simulations, "" when each is a program of its own.
+
+    Raises:
+        ConfigError: there is no such program on the PATH of the simulations.
+    """
+    simulation = config.simulation
+    if not simulation.uses_mpirun:
+        return ""
+    name = simulation.job.mpirun[0] if simulation.job.mpirun else NAME
+    program = shutil.which(name, path=simulation_environment(config).get("PATH", os.defpath))
+    if program is None:
+        raise ConfigError(_not_found(name, is_named=simulation.job.mpirun is not None))
+    # Jobs run in folders of their own, where a relative entry of PATH leads elsewhere.
+    return os.path.abspath(program)
+
+
+def shown(config: StudyConfig) -> str:
+    """The command line of the simulations, for people to read.
+
+    Raises:
+        ConfigError: mpirun is missing.
+    """
+    command, per_job = config.simulation.command, config.simulation.per_job
+    if command is None:
+        return "none: simulations attach by themselves"
+    mpirun = Mpirun.of(config)
+    line = shlex.join(command if mpirun is None else mpirun.line(command))
+    return f"{line} : … ({per_job} simulations in one job)" if per_job > 1 else line
+
+
+def missing_program(config: StudyConfig) -> str:
+    """The error message if this machine has no such program as `simulation.command` begins with; "" if it has.
+
+    A program whose name depends on the simulation is not looked for.
+    """
+    command, study_dir = config.simulation.command, config.study_dir
+    program = command[0].replace("{study_dir}", str(study_dir)) if command else ""
+    if not program or PLACEHOLDER.search(program):
+        return ""
+    # As jobs find it: a file of the study, or else one on the PATH; jobs run in folders of their own.
+    place = str(study_dir / program) if "/" in program or (study_dir / program).is_file() else program
+    path = simulation_environment(config).get("PATH", os.defpath)
+    if shutil.which(place, path=path) is not None:
+        return ""
+    if os.path.isfile(place):
+        return f"simulation.command: {place} cannot be executed; `chmod +x` makes it a program"
+    if "/" in place:
+        return f"simulation.command: there is no program {place}"
+    return f"simulation.command: {program!r} is neither on the PATH of the simulations nor in the folder of the study"
+
+
+def _not_found(program: str, *, is_named: bool) -> str:
+    if is_named:
+        return f"simulation.job.mpirun: {program!r} was not found on the PATH of the simulations"
+    return (
+        "mpirun was not found on the PATH of the simulations, which simulation.ranks and simulation.per_job need: "
+        f"put it there (simulation.job.environment may set PATH), or write simulation.job.mpirun, such as {EXAMPLE}"
+    )
+
+
+def _segment(spec: JobSpec) -> list[str]:
+    identity = [spec.environment[name] for name in IDENTITY]
+    return ["/bin/sh", "-c", SEGMENT, str(spec.folder), *identity, *spec.command]
+
+
+def _options(program: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Options that keep several of them on one node from getting into each other's way."""
+    try:
+        told = subprocess.run(
+            [program, "--version"], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOK_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(
+            f"{program} cannot be run: {error}. Write simulation.job.mpirun, such as {EXAMPLE}"
+        ) from error
+    is_open_mpi = any(name in told.stdout for name in (b"Open MPI", b"OpenRTE"))
+    if not is_open_mpi:
+        return ()
+    return OPEN_MPI_OPTIONS + (("--allow-run-as-root",) if os.geteuid() == 0 else ())

@@ -1,0 +1,27 @@
+"""The backends by the name that `launcher.backend` gives them."""
+
+from collections.abc import Callable, Mapping
+
+from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
+from stream_server.launcher.backends.backend import Backend
+from stream_server.launcher.backends.local import LocalBackend
+from stream_server.user_code import call_user, load_class
+
+PROTOCOL = ("query_interval_s", "submit", "cancel", "query", "reattach", "close")
+BACKENDS: Mapping[str, Callable[[StudyConfig], Backend]] = {"local": LocalBackend}
+
+
+def load_backend(config: StudyConfig) -> Backend:
+    """Make the backend that a study names: one of `BACKENDS`, or FILE.py:Class, called with the study's config.
+
+    Raises:
+        ConfigError: there is no such file, module or class, or it lacks a part of the protocol.
+        UserCodeError: the user's file or class raised, which is the cause.
+    """
+    name = config.launcher.backend
+    make = BACKENDS.get(name) or load_class(name, config.study_dir, kind="launcher.backend")
+    backend: Backend = call_user(name, make, config)
+    if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
+        raise ConfigError(f"launcher.backend: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")
+    return backend

@@ -1,0 +1,189 @@
+"""The state that earlier launchers left, as the records of the journal add up to it. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stream_server.launcher.journal.records import (
+    AttemptCancelled,
+    AttemptEnded,
+    AttemptStarted,
+    AttemptStarting,
+    FirstStep,
+    LauncherLeft,
+    LauncherStarted,
+    PlanTaken,
+    Record,
+    ServerEnded,
+    ServerStarted,
+    ServerStarting,
+)
+from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
+from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
+from stream_server.machine.processes import Leader
+from stream_server.messages.launcher_link import Committed, FinishSimulations
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenAttempt:
+    """An attempt of which no end was written: with `folder` that of a job, without that of the `client` that attached.
+
+    `job` is the folder in which its job runs, with `ranks` ranks for each attempt. `cancelled` if that is to end.
+    `saw_restart`: it began under an earlier server.
+    """
+
+    simulation: int
+    attempt: int
+    folder: str | None = None
+    client: str = ""
+    job: str | None = None
+    ranks: int = 1
+    public_key: str | None = None
+    handle: str | None = None
+    cancelled: AttemptCancelled | None = None
+    saw_restart: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenServer:
+    """A start of the server of which no end was written."""
+
+    starting: ServerStarting
+    leader: Leader | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class History:
+    """The state that earlier launchers left.
+
+    `highest` has the highest attempt of every simulation and `num_starts` counts the server's starts, over all runs.
+    All else is of the last run alone, the one that the `launcher` began which wrote last, or that it resumed. `jobs`
+    has all attempts, open or not, of each job that was shared, by its folder. `reasons` tell how the last attempt of a
+    simulation ended. `why_finishing` tells why nothing is started any more, "" unless that is so.
+    """
+
+    launcher: LauncherStarted | None = None
+    ended_in_order: bool = True
+    highest: dict[int, int] = field(default_factory=dict)
+    num_starts: int = 0
+    incarnation: int = 0
+    attempts: dict[int, OpenAttempt] = field(default_factory=dict)
+    jobs: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    given_up: dict[int, str] = field(default_factory=dict)
+    anything_came: bool = False
+    why_finishing: str = ""
+    server: OpenServer | None = None
+    num_in_a_row: int = 0
+    failed_batch: int | None = None
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> "History":
+        """Add them up."""
+        history = cls()
+        for record in records:
+            if isinstance(record, LauncherStarted):
+                history = history if record.resumed else history.of_other_runs()
+                history.launcher, history.ended_in_order = record, False
+            else:
+                history._add(record)
+        return history
+
+    def in_job(self, job: str) -> list[OpenAttempt]:
+        """The attempts of a job of which no end was written."""
+        return [it for it in self.attempts.values() if it.job == job]
+
+    def of_other_runs(self) -> "History":
+        """Return what a new run needs to know of the ones before it."""
+        return History(highest=self.highest, num_starts=self.num_starts)
+
+    def _add(self, record: Record) -> None:
+        match record:
+            case LauncherLeft():
+                self.ended_in_order = True
+            case PlanTaken(incarnation=incarnation):
+                for it in self.attempts.values():
+                    it.saw_restart |= incarnation != self.incarnation
+                self.incarnation = incarnation
+            case FirstStep():
+                self.anything_came = True
+            case FinishSimulations(reason=reason):
+                self.why_finishing = reason
+            case GiveUp(simulation=simulation, reason=reason):
+                self.given_up[simulation] = reason
+            case ServerStarting() | ServerStarted() | ServerEnded() | Committed():
+                self._add_of_server(record)
+            case AttemptStarting() | AttemptStarted() | Give() | AttemptCancelled() | AttemptEnded() | Fail():
+                self._add_of_attempt(record)
+
+    def _add_of_server(self, record: ServerStarting | ServerStarted | ServerEnded | Committed) -> None:
+        match record:
+            case ServerStarting():
+                self.server = OpenServer(starting=record)
+                self.num_starts = max(self.num_starts, record.number)
+            case ServerStarted() if self.server is not None:
+                self.server.leader = Leader(pid=record.pid, started=record.started)
+            case ServerEnded():
+                self.server = None
+                self.num_in_a_row, self.failed_batch = record.num_in_a_row, record.failed_batch
+            case Committed():
+                self.num_in_a_row = 0
+
+    def _add_of_attempt(
+        self, record: AttemptStarting | AttemptStarted | Give | AttemptCancelled | AttemptEnded | Fail
+    ) -> None:
+        simulation, attempt = record.simulation, record.attempt
+        self.highest[simulation] = max(attempt, self.highest.get(simulation, -1))
+        match record:
+            case AttemptStarting():
+                job = record.job or record.folder
+                self.attempts[simulation] = OpenAttempt(
+                    simulation=simulation,
+                    attempt=attempt,
+                    folder=record.folder,
+                    job=job,
+                    ranks=record.ranks,
+                    public_key=record.public_key,
+                )
+                if record.job is not None:
+                    self.jobs[job] = (*self.jobs.get(job, ()), (simulation, attempt))
+            case Give():
+                self.attempts[simulation] = OpenAttempt(simulation=simulation, attempt=attempt, client=record.client)
+            case AttemptStarted() if simulation in self.attempts:
+                self.attempts[simulation].handle = record.handle
+            case AttemptCancelled() if simulation in self.attempts:
+                self.attempts[simulation].cancelled = record
+            case AttemptEnded() | Fail():
+                self.attempts.pop(simulation, None)
+                is_counted = isinstance(record, Fail) and not record.excuse
+                self.failures[simulation] = self.failures.get(simulation, 0) + is_counted
+                self.reasons[simulation] = record.reason
+
+
+def entries_of(history: History, now: float) -> list[ScheduledSimulation]:
+    """The simulations that run, have failed before or were given up."""
+    entries = {
+        simulation: ScheduledSimulation(
+            id=simulation,
+            attempt=history.highest.get(simulation, -1),
+            failures=failures,
+            reason=history.reasons[simulation],
+        )
+        for simulation, failures in history.failures.items()
+    }
+    for simulation, reason in history.given_up.items():
+        entry = entries.setdefault(
+            simulation, ScheduledSimulation(id=simulation, attempt=history.highest.get(simulation, -1))
+        )
+        entry.state, entry.reason = ScheduledState.GIVEN_UP, reason
+    for it in history.attempts.values():
+        entry = entries.setdefault(it.simulation, ScheduledSimulation(id=it.simulation))
+        entry.state, entry.attempt, entry.has_job = ScheduledState.RUNNING, it.attempt, it.job is not None
+        entry.highest_known, entry.client = history.highest[it.simulation], it.client
+        entry.started = entry.quiet_since = now
+        if it.job is not None:
+            entry.job_members = tuple(mate.simulation for mate in history.in_job(it.job))
+        if it.cancelled is not None:
+            entry.cancelled, entry.reason, entry.excuse = True, it.cancelled.reason, it.cancelled.excuse
+        entry.excuse = entry.excuse or (RESTARTED if it.saw_restart else "")
+    return list(entries.values())

@@ -1,0 +1,157 @@
+"""The journal of a study's launchers: what one that was killed leaves to the next."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stream_server.errors import ConfigError
+from stream_server.failpoints import failpoint
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.history import History
+from stream_server.launcher.journal.records import DamagedJournal, OtherJournalFormat, Record
+from stream_server.storage import disk
+
+JOURNAL_FILE = "journal.jsonl"
+LEAVE_S = 20.0
+LOOK_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """The file of records, one line each, which is on disk when `write` returns. Main thread only.
+
+    As long as the `with` block lasts, no other launcher can open it. `history` is what was in it.
+    """
+
+    def __init__(self, output_dir: Path) -> None:
+        self.file = output_dir / JOURNAL_FILE
+        self.history = History()
+        self._unwritten: list[Record] = []
+        self._is_whole = False
+
+    def __enter__(self) -> Self:
+        """Open it, and read what is there.
+
+        Raises:
+            ConfigError: another launcher has it open, it is damaged, or it cannot be read.
+        """
+        try:
+            disk.make_folder(self.file.parent)
+            self._descriptor = disk.open_to_append(self.file)
+        except OSError as error:
+            raise ConfigError(f"{self.file} cannot be opened: {error}") from error
+        try:
+            _lock(self._descriptor, self.file.parent)
+            self._read()
+        except BaseException:
+            disk.close(self._descriptor)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._unwritten:
+            log.error("%d records never came into %s", len(self._unwritten), self.file)
+        disk.close(self._descriptor)
+
+    @classmethod
+    def check_free(cls, output_dir: Path) -> None:
+        """Make sure that no launcher runs the study in this folder; one whose server was killed is waited for.
+
+        Raises:
+            ConfigError: one does, and goes on.
+        """
+        give_up_at = time.monotonic() + LEAVE_S
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(output_dir / JOURNAL_FILE, os.O_RDONLY)
+            try:
+                # A lock that another process holds can only be asked for again.
+                while time.monotonic() < give_up_at:
+                    with contextlib.suppress(ConfigError):
+                        return _lock(descriptor, output_dir)
+                    time.sleep(LOOK_S)
+                _lock(descriptor, output_dir)
+            finally:
+                os.close(descriptor)
+
+    def write(self, *written: Record) -> None:
+        """Put records on disk.
+
+        Raises:
+            OSError: it is not there.
+        """
+        failpoint("launcher.before_journal")
+        self._append(records.encode(each) for each in (*self._unwritten, *written))
+        self._unwritten.clear()
+        failpoint("launcher.after_journal")
+
+    def note(self, *noted: Record) -> None:
+        """Put records on disk, or, while that cannot take them, before the next ones."""
+        try:
+            self.write(*noted)
+        except OSError as error:
+            if not self._unwritten:
+                log.error("%s cannot be written, and is behind from now on: %s", self.file, error)
+            self._unwritten += noted
+
+    def _read(self) -> None:
+        try:
+            content = records.whole(disk.read_file(self.file))
+            self.history = History.of(records.decode(content))
+        except OSError as error:
+            raise ConfigError(f"{self.file} cannot be read: {error}") from error
+        except OtherJournalFormat as error:
+            raise ConfigError(
+                f"{self.file} was written by another version: {error}. Go on with that version, or move the file away"
+            ) from error
+        except DamagedJournal as error:
+            raise ConfigError(
+                f"{self.file} is damaged: {error}. Move it away to continue without it: the numbers of attempts then "
+                "go on from their folders, but simulations that still run are started again"
+            ) from error
+        self._size = len(content)
+
+    def _append(self, lines: Iterable[bytes]) -> None:
+        """One after the other: what a power failure tears can then only be the last line."""
+        if not self._is_whole:
+            self._make_whole()
+        self._is_whole = False
+        size = self._size
+        try:
+            for line in lines:
+                disk.write_all(self._descriptor, memoryview(line))
+                disk.sync(self._descriptor)
+                size += len(line)
+        except OSError:
+            self._make_whole()
+            raise
+        self._size = size
+        self._is_whole = True
+
+    def _make_whole(self) -> None:
+        """Put on disk that the file is there, and ends with the last record that was written.
+
+        The next one must not be joined to a torn one, nor be lost together with the name of the file.
+        """
+        disk.truncate(self._descriptor, self._size)
+        disk.sync(self._descriptor)
+        disk.sync_folder(self.file.parent)
+        self._is_whole = True
+
+
+def _lock(descriptor: int, output_dir: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"another launcher runs the study in {output_dir} (it holds {JOURNAL_FILE} locked): "
+            "wait for its end or end it, or write another study.output_dir"
+        ) from None

@@ -1,0 +1,210 @@
+"""The records of a journal, and their lines. Pure.
+
+What the schedule decides (`Give`, `Fail`, `GiveUp`) and the server says (`Committed`, `FinishSimulations`) is recorded
+as it is.
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import get_args
+
+from stream_server.errors import MalformedMessage, StreamServerError
+from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
+from stream_server.messages import codec
+from stream_server.messages.launcher_link import Committed, FinishSimulations
+
+FORMAT = 3
+
+
+class DamagedJournal(StreamServerError):
+    """A journal has a line that no launcher of this version wrote."""
+
+    exit_code = 2
+
+
+class OtherJournalFormat(DamagedJournal):
+    """A launcher of another version began the journal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LauncherStarted:
+    """A launcher has begun: a new run, or, when `resumed`, in the place of one that was killed, with the jobs of that.
+
+    `boot` tells which start of which machine its process numbers belong to. At `link` rank 0 speaks to it. One that
+    `supervises` starts the server itself, one that does not was started by rank 0.
+    """
+
+    pid: int
+    boot: str
+    link: str
+    supervises: bool
+    resumed: bool
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LauncherLeft:
+    """A launcher has ended in order: nothing that it started runs any more."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanTaken:
+    """The launcher has the plan of this incarnation."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerStarting:
+    """The server is about to be started for the `number`-th time.
+
+    Its sockets are in `folder`, whose name is in the environment of all its processes. At `alive` they show that they
+    live. `reports_before` tells by which reports of an earlier start it is not to be judged.
+    """
+
+    number: int
+    ranks: int
+    folder: str
+    alive: str
+    reports_before: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerStarted:
+    """It runs; its first process leads a session."""
+
+    number: int
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerEnded:
+    """No process of it is left. `num_in_a_row` restarts without progress count from now on."""
+
+    number: int
+    exit_code: int
+    num_in_a_row: int
+    failed_batch: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptStarting:
+    """The job of an attempt of `ranks` ranks is about to be submitted.
+
+    `job` is the folder of one that it shares with others.
+    """
+
+    simulation: int
+    attempt: int
+    folder: str
+    public_key: str | None
+    job: str | None = None
+    ranks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptStarted:
+    """Its job was submitted; `handle` is what the backend calls that."""
+
+    simulation: int
+    attempt: int
+    handle: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptCancelled:
+    """Its job is about to be ended, and this is what will be said of it, whatever its processes do then."""
+
+    simulation: int
+    attempt: int
+    reason: str
+    excuse: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptEnded:
+    """It is over, and has not failed by itself; `Fail` is the record of one that has."""
+
+    simulation: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstStep:
+    """A time step of a simulation has come to the server: the simulations can be made to run."""
+
+
+Record = (
+    LauncherStarted
+    | LauncherLeft
+    | PlanTaken
+    | ServerStarting
+    | ServerStarted
+    | ServerEnded
+    | Committed
+    | AttemptStarting
+    | AttemptStarted
+    | Give
+    | AttemptCancelled
+    | AttemptEnded
+    | Fail
+    | GiveUp
+    | FirstStep
+    | FinishSimulations
+)
+
+SECTOR_BYTES = 512
+
+_CHECKSUM = b',"crc32":'
+_KINDS: dict[str, type[Record]] = codec.by_name(get_args(Record))
+
+
+def encode(record: Record) -> bytes:
+    """The line of a record, which ends with the checksum of what is before."""
+    return with_checksum(codec.encode(record)[:-1]) + b"\n"
+
+
+def whole(journal: bytes) -> bytes:
+    """A journal without a last line that was never written to its end.
+
+    That one may have an end all the same: a power failure can leave zeros in the place of any sector of it.
+    """
+    end = journal.rfind(b"\n") + 1
+    start = journal.rfind(b"\n", 0, max(end - 1, 0)) + 1
+    is_torn = journal.startswith(b"\0", start, end) or bytes(SECTOR_BYTES) in journal[start:end]
+    return journal[: start if is_torn else end]
+
+
+def decode(journal: bytes) -> Iterator[Record]:
+    """All records of a journal. A last line without its end was never written to the end, and is left out.
+
+    Raises:
+        DamagedJournal: a line is none of ours, or one of another version.
+    """
+    lines = journal.split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        text = line.rpartition(_CHECKSUM)[0]
+        try:
+            if with_checksum(text) != line:
+                raise MalformedMessage("it does not match its checksum")
+            yield _record(text + b"}")
+        except MalformedMessage as error:
+            raise DamagedJournal(f"line {number} is no record of a launcher: {line[:100]!r}") from error
+
+
+def with_checksum(text: bytes) -> bytes:
+    """A line without its end, all but whose closing brace is `text`: with the checksum of that."""
+    return text + _CHECKSUM + b"%d}" % zlib.crc32(text)
+
+
+def _record(frame: bytes) -> Record:
+    values = codec.parse(frame)
+    if values.get("message") == LauncherStarted.__name__ and values.get("format") != FORMAT:
+        raise OtherJournalFormat(f"it is of format {values.get('format', 1)!r}, this version knows {FORMAT} only")
+    record: Record = codec.message(values, _KINDS)
+    return record

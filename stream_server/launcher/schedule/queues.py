@@ -1,0 +1,187 @@
+"""The queues of the schedule: simulations that wait to be started, and clients that ask for one. Pure."""
+
+from collections import deque
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from stream_server.launcher.schedule.actions import Give
+from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
+from stream_server.messages.launcher_link import NoneLeft
+
+ATTACH_WAIT_S = 10.0
+
+
+class StartQueue:
+    """Ids in the order in which they come next: `untried` ones, and those to be tried again (`again`). Pure.
+
+    The value of each tells whether it may share a job.
+    """
+
+    def __init__(self) -> None:
+        # A dict is an ordered set from whose middle can be taken.
+        self.untried: dict[int, bool] = {}
+        self.again: dict[int, bool] = {}
+
+    def __contains__(self, simulation: int) -> bool:
+        return simulation in self.untried or simulation in self.again
+
+    def add(self, simulation: int, *, again: bool, may_share: bool = False) -> None:
+        """It comes after all others of its queue."""
+        (self.again if again else self.untried)[simulation] = may_share
+
+    def remove(self, simulation: int) -> None:
+        """It does not wait any more, if it did."""
+        self.untried.pop(simulation, None)
+        self.again.pop(simulation, None)
+
+    def clear(self) -> tuple[int, ...]:
+        """None waits any more; returns those that did."""
+        waited = (*self.untried, *self.again)
+        self.untried.clear()
+        self.again.clear()
+        return waited
+
+    def keep(self, wanted: Container[int]) -> None:
+        """All but these wait no more."""
+        for queue in (self.untried, self.again):
+            for simulation in [it for it in queue if it not in wanted]:
+                del queue[simulation]
+
+    def next_job(self, *, per_job: int, num_free: int, anything_came: bool, anything_runs: bool) -> tuple[int, ...]:
+        """The simulations to start next, in one job, which leave their queue; none if there is no room for the job.
+
+        Until something has come, others are tried before one that failed, and that one not beside others: whether the
+        study or only this simulation is broken shows by then.
+        """
+        before_anything_came = self.untried or ({} if anything_runs else self.again)
+        job = _first_job(self.again or self.untried if anything_came else before_anything_came, per_job)
+        if len(job) > num_free:
+            return ()
+        for simulation in job:
+            self.remove(simulation)
+        return job
+
+    def next_to_give(self) -> int | None:
+        """The simulation for a client that takes any; it leaves its queue."""
+        queue = self.untried or self.again
+        first = next(iter(queue), None)
+        if first is not None:
+            del queue[first]
+        return first
+
+
+def _first_job(queue: dict[int, bool], per_job: int) -> tuple[int, ...]:
+    first = next(iter(queue), None)
+    if first is None:
+        return ()
+    if not queue[first]:
+        return (first,)
+    return tuple(islice((it for it, may_share in queue.items() if may_share), per_job))
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRequest:
+    """The client with `token`, and of this name, asked at `since` for this simulation, or for any (None)."""
+
+    token: int
+    simulation: int | None
+    since: float
+    client: str = ""
+
+    def give(self, it: ScheduledSimulation) -> Give:
+        return Give(token=self.token, simulation=it.id, attempt=it.attempt, client=self.client)
+
+    def decline(self, text: str, *, busy: bool) -> NoneLeft:
+        return NoneLeft(token=self.token, text=text, busy=busy)
+
+
+class AttachQueue:
+    """Answers them in order, at most `max_attached` at once; some wait a little for their answer."""
+
+    def __init__(self, max_attached: int) -> None:
+        self.max_attached = max_attached
+        self._open: deque[PendingRequest] = deque()
+        self._tokens: set[int] = set()
+
+    @property
+    def deadlines(self) -> list[float]:
+        """The times at which those that wait are to be answered at the latest."""
+        return [it.since + ATTACH_WAIT_S for it in self._open]
+
+    def add(self, token: int, simulation: int | None, now: float, *, client: str = "") -> None:
+        """A client asks.
+
+        The server repeats what it waits for whenever it is asked for its plan: one token gets one answer.
+        """
+        if token not in self._tokens:
+            self._tokens.add(token)
+            self._open.append(PendingRequest(token, simulation, now, client))
+
+    def clear(self) -> None:
+        """The server that would have passed the answers on is gone."""
+        self._open.clear()
+        self._tokens.clear()
+
+    def decline_all(self, text: str) -> list[Give | NoneLeft]:
+        """Nobody gets anything any more."""
+        answers: list[Give | NoneLeft] = [it.decline(text, busy=False) for it in self._open]
+        self._open.clear()
+        return answers
+
+    def answer(
+        self,
+        simulations: Mapping[int, ScheduledSimulation],
+        now: float,
+        *,
+        attached: Sequence[ScheduledSimulation],
+        take: Callable[[int | None, str], ScheduledSimulation | None],
+    ) -> list[Give | NoneLeft]:
+        """The answers that are due; `attached` are the simulations that clients have already.
+
+        `take` begins an attempt of this simulation, or of any that waits, if one does, for the client of this name.
+        """
+        of_client = {it.client: it for it in attached if it.client}
+        num_attached = len(attached)
+        answers: list[Give | NoneLeft] = []
+        waiting: deque[PendingRequest] = deque()
+        for request in self._open:
+            answer = self._given_before(request, of_client) or self._named(request, simulations)
+            if answer is None:
+                it = take(request.simulation, request.client) if num_attached < self.max_attached else None
+                answer = request.give(it) if it else self._refuse(request, now, num_attached)
+                num_attached += it is not None
+            if answer is None:
+                waiting.append(request)
+            else:
+                answers.append(answer)
+        self._open = waiting
+        return answers
+
+    def _given_before(self, request: PendingRequest, of_client: Mapping[str, ScheduledSimulation]) -> Give | None:
+        """The simulation that this client has: the answer was lost with a server or a connection."""
+        it = None if request.simulation is not None else of_client.get(request.client)
+        return request.give(it) if it else None
+
+    def _named(self, request: PendingRequest, simulations: Mapping[int, ScheduledSimulation]) -> Give | NoneLeft | None:
+        """The answer to a client that asks for one simulation, from its state; None when that waits for an attempt."""
+        if request.simulation is None:
+            return None
+        it = simulations.get(request.simulation)
+        if it is None or it.state.terminal:
+            state = "not in the study" if it is None else it.state
+            return request.decline(f"simulation {request.simulation} is {state}", busy=False)
+        if it.attached:
+            return request.give(it)
+        if it.state is not ScheduledState.WAITING:
+            return request.decline(f"simulation {request.simulation} is run by the study itself", busy=True)
+        return None
+
+    def _refuse(self, request: PendingRequest, now: float, num_attached: int) -> NoneLeft | None:
+        # A client that has just finished one simulation may ask for the next before the server says so.
+        if num_attached > 0 and now < request.since + ATTACH_WAIT_S:
+            return None
+        if num_attached >= self.max_attached:
+            text = f"{num_attached} simulations are attached, as many as client.max_attached allows"
+            return request.decline(text, busy=True)
+        return request.decline("every simulation is running or done", busy=False)

@@ -1,0 +1,96 @@
+"""The retry policy: whether a simulation that failed is tried again or given up, or makes the study stop. Pure.
+
+Whose fault the failure of a shared job is, is decided in `shared_jobs.py`. Restarts of the server are decided in
+`supervision/server_restart.py`.
+"""
+
+import math
+from dataclasses import dataclass
+
+from stream_server.launcher.schedule.actions import AbortStudy, Fail, GiveUp
+from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
+
+MAX_EARLY_FAILURES = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleLimits:
+    """The rules of the study. `starts_jobs` is False when simulations only attach by themselves.
+
+    `num_simulations` is what `max_failed` is a share of; never less than the largest plan.
+    """
+
+    starts_jobs: bool = True
+    max_running: int = 1
+    per_job: int = 1
+    max_attached: int = 4
+    retries: int = 2
+    on_failure: str = "give_up"
+    max_failed: float = 0.1
+    timeout_s: float = 600.0
+    num_simulations: int = 0
+
+
+class RetryPolicy:
+    """Decides what follows from a failure: another attempt, the end of the simulation, or that of the study."""
+
+    def __init__(self, limits: ScheduleLimits) -> None:
+        self.limits = limits
+        self.num_planned = limits.num_simulations
+        self._early_failures: set[tuple[int, tuple[int, ...]]] = set()
+
+    def planned(self, num: int) -> None:
+        """A plan has so many simulations."""
+        self.num_planned = max(self.num_planned, num)
+
+    def is_exhausted(self, it: ScheduledSimulation) -> bool:
+        """Tell whether a simulation has had all its attempts."""
+        return it.failures > self.limits.retries
+
+    def failed(
+        self, it: ScheduledSimulation, *, anything_came: bool, num_given_up: int
+    ) -> list[Fail | GiveUp | AbortStudy]:
+        """The attempt of a simulation has failed: it waits for the next one, or, when none is left, is given up.
+
+        `num_given_up` others were given up before.
+        """
+        it.state = ScheduledState.WAITING
+        failure = Fail(simulation=it.id, attempt=it.attempt, reason=it.why_failed, excuse=it.excuse)
+        if it.excuse:
+            return [failure]
+        it.failures += 1
+        why_stop = "" if anything_came else self._failed_early(it)
+        if self.is_exhausted(it):
+            return [failure, *self.give_up(it, num_given_up + 1, why_stop)]
+        return [failure, *_abort(it, why_stop)]
+
+    def give_up(self, it: ScheduledSimulation, num_given_up: int, why_stop: str = "") -> list[GiveUp | AbortStudy]:
+        """No attempt is left for a simulation, the `num_given_up`-th one."""
+        it.state = ScheduledState.GIVEN_UP
+        redraw = self.limits.on_failure == "redraw"
+        # Said before the last simulation of a study is given up, after which nothing would be left to stop.
+        return [
+            *_abort(it, why_stop or self._too_many(num_given_up)),
+            GiveUp(simulation=it.id, attempts=it.attempt + 1, reason=it.why_failed, redraw=redraw),
+        ]
+
+    def _failed_early(self, it: ScheduledSimulation) -> str:
+        """Return why the study must stop when no simulation can run. Those that shared a job failed once."""
+        self._early_failures.add((it.attempt, it.job_members))
+        if len(self._early_failures) < MAX_EARLY_FAILURES:
+            return ""
+        return f"{MAX_EARLY_FAILURES} attempts in a row failed and no time step ever came"
+
+    def _too_many(self, num_given_up: int) -> str:
+        """Return why the study must stop now that so many simulations failed for good."""
+        if self.limits.on_failure == "stop":
+            return "a simulation failed for good, and simulation.on_failure is stop"
+        if num_given_up > math.floor(self.limits.max_failed * self.num_planned + 1e-9):
+            limit = f"simulation.max_failed = {self.limits.max_failed:g}"
+            return f"{num_given_up} of {self.num_planned} simulations failed for good, more than {limit}"
+        return ""
+
+
+def _abort(it: ScheduledSimulation, why: str) -> list[AbortStudy]:
+    text = f"{why}: simulation {it.id} {it.why_failed}"
+    return [AbortStudy(text=text, simulation=it.id, attempt=it.attempt)] if why else []

@@ -1,0 +1,413 @@
+"""The schedule of the simulations. Pure: events go in with their time, actions come out."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Drop, Submit
+from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
+from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
+from stream_server.launcher.schedule.shared_jobs import SharedJobs
+from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
+
+POSTPONE_S = 10.0
+
+
+class SimulationSchedule:
+    """The simulations of a study and their attempts.
+
+    Every method that takes `now`, the time of a monotonic clock, returns what is to be done, in order. `tick` is due at
+    `wake_at`. While the server is `away`, as it is before the first plan, nothing is started, no clock runs, and how a
+    job ends is only noted. `anything_came`: some time step has reached a server. `why_finishing` tells why nothing is
+    started any more, not even again; it is "" while that is not so.
+    """
+
+    def __init__(self, limits: ScheduleLimits) -> None:
+        self.limits = limits
+        self.stopped = False
+        self.away = True
+        self._simulations: dict[int, ScheduledSimulation] = {}
+        self._highest_known: dict[int, int] = {}
+        self._jobs = SharedJobs(self._simulations)
+        self._waiting = StartQueue()
+        self._live: dict[int, ScheduledSimulation] = {}
+        self._requests = AttachQueue(limits.max_attached)
+        self._policy = RetryPolicy(limits)
+        self.anything_came = False
+        self.why_finishing = ""
+        self._cancel_at = math.inf
+        self._postponed_to = -math.inf
+
+    @property
+    def done(self) -> bool:
+        """`stop` was called and no job is left; a schedule that aborts the study still waits for `stop`."""
+        return self._cancel_at < math.inf and not any(it.has_job for it in self._live.values())
+
+    @property
+    def counts(self) -> dict[ScheduledState, int]:
+        """Number of simulations in each state."""
+        counts = dict.fromkeys(ScheduledState, 0)
+        for it in self._simulations.values():
+            counts[it.state] += 1
+        return counts
+
+    def state(self, simulation: int) -> ScheduledState:
+        """The state of a simulation."""
+        return self._simulations[simulation].state
+
+    def runs(self, simulation: int, attempt: int) -> bool:
+        """The job of this attempt has not ended."""
+        it = self._simulations.get(simulation)
+        return it is not None and it.has_job and it.attempt == attempt
+
+    def shares_a_job(self, simulation: int) -> bool:
+        """Some other attempt was in the job of this one, and what that one's end means is not known yet."""
+        return any(it.id != simulation and simulation in it.job_members for it in self._live.values())
+
+    def decided(self, simulation: int) -> list[ScheduledSimulation]:
+        """Those in the job of this one, which was cancelled, whose `reason` and `excuse` are known thereby."""
+        it = self._simulations[simulation]
+        members = () if self.stopped else self._jobs.members(it)
+        return [each for each in members if each.is_decided and not each.state.terminal]
+
+    @property
+    def wake_at(self) -> float:
+        """The time of the next `tick` that does something; infinity when none will."""
+        deadlines = [deadline for it in self._live.values() if (deadline := self._deadline(it)) is not None]
+        if not self.away:
+            deadlines += self._requests.deadlines
+            deadlines += [self._postponed_to] if self._postponed_to > -math.inf else []
+        return min(deadlines, default=math.inf)
+
+    def restore(
+        self,
+        highest_known: Mapping[int, int],
+        entries: Iterable[ScheduledSimulation] = (),
+        *,
+        anything_came: bool = False,
+        why_finishing: str = "",
+    ) -> None:
+        """Take what an earlier launcher knew, before the first plan.
+
+        `highest_known` are the highest numbers of attempts that were ever used; `entries` are simulations that run,
+        have failed before or were given up, of the same study run.
+        """
+        assert not self._simulations
+        self._highest_known = dict(highest_known)
+        self.anything_came = anything_came
+        self.why_finishing = why_finishing
+        for it in entries:
+            if it.state is ScheduledState.WAITING and self._policy.is_exhausted(it):
+                # Its launcher was killed before it had given it up.
+                it.state = ScheduledState.GIVEN_UP
+            self._simulations[it.id] = it
+            if it.state is ScheduledState.RUNNING:
+                self._live[it.id] = it
+
+    def pause(self) -> None:
+        """The server is gone; the next one will send its plan."""
+        self.away = True
+        self._requests.clear()
+
+    def replan(self, planned: Mapping[int, int], now: float, *, new_incarnation: bool = True) -> list[Action]:
+        """A server is there and still wants these simulations, in this order.
+
+        Each has the highest attempt that the server knows of, -1 for none. What runs goes on. A planned simulation that
+        had ended here is to run again, for the server has lost it; any other that is not planned is finished. In a
+        `new_incarnation`, no attempt that began before it can fail by its own fault.
+        """
+        self.away = self.stopped = False
+        self._cancel_at = math.inf
+        self._policy.planned(len(planned))
+        self._waiting.keep(planned)
+        actions: list[Action] = []
+        for it in list(self._simulations.values()):
+            it.quiet_since = now
+            if it.id in planned:
+                continue
+            if not it.state.terminal:
+                self._close(it, ScheduledState.FINISHED)
+            # Its clients may not have heard that it is over, and wait for the server. Not so those of a redraw, of
+            # which the server may not know yet.
+            if it.has_job and not it.cancelled and it.id < self._policy.num_planned:
+                actions.append(Continue(simulation=it.id, attempt=it.attempt, attached=False))
+        for simulation, attempt in planned.items():
+            actions += self._want(simulation, attempt, new_incarnation=new_incarnation)
+        return actions + self._fill(now)
+
+    def add(self, simulation: int, now: float) -> list[Action]:
+        """One more simulation is to be run, in place of one that was given up."""
+        return self._want(simulation, -1, new_incarnation=True) + self._fill(now)
+
+    def renumber(self, simulation: int, attempt: int) -> None:
+        """The attempt that has just begun gets a higher number, since its own was used before."""
+        it = self._simulations[simulation]
+        assert attempt >= it.attempt
+        it.attempt = attempt
+
+    def begun(self, simulation: int, now: float) -> None:
+        """The job of an attempt runs only now: it may have taken long to start it, and those before it."""
+        it = self._simulations[simulation]
+        it.started = it.quiet_since = now
+
+    def postpone(self, simulation: int, now: float) -> list[Action]:
+        """The job of an attempt could not even be begun; that is not its fault. Nothing is started for a while."""
+        it = self._simulations[simulation]
+        it.has_job = False
+        self._live.pop(simulation, None)
+        if not it.state.terminal:
+            it.state = ScheduledState.WAITING
+            self._waiting.add(simulation, again=True)
+        self._postponed_to = now + POSTPONE_S
+        return []
+
+    def progress(self, simulation: int, attempt: int, received: int, blocked: bool, now: float) -> list[Action]:
+        """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""
+        it = self._simulations.get(simulation)
+        # What was said of the last attempt may come after the next one has begun.
+        if it is None or attempt != it.attempt or it.state not in (ScheduledState.RUNNING, ScheduledState.EXITED):
+            return []
+        it.progress(received, blocked, now)
+        if received == 0 or self.anything_came:
+            return []
+        self.anything_came = True
+        return self._fill(now)
+
+    def finished(self, simulation: int, now: float) -> list[Action]:
+        """The server has all steps of a simulation, however its job ends."""
+        self.anything_came = True
+        return self._end(simulation, ScheduledState.FINISHED, now)
+
+    def invalid(self, simulation: int, now: float) -> list[Action]:
+        """A simulation withdrew itself."""
+        return self._end(simulation, ScheduledState.INVALID, now)
+
+    def ranks_ended(self, simulation: int, attempt: int, at_fault: str, now: float, *, over: bool) -> bool:
+        """Ranks of an attempt have ended by themselves while its job runs on; `over` when none is left.
+
+        `at_fault` tells how one of them failed, "" if none did. Returns whether this is news of the attempt: that
+        nothing more is to come of it.
+        """
+        it = self._simulations.get(simulation)
+        # Failures of jobs that were asked to end are not counted against them.
+        if it is None or it.cancelled or not self.runs(simulation, attempt):
+            return False
+        was_spent = it.is_spent
+        it.at_fault, it.over = it.at_fault or at_fault, it.over or over
+        if was_spent or not it.is_spent:
+            return False
+        self._jobs.give_time_to_end(it, now)
+        return True
+
+    def job_ended(
+        self,
+        simulation: int,
+        attempt: int,
+        exit_code: int | None,
+        reason: str,
+        now: float,
+        *,
+        excuse: str = "",
+    ) -> list[Action]:
+        """No process of the attempt's job is left; an `excuse` says why that should not count if it is a failure.
+
+        Called for each attempt that shared the job.
+        """
+        it = self._simulations[simulation]
+        assert it.has_job
+        assert it.attempt == attempt
+        it.has_job = False
+        it.cancelled = it.is_decided
+        # The excuse of a cancelled attempt is known since it was cancelled.
+        it.excuse = it.excuse or ("" if it.cancelled else excuse)
+        if it.cancelled and not (self.away or self.stopped or it.state.terminal):
+            return self._fail(it) + self._fill(now)
+        if not it.state.terminal:
+            it.job_exited(exit_code, reason, now)
+        if self.stopped or it.state.terminal:
+            del self._live[it.id]
+        return self._fill(now)
+
+    def attach(self, token: int, simulation: int | None, now: float, *, client: str = "") -> list[Action]:
+        """A client that attaches by itself asks for this simulation, or for any (None).
+
+        The same `client` gets the same simulation as long as that runs: the answer was lost.
+        """
+        self._requests.add(token, simulation, now, client=client)
+        return self._fill(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        actions: list[Action] = []
+        for it in list(self._live.values()):
+            deadline = self._deadline(it)
+            if deadline is None or now < deadline:
+                continue
+            if it.state is ScheduledState.RUNNING:
+                it.reason = f"no new time step for {self.limits.timeout_s:g} s"
+            if it.has_job:
+                actions.append(self._cancel(it))
+            else:
+                actions += self._fail(it)
+        return actions + self._fill(now)
+
+    def was_suspended(self, seconds: float, now: float) -> None:
+        """The launcher itself was stopped, or too busy to listen: neither simulations nor the server were silent."""
+        for it in self._live.values():
+            it.quiet_since = min(now, it.quiet_since + seconds)
+
+    def finish(self, reason: str, now: float) -> list[Action]:
+        """Start nothing any more, under later plans neither; what runs goes on to its end."""
+        self.why_finishing = reason
+        return self._fill(now)
+
+    def stop(self, now: float, grace_s: float = 0.0) -> list[Action]:
+        """The study has ended: nothing more is started, and what still runs after `grace_s` is cancelled."""
+        self.stopped = True
+        self._cancel_at = min(self._cancel_at, now + grace_s)
+        self._live = {it.id: it for it in self._live.values() if it.has_job}
+        return self.tick(now)
+
+    def _want(self, simulation: int, known: int, *, new_incarnation: bool) -> list[Action]:
+        """A simulation is still to come; the server has seen attempts up to `known`."""
+        it = self._simulations.get(simulation)
+        if it is None:
+            self._simulations[simulation] = ScheduledSimulation(
+                id=simulation, highest_known=max(known, self._highest_known.get(simulation, -1))
+            )
+            self._waiting.add(simulation, again=False, may_share=self._simulations[simulation].is_new)
+            return []
+        it.highest_known = max(it.highest_known, known)
+        if simulation in self._waiting:
+            return []
+        if it.state is ScheduledState.GIVEN_UP:
+            return self._abort_once(self._policy.give_up(it, self.counts[ScheduledState.GIVEN_UP]))
+        if it.has_job or it.attached:
+            return self._go_on(it, known, new_incarnation=new_incarnation)
+        if it.state is ScheduledState.EXITED and not new_incarnation:
+            if not it.cancelled:
+                # The last word of it is awaited, again if the study was to stop meanwhile.
+                self._live[it.id] = it
+                return []
+            if it.id in self._live:
+                # It was cancelled by its own clock, not because the study stopped, and its end could not be reported.
+                return self._fail(it)
+        self._wait_again(it)
+        return []
+
+    def _go_on(self, it: ScheduledSimulation, known: int, *, new_incarnation: bool) -> list[Action]:
+        if known > it.attempt:
+            # The server has admitted that attempt, so it refuses this one.
+            it.excuse, it.reason = RESTARTED, "the server has seen a later attempt"
+            if it.has_job:
+                return [] if it.cancelled else [self._cancel(it)]
+            self._wait_again(it)
+            return []
+        self._live[it.id] = it
+        it.go_on(excuse=RESTARTED if new_incarnation else "")
+        return [] if it.cancelled else [Continue(simulation=it.id, attempt=it.attempt, attached=it.attached)]
+
+    def _wait_again(self, it: ScheduledSimulation) -> None:
+        it.state = ScheduledState.WAITING
+        self._live.pop(it.id, None)
+        self._waiting.add(it.id, again=True)
+
+    def _deadline(self, it: ScheduledSimulation) -> float | None:
+        if self.stopped:
+            return None if it.cancelled else self._cancel_at
+        return None if self.away or self._jobs.waits(it) else it.deadline(self.limits.timeout_s)
+
+    def _begin(
+        self, simulation: int, now: float, *, has_job: bool, job_members: tuple[int, ...] = (), client: str = ""
+    ) -> ScheduledSimulation:
+        it = self._simulations[simulation]
+        it.begin(now, has_job=has_job, job_members=job_members, client=client)
+        self._live[it.id] = it
+        return it
+
+    def _cancel(self, it: ScheduledSimulation) -> Cancel:
+        self._jobs.cancel(it)
+        return Cancel(simulation=it.id, attempt=it.attempt)
+
+    def _end(self, simulation: int, state: ScheduledState, now: float) -> list[Action]:
+        it = self._simulations.get(simulation)
+        if it is None or it.state.terminal:
+            return []
+        self._waiting.remove(simulation)
+        self._jobs.give_time_to_end(it, now)
+        self._close(it, state)
+        return self._fill(now)
+
+    def _close(self, it: ScheduledSimulation, state: ScheduledState) -> None:
+        it.state = state
+        if not it.has_job:
+            self._live.pop(it.id, None)
+
+    def _fail(self, it: ScheduledSimulation) -> list[Action]:
+        num_given_up = self.counts[ScheduledState.GIVEN_UP]
+        decided = self._policy.failed(it, anything_came=self.anything_came, num_given_up=num_given_up)
+        self._live.pop(it.id, None)
+        if it.state is ScheduledState.WAITING:
+            self._waiting.add(it.id, again=True)
+        return self._abort_once(decided)
+
+    def _abort_once(self, decided: Sequence[Action]) -> list[Action]:
+        """The decided actions, without `AbortStudy` if the study has been stopped before."""
+        actions = [it for it in decided if not (self.stopped and isinstance(it, AbortStudy))]
+        self.stopped = self.stopped or any(isinstance(it, AbortStudy) for it in actions)
+        return actions
+
+    def _fill(self, now: float) -> list[Action]:
+        if now >= self._postponed_to:
+            self._postponed_to = -math.inf
+        actions: list[Action] = []
+        if self.why_finishing and not (self.stopped or self.away):
+            actions += self._drop_all(self.why_finishing)
+        num_free = self.limits.max_running - sum(not it.attached for it in self._live.values())
+        may_start = self.limits.starts_jobs and not self.stopped and not self.away
+        while may_start and self._postponed_to == -math.inf and num_free > 0:
+            job = self._waiting.next_job(
+                per_job=self.limits.per_job,
+                num_free=num_free,
+                anything_came=self.anything_came,
+                anything_runs=bool(self._live),
+            )
+            if not job:
+                break
+            num_free -= len(job)
+            submits = [self._submit(simulation, now, job) for simulation in job]
+            actions.append(replace(submits[0], beside=tuple(submits[1:])))
+        return actions + self._answer_requests(now)
+
+    def _drop_all(self, reason: str) -> list[Drop]:
+        """Drop all simulations that wait to be started."""
+        dropped = self._waiting.clear()
+        for simulation in dropped:
+            self._simulations[simulation].state = ScheduledState.DROPPED
+        return [Drop(simulations=dropped, reason=reason)] if dropped else []
+
+    def _submit(self, simulation: int, now: float, job: tuple[int, ...]) -> Submit:
+        it = self._begin(simulation, now, has_job=True, job_members=job)
+        return Submit(simulation=it.id, attempt=it.attempt)
+
+    def _answer_requests(self, now: float) -> list[Action]:
+        if self.stopped:
+            return [*self._requests.decline_all("the study has ended")]
+        if self.away:
+            return []
+        attached = [it for it in self._live.values() if it.attached]
+        answers = self._requests.answer(
+            self._simulations,
+            now,
+            attached=attached,
+            take=lambda simulation, client: self._give(simulation, now, client=client),
+        )
+        return [*answers]
+
+    def _give(self, simulation: int | None, now: float, *, client: str) -> ScheduledSimulation | None:
+        """The next attempt of this simulation, or of any that waits, for a client that attaches by itself."""
+        if simulation is None:
+            simulation = self._waiting.next_to_give()
+        else:
+            self._waiting.remove(simulation)
+        return None if simulation is None else self._begin(simulation, now, has_job=False, client=client)

@@ -1,0 +1,142 @@
+"""One simulation, as the schedule knows it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+CONFIRM_S = 10.0
+CONFIRM_FAILURE_S = 1.0
+RESTARTED = "the server or the launcher was restarted meanwhile"
+
+
+class ScheduledState(StrEnum):
+    """State of a simulation; in `EXITED` its job is over, and the server has yet to confirm that it has all."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    EXITED = "exited"
+    FINISHED = "finished"
+    INVALID = "invalid"
+    GIVEN_UP = "given up"
+    DROPPED = "not started any more"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (ScheduledState.WAITING, ScheduledState.RUNNING, ScheduledState.EXITED)
+
+
+@dataclass(kw_only=True, slots=True)
+class ScheduledSimulation:
+    """A simulation and its newest attempt.
+
+    `highest_known` is the highest number that any attempt is known to have had. `excuse` says why a failure of this
+    attempt does not count: it has seen a restart of the server, nobody saw it end, or another one brought its job down.
+    `job_members` are the simulations whose attempts were started in one job, this one included.
+    `reached_s` is how long an attempt took to its last new step; `confirmation_s` how long the ledger's word may take.
+    `ended_well`: its job ended with exit code 0.
+    While the job runs, `at_fault` tells how a rank of this attempt failed by itself, and `over` that nobody sends for
+    it any more: all its ranks have ended, or it had ended for a server that has lost it.
+    `client` is the name of the one that runs this attempt without a job, as far as it has one.
+    """
+
+    id: int
+    state: ScheduledState = ScheduledState.WAITING
+    attempt: int = -1
+    highest_known: int = -1
+    failures: int = 0
+    has_job: bool = False
+    cancelled: bool = False
+    excuse: str = ""
+    job_members: tuple[int, ...] = ()
+    reason: str = ""
+    received: int = 0
+    blocked: bool = False
+    started: float = 0.0
+    quiet_since: float = 0.0
+    reached_s: float = 0.0
+    confirmation_s: float = 0.0
+    ended_well: bool = False
+    at_fault: str = ""
+    over: bool = False
+    client: str = ""
+
+    def __post_init__(self) -> None:
+        self.job_members = self.job_members or (self.id,)
+
+    @property
+    def why_failed(self) -> str:
+        """The reason of this attempt's failure, in words that follow the simulation's name."""
+        if not self.ended_well:
+            return self.reason
+        # Counted only now: the last steps of a job may be heard of after its end.
+        if not self.received:
+            return (
+                f"{self.reason}, but had not finished: no time step had come. The program that simulation.command "
+                "starts must connect with the client library, which reads STREAM_CONNECTION, send its time steps and "
+                "call finish(); see docs/guide/clients.md"
+            )
+        return (
+            f"{self.reason}, but had not finished: {self.received} time steps had come and no finish() after them "
+            "(leaving `with connect()` calls it)"
+        )
+
+    @property
+    def attached(self) -> bool:
+        """A client that nobody started runs this attempt."""
+        return self.state is ScheduledState.RUNNING and not self.has_job
+
+    @property
+    def is_spent(self) -> bool:
+        """Nothing more is to come of this attempt: if others share its job, it is they for whom that goes on."""
+        return self.state.terminal or self.over or bool(self.at_fault)
+
+    @property
+    def is_decided(self) -> bool:
+        """It was cancelled, and not over before: what its processes did then tells nothing."""
+        return self.cancelled and (bool(self.at_fault) or not self.over)
+
+    @property
+    def is_new(self) -> bool:
+        """It has never been tried."""
+        return max(self.attempt, self.highest_known) < 0
+
+    def begin(self, now: float, *, has_job: bool, job_members: tuple[int, ...] = (), client: str = "") -> None:
+        """The next attempt."""
+        self.state, self.has_job = ScheduledState.RUNNING, has_job
+        self.attempt = max(self.attempt, self.highest_known) + 1
+        self.cancelled, self.reason, self.received, self.blocked = False, "", 0, False
+        self.excuse, self.ended_well, self.job_members = "", False, job_members or (self.id,)
+        self.at_fault, self.over, self.client = "", False, client
+        self.started = self.quiet_since = now
+
+    def go_on(self, *, excuse: str) -> None:
+        """This attempt continues under a new plan; what the server has received counts anew."""
+        self.over = self.over or self.state.terminal
+        self.state, self.received, self.blocked = ScheduledState.RUNNING, 0, False
+        self.excuse = self.excuse or excuse
+
+    def progress(self, received: int, blocked: bool, now: float) -> None:
+        """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""
+        if received > self.received:
+            self.received, self.reached_s = received, max(self.reached_s, now - self.started)
+            self.quiet_since = now
+        if self.blocked and not blocked:
+            self.quiet_since = now
+        self.blocked = blocked
+
+    def job_exited(self, exit_code: int | None, reason: str, now: float) -> None:
+        """The job is over; that the server has all may still be on its way. Why a cancelled one ended is known."""
+        self.state, self.quiet_since = ScheduledState.EXITED, now
+        if self.cancelled:
+            return
+        self.reason, self.ended_well = reason, exit_code == 0
+        self.confirmation_s = CONFIRM_S if self.ended_well else CONFIRM_FAILURE_S
+
+    def deadline(self, timeout_s: float) -> float | None:
+        """The time at which this attempt has been quiet for too long, None while no clock runs."""
+        if self.cancelled or (self.blocked and self.state is ScheduledState.RUNNING):
+            return None
+        if self.state is ScheduledState.EXITED:
+            return self.quiet_since + self.confirmation_s
+        # Steps that the server knows are not sent again: a new attempt is quiet until it has caught up.
+        catching_up_s = self.reached_s if self.state is ScheduledState.RUNNING and self.received == 0 else 0.0
+        return self.quiet_since + timeout_s + catching_up_s

@@ -1,0 +1,5 @@
+"""The simulations as they run: attempts, their jobs and what is reported of them.
+
+Offers: attempt_jobs, attempts, ensemble, server_connection.
+May import: config, launcher.backends, launcher.journal, launcher.schedule, machine, messages, storage.
+"""

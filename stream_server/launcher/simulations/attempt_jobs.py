@@ -1,0 +1,325 @@
+"""The jobs of the attempts: which attempts share one, how each of them ended, and who brought a shared job down."""
+
+import contextlib
+import logging
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from stream_server.launcher.backends.backend import (
+    EXIT_FILE,
+    LOG_FILE,
+    Backend,
+    JobSpec,
+    JobState,
+    JobStatus,
+    SavedJob,
+    SubmitError,
+    describe,
+    exit_code_in,
+    exit_code_of,
+)
+from stream_server.launcher.backends.mpirun import RANKS_FILE, Mpirun
+from stream_server.launcher.journal.history import History
+from stream_server.launcher.schedule.shared_jobs import ENDED_WITH_JOB, excuse_of_failed
+from stream_server.launcher.schedule.simulation import RESTARTED
+from stream_server.launcher.simulations.attempts import CONNECTION_FILE, Attempts
+from stream_server.machine.log_end import log_end
+
+Attempt = tuple[int, int]
+ABORT = "Abort("
+MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+PYTHON = re.compile(r"python[\d.]*")
+# A job that was cancelled, and of which the backend knows nothing for so long, has ended.
+FORGOTTEN_S = 60.0
+NOT_ASKED = (OSError, subprocess.SubprocessError)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobEnd:
+    """A job is over, and so is every process of it. `exit_code` is 128 + n after signal n, None if unknown.
+
+    `unseen`: it was taken over, and left no word of how it ended.
+    """
+
+    folder: Path
+    exit_code: int | None
+    reason: str
+    unseen: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptEnd:
+    """An attempt is over. `exit_code` is None when it is not known or not its own.
+
+    An `excuse` says why a failure would not count against its simulation. `log` holds the last words.
+    """
+
+    simulation: int
+    attempt: int
+    exit_code: int | None
+    reason: str
+    log: Path
+    excuse: str = ""
+
+
+@dataclass(kw_only=True, slots=True)
+class _AttemptJob:
+    """A job of some attempts, of `ranks` ranks each.
+
+    `saved` is what is known of one that another launcher has started. It has no `handle` until the backend took it
+    over. `unknown_since`: from when on it was UNKNOWN after a cancel.
+    """
+
+    folder: Path
+    attempts: tuple[Attempt, ...]
+    ranks: int
+    handle: str = ""
+    saved: SavedJob | None = None
+    is_cancelled: bool = False
+    state: JobState = JobState.RUNNING
+    end: JobEnd | None = None
+    unknown_since: float = math.inf
+
+
+class AttemptJobs:
+    """Starts, ends and watches the jobs of attempts, each of which is a simulation and a number. Main thread only.
+
+    `mpirun` is None when each simulation is a program of its own.
+    """
+
+    def __init__(self, backend: Backend, attempts: Attempts, mpirun: Mpirun | None) -> None:
+        self.backend = backend
+        self.attempts = attempts
+        self.mpirun = mpirun
+        self._jobs: dict[Path, _AttemptJob] = {}
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of an attempt."""
+        return self.mpirun.ranks if self.mpirun else 1
+
+    @property
+    def num_running(self) -> int:
+        """Number of jobs whose end `poll` has not told."""
+        return len(self._jobs)
+
+    @property
+    def busy(self) -> bool:
+        """Some job is on its way out."""
+        return any(job.is_cancelled or job.end or job.state is JobState.ENDING for job in self._jobs.values())
+
+    @property
+    def queued(self) -> list[Attempt]:
+        """The attempts whose job waits for its turn."""
+        return [attempt for job in self._jobs.values() if job.state is JobState.QUEUED for attempt in job.attempts]
+
+    def submit(self, specs: Mapping[Attempt, JobSpec]) -> str | None:
+        """Start these in one job; return its handle.
+
+        A job that cannot be started has None, and an end like any other, which the next `poll` tells.
+        """
+        spec = self.mpirun.job(list(specs.values())) if self.mpirun else next(iter(specs.values()))
+        job = self._jobs[spec.folder] = _AttemptJob(folder=spec.folder, attempts=tuple(specs), ranks=self.ranks)
+        try:
+            job.handle = self.backend.submit(spec)
+        except SubmitError as error:
+            with contextlib.suppress(OSError):
+                (spec.folder / LOG_FILE).write_text(f"{error}\n")
+            job.end = JobEnd(folder=spec.folder, exit_code=error.exit_code, reason=str(error))
+            return None
+        return job.handle
+
+    def adopt(self, history: History) -> None:
+        """Watch the jobs that the last launcher has left; those that it was about to end are cancelled."""
+        for it in history.attempts.values():
+            if it.job is not None and it is history.in_job(it.job)[0]:
+                folder = Path(it.job)
+                attempts = history.jobs.get(it.job, ((it.simulation, it.attempt),))
+                marks = frozenset(str(self.attempts.folder(*attempt) / CONNECTION_FILE) for attempt in attempts)
+                saved = SavedJob(folder=folder, marks=marks, handle=it.handle)
+                self._jobs[folder] = _AttemptJob(folder=folder, attempts=attempts, ranks=it.ranks, saved=saved)
+        self._reattach()
+        self.cancel([(it.simulation, it.attempt) for it in history.attempts.values() if it.cancelled is not None])
+
+    def cancel(self, attempts: Collection[Attempt]) -> None:
+        """End their jobs."""
+        jobs = [job for job in self._jobs.values() if not job.end and set(job.attempts) & set(attempts)]
+        for job in jobs:
+            job.is_cancelled = True
+        self._cancel(jobs)
+
+    def poll(self, now: float) -> list[AttemptEnd]:
+        """Return the attempts that have ended since the last call, once no process of their job is left."""
+        self._reattach()
+        running = [job for job in self._jobs.values() if job.handle and not job.end]
+        with _logged("nothing is known of the jobs"):
+            statuses = self.backend.query([job.handle for job in running]) if running else {}
+            for job in running:
+                self._take(job, statuses.get(job.handle, JobStatus(state=JobState.UNKNOWN)), now)
+        # Those of which a cancel was lost.
+        self._cancel([job for job in running if job.is_cancelled and job.state in (JobState.QUEUED, JobState.RUNNING)])
+        ended = []
+        for job in [job for job in self._jobs.values() if job.end]:
+            with _logged(f"how the ranks in {job.folder} ended cannot be read yet"):
+                assert job.end is not None
+                folders = {attempt: self.attempts.folder(*attempt) for attempt in job.attempts}
+                found = ends(folders, job.end, num_ranks=job.ranks)
+                ended += [replace(it, reason=it.reason + self._explanation(it)) for it in found]
+                del self._jobs[job.folder]
+        return ended
+
+    def ranks_ended(self) -> Iterator[tuple[Attempt, str, bool]]:
+        """Yield the attempts in shared jobs that run of which ranks have ended: how one failed, and whether all ended.
+
+        Under MPICH a job goes on when a rank ends that has not called MPI_Init.
+        """
+        for job in self._jobs.values():
+            for attempt in job.attempts if len(job.attempts) > 1 else ():
+                with _logged(f"which ranks in {job.folder} have ended cannot be read yet"):
+                    traces = Traces.of_running(self.attempts.folder(*attempt))
+                    if traces.codes:
+                        yield attempt, traces.at_fault, traces.all_ended(job.ranks)
+
+    def _explanation(self, end: AttemptEnd) -> str:
+        """The words of its log about a package that its Python lacks, "" if there are none."""
+        package = None if end.exit_code != 1 else missing_package(log_end(end.log))
+        if package is None:
+            return ""
+        python = python_of(self.attempts.command, self.attempts.environment, self.attempts.study_dir)
+        return f": {python} has no package {package}; install it there, or let simulation.command name another Python"
+
+    def _cancel(self, jobs: Sequence[_AttemptJob]) -> None:
+        with _logged("jobs cannot be cancelled yet"):
+            if handles := [job.handle for job in jobs if job.handle]:
+                self.backend.cancel(handles)
+
+    def _reattach(self) -> None:
+        for job in self._jobs.values():
+            if job.saved is not None and not job.handle:
+                with _logged(f"the job in {job.folder} cannot be taken over yet"):
+                    job.handle = self.backend.reattach(job.saved)
+
+    def _take(self, job: _AttemptJob, status: JobStatus, now: float) -> None:
+        """Note what the backend said of a job."""
+        job.state = status.state
+        is_unknown = job.is_cancelled and status.state is JobState.UNKNOWN
+        job.unknown_since = min(job.unknown_since, now) if is_unknown else math.inf
+        if status.state is not JobState.ENDED and now < job.unknown_since + FORGOTTEN_S:
+            return
+        with _logged(f"how the job in {job.folder} ended cannot be read yet"):
+            code = exit_code_of(job.folder / EXIT_FILE) if status.exit_code is None else status.exit_code
+            reason = status.reason or ("ended, and left no exit code" if code is None else describe(code))
+            unseen = job.saved is not None and code is None and not job.is_cancelled
+            job.end = JobEnd(folder=job.folder, exit_code=code, reason=reason, unseen=unseen)
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Log that the backend could not be asked, or a file not be read; the next poll tries again."""
+    try:
+        yield
+    except NOT_ASKED as error:
+        log.warning("%s: %s", what, error)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traces:
+    """The traces of a simulation's ranks: exit codes of those that ended by themselves, and whether one aborted.
+
+    MPICH ends a job of which a rank calls MPI_Abort before there is an exit code, but writes into the log.
+    """
+
+    codes: tuple[int, ...] = ()
+    aborted: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        lines = log_end(folder / LOG_FILE).splitlines()
+        return cls(codes=_codes(folder), aborted=any(line.startswith(ABORT) for line in lines))
+
+    @classmethod
+    def of_running(cls, folder: Path) -> Self:
+        """Read those that are there while the job runs; an abort would end it."""
+        return cls(codes=_codes(folder))
+
+    @property
+    def at_fault(self) -> str:
+        """The failure that brought the job down, "" if there is none here."""
+        code = next((code for code in self.codes if code), 0)
+        return f"a rank {describe(code)}" if code else "a rank called MPI_Abort" if self.aborted else ""
+
+    def all_ended(self, num_ranks: int) -> bool:
+        return len(self.codes) >= num_ranks
+
+    def ended_well(self, num_ranks: int) -> bool:
+        return self.all_ended(num_ranks) and not any(self.codes)
+
+
+def ends(folders: Mapping[Attempt, Path], job: JobEnd, *, num_ranks: int) -> list[AttemptEnd]:
+    """Tell how the attempts in these folders ended, which shared a job or had one alone."""
+    if len(folders) > 1:
+        return judge({attempt: Traces.read(folder) for attempt, folder in folders.items()}, folders, job, num_ranks)
+    return [_end(attempt, job, folder / LOG_FILE, job.exit_code, job.reason) for attempt, folder in folders.items()]
+
+
+def judge(
+    traces: Mapping[Attempt, Traces], folders: Mapping[Attempt, Path], job: JobEnd, num_ranks: int
+) -> list[AttemptEnd]:
+    """Tell how the attempts of one job ended. When none is shown to be at fault, all that did not end well are."""
+    culprit = next((simulation for (simulation, _), it in traces.items() if it.at_fault), None)
+    judged = []
+    for attempt, it in traces.items():
+        log = _log(folders[attempt], job.folder)
+        if job.exit_code == 0 or it.ended_well(num_ranks):
+            judged.append(_end(attempt, job, log, 0, describe(0)))
+        elif it.at_fault or culprit is None:
+            judged.append(_end(attempt, job, log, job.exit_code or None, it.at_fault or job.reason))
+        else:
+            judged.append(_end(attempt, job, log, None, ENDED_WITH_JOB, excuse_of_failed(culprit)))
+    return judged
+
+
+def missing_package(log: str) -> str | None:
+    """The package for lack of which a program of Python has ended, if its log says so at its end."""
+    found = MISSING_PACKAGE.findall(log)
+    return found[-1].partition(".")[0] if found else None
+
+
+def python_of(command: Sequence[str], environment: Mapping[str, str], study_dir: Path) -> str:
+    """The Python that a command line names, or else the program that started one."""
+    path = environment.get("PATH", os.defpath)
+    for word in command:
+        if PYTHON.fullmatch(Path(word).name):
+            return shutil.which(word, path=path) or word
+    program = str(study_dir / command[0]) if (study_dir / command[0]).is_file() else command[0]
+    return f"the Python of {program}"
+
+
+def _end(attempt: Attempt, job: JobEnd, log: Path, exit_code: int | None, reason: str, excuse: str = "") -> AttemptEnd:
+    simulation, number = attempt
+    excuse = excuse or (RESTARTED if job.unseen else "")
+    return AttemptEnd(simulation=simulation, attempt=number, exit_code=exit_code, reason=reason, log=log, excuse=excuse)
+
+
+def _codes(folder: Path) -> tuple[int, ...]:
+    try:
+        words = (folder / RANKS_FILE).read_bytes().split()
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    codes = map(exit_code_in, words)
+    return tuple(code for code in codes if code is not None)
+
+
+def _log(folder: Path, job: Path) -> Path:
+    """The log that tells of its end: its own, or that of mpirun if it never wrote any."""
+    own = folder / LOG_FILE
+    return own if own.exists() and own.stat().st_size else job / LOG_FILE

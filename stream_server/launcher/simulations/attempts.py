@@ -1,0 +1,180 @@
+"""The folder, the files, the environment and the command line of one attempt of a simulation."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream_server.config.placeholders import PLACEHOLDER
+from stream_server.failpoints import failpoint
+from stream_server.launcher.backends.backend import IDENTITY, LOG_FILE, JobSpec
+from stream_server.storage.disk import swap_private_file
+
+CONNECTION_FILE = "connection.json"
+# A shell's ${NAME} is none of ours.
+FILLED_IN = re.compile(r"(?<!\$)" + PLACEHOLDER.pattern)
+
+Value = float | int | str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptKeys:
+    """The CURVE keys of one attempt, as z85 text."""
+
+    public: str
+    secret: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempts:
+    """Knows where the attempts of a study lie, and prepares them.
+
+    `environment` is what every simulation gets; what is particular to an attempt is added.
+    """
+
+    command: tuple[str, ...]
+    templates: tuple[Path, ...]
+    environment: Mapping[str, str]
+    seed: int
+    study_dir: Path
+    output_dir: Path
+
+    def folder(self, simulation: int, attempt: int) -> Path:
+        """The folder in which an attempt runs."""
+        return self.output_dir / "simulations" / str(simulation) / f"attempt-{attempt}"
+
+    def log(self, simulation: int, attempt: int) -> Path:
+        """The output of an attempt."""
+        return self.folder(simulation, attempt) / LOG_FILE
+
+    def free_number(self, simulation: int, attempt: int) -> int:
+        """The first number from `attempt` on that no attempt in the output folder has."""
+        while self.folder(simulation, attempt).exists():
+            attempt += 1
+        return attempt
+
+    def prepare(
+        self,
+        simulation: int,
+        attempt: int,
+        parameters: Mapping[str, float],
+        connection: Mapping[str, Any],
+        keys: AttemptKeys | None,
+    ) -> JobSpec:
+        """Make the folder of an attempt, its connection file and rendered templates.
+
+        Raises:
+            OSError: the folder cannot be written, or is there already; or a template cannot be read.
+            ValueError: a template is not text, or asks for a format that its value does not have.
+        """
+        folder = self.folder(simulation, attempt)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+        file = folder / CONNECTION_FILE
+        content = {**connection, "simulation": simulation, "attempt": attempt, "parameters": dict(parameters)}
+        if keys is not None:
+            content["security"] = _security(connection, keys)
+        swap_private_file(file, json.dumps(content, indent=1).encode())
+        values = placeholders(
+            parameters, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir
+        )
+        rendered = {template: self._render(template, folder, values) for template in self.templates}
+        identity = (str(file), str(simulation), str(attempt), str(simulation))
+        environment = {**self.environment, **dict(zip(IDENTITY, identity, strict=True))}
+        line = arguments(self.command, values, study_dir=self.study_dir, rendered=rendered)
+        return JobSpec(command=tuple(line), environment=environment, folder=folder, marks=frozenset({str(file)}))
+
+    def reconnect(self, simulation: int, attempt: int, connection: Mapping[str, Any]) -> None:
+        """Tell a running attempt where the server is now; its keys and parameters stay what they are.
+
+        Raises:
+            OSError: its connection file cannot be read or replaced.
+            ValueError: it is none.
+        """
+        file = self.folder(simulation, attempt) / CONNECTION_FILE
+        before = _read(file)
+        own: dict[str, Any] = {name: before[name] for name in ("simulation", "attempt", "parameters") if name in before}
+        content = {**connection, **own}
+        if before.get("security") is not None and connection.get("security") is not None:
+            server_key = connection["security"]["server_public_key"]
+            content["security"] = {**before["security"], "server_public_key": server_key}
+        if content != before:
+            failpoint("launcher.before_reconnect")
+            swap_private_file(file, json.dumps(content, indent=1).encode())
+
+    def _render(self, template: Path, folder: Path, values: Mapping[str, Value]) -> Path:
+        inside = template.is_relative_to(self.study_dir)
+        target = folder / (template.relative_to(self.study_dir) if inside else template.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(render(template.read_text(encoding="utf-8"), values), encoding="utf-8")
+        shutil.copymode(template, target)
+        return target
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except RecursionError as error:
+        raise ValueError(f"{file} is no connection file: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("security"), dict | None):
+        raise ValueError(f"{file} is no connection file")
+    return content
+
+
+def _security(connection: Mapping[str, Any], keys: AttemptKeys) -> dict[str, str]:
+    return {
+        "server_public_key": connection["security"]["server_public_key"],
+        "client_public_key": keys.public,
+        "client_secret_key": keys.secret,
+    }
+
+
+def placeholders(
+    parameters: Mapping[str, float], *, simulation: int, attempt: int, seed: int, study_dir: Path
+) -> dict[str, Value]:
+    """Return what may stand in braces, by name. `{seed}` is the simulation's own, the same in every attempt."""
+    return {
+        **parameters,
+        "simulation": simulation,
+        "attempt": attempt,
+        "seed": simulation_seed(seed, simulation),
+        "study_dir": str(study_dir),
+    }
+
+
+def simulation_seed(seed: int, simulation: int) -> int:
+    """A number from 0 to 2³¹ − 1 that depends on the study's seed and the simulation only."""
+    digest = hashlib.sha256(f"{seed}/{simulation}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
+
+
+def render(text: str, values: Mapping[str, Value]) -> str:
+    """`text` with each `{name}` and `{name:format}` of `values` filled in; all other braces stay."""
+
+    def fill(match: re.Match[str]) -> str:
+        name, format_spec = match.groups()
+        return format(values[name], format_spec or "") if name in values else match.group()
+
+    return FILLED_IN.sub(fill, text)
+
+
+def arguments(
+    command: Sequence[str], values: Mapping[str, Value], *, study_dir: Path, rendered: Mapping[Path, Path]
+) -> list[str]:
+    """The command line of an attempt, its placeholders filled in.
+
+    An element that names a file of the study's folder becomes absolute, for each attempt runs in a folder of its own;
+    one that names a template becomes the file `rendered` from it.
+    """
+    return [_element(render(element, values), study_dir, rendered) for element in command]
+
+
+def _element(element: str, study_dir: Path, rendered: Mapping[Path, Path]) -> str:
+    path = study_dir / element
+    if path in rendered:
+        return str(rendered[path])
+    return str(path) if element and path.is_file() else element

@@ -1,0 +1,354 @@
+"""The simulations of a study as they run: the schedule decides, jobs and link carry out."""
+
+import logging
+import math
+import shutil
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from stream_server.failpoints import failpoint
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.history import History, entries_of
+from stream_server.launcher.journal.journal import Journal
+from stream_server.launcher.schedule.actions import (
+    AbortStudy,
+    Action,
+    Cancel,
+    Continue,
+    Drop,
+    Fail,
+    Give,
+    GiveUp,
+    Submit,
+)
+from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.schedule.simulation import ScheduledState
+from stream_server.launcher.simulations.attempt_jobs import AttemptEnd, AttemptJobs
+from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.server_connection import ServerConnection
+from stream_server.launcher.simulations.starter import Starter
+from stream_server.machine.log_end import log_end
+from stream_server.messages import launcher_link
+
+POLL_S = 1.0
+POLL_BUSY_S = 0.05
+# A busy machine may keep a process waiting for less than that.
+SUSPENDED_S = 1.0
+STATUS_S = 0.5
+LEAVE_S = 15.0
+
+log = logging.getLogger(__name__)
+
+
+class Ensemble:
+    """Runs the simulations of one study, whatever becomes of its server. Main thread only.
+
+    `turn` moves everything on; it is due when something has come over the link, and at `wake_at`.
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule: SimulationSchedule,
+        jobs: AttemptJobs,
+        server: ServerConnection,
+        journal: Journal,
+        keep_finished: bool,
+    ) -> None:
+        self.schedule = schedule
+        self.jobs = jobs
+        self.server = server
+        self.journal = journal
+        self.starter = Starter(schedule=schedule, jobs=jobs, server=server, journal=journal)
+        self.reports = Reports(jobs.attempts, server, journal)
+        self.keep_finished = keep_finished
+        self._incarnation = 0
+        self._not_kept: set[tuple[int, int]] = set()
+        self._leave_at = math.inf
+        self._said_bye = False
+        self._poll_at = self._polled_at = 0.0
+        self._judged_at = math.inf
+        self._status_at = 0.0
+        self._status: launcher_link.Status | None = None
+
+    @property
+    def leaving(self) -> bool:
+        """Told to leave; not before another plan is anything started."""
+        return self._leave_at < math.inf
+
+    @property
+    def has_left(self) -> bool:
+        """Told to leave, and every job has ended, or will not in time."""
+        return self.schedule.done or time.monotonic() >= self._leave_at
+
+    @property
+    def wake_at(self) -> float:
+        """The time of the next `turn` at the latest, on the monotonic clock."""
+        return min(self._poll_at, self.schedule.wake_at)
+
+    def look_soon(self) -> None:
+        """Some process has ended, or is about to: look at the jobs as soon as the backend may be asked again."""
+        self._poll_at = min(self._poll_at, self._polled_at + self.jobs.backend.query_interval_s)
+
+    def restore(self, history: History) -> None:
+        """Take over what a launcher that was killed has left: its jobs that still run, and what it knew."""
+        for it in history.attempts.values():
+            if it.job is None:
+                self.reports.given(it.simulation, it.attempt)
+            else:
+                log.info("simulation %d, attempt %d is taken over", it.simulation, it.attempt)
+                self.starter.restore(it.simulation, it.public_key)
+        self.jobs.adopt(history)
+        self._incarnation = history.incarnation
+        entries = entries_of(history, time.monotonic())
+        self.schedule.restore(
+            history.highest, entries, anything_came=history.anything_came, why_finishing=history.why_finishing
+        )
+
+    def turn(self) -> list[launcher_link.ToLauncher]:
+        """Do all that is due; returns what rank 0 has said."""
+        # Before what has come is taken: no clock may run out by what is not heard yet, however long this turn takes.
+        now = time.monotonic()
+        suspended_s = now - self._judged_at - POLL_S
+        if suspended_s > SUSPENDED_S:
+            self.schedule.was_suspended(suspended_s, now)
+        self._judged_at = now
+        messages = self.server.receive()
+        had_come = self.schedule.anything_came
+        for message in messages:
+            self._carry_out(self._take(message))
+        if self.schedule.anything_came and not had_come:
+            self.journal.note(records.FirstStep())
+        self._poll_jobs()
+        self._carry_out(self.schedule.tick(now))
+        self._tell_status()
+        if self.has_left and not self._said_bye:
+            self._said_bye = True
+            self.server.send(launcher_link.Bye())
+            log.info("all jobs have ended")
+        return messages
+
+    def leave(self, reason: str, grace_s: float = 0.0) -> None:
+        """Start nothing more, and cancel after `grace_s` what still runs."""
+        log.info("stopping: %s", reason)
+        now = time.monotonic()
+        self._leave_at = min(self._leave_at, now + grace_s + LEAVE_S)
+        self._carry_out(self.schedule.stop(now, grace_s))
+
+    def server_is_gone(self) -> None:
+        """Until the next server comes with its plan, nothing is started and no simulation is late."""
+        self.server.forget_peer()
+        self.schedule.pause()
+
+    def _take(self, message: launcher_link.ToLauncher) -> list[Action]:
+        now = time.monotonic()
+        match message:
+            case launcher_link.Here():
+                if self.schedule.away or message.incarnation != self._incarnation:
+                    self.server.send(launcher_link.AskPlan())
+            case launcher_link.Plan():
+                return self._plan(message)
+            case launcher_link.StopSimulations():
+                self.leave(message.reason, message.grace_s)
+            case launcher_link.AttachRequest():
+                return self.schedule.attach(message.token, message.simulation, now, client=message.client)
+            case launcher_link.FinishSimulations():
+                if not self.schedule.why_finishing:
+                    log.info("%s", message.reason)
+                    self.journal.note(message)
+                return self.schedule.finish(message.reason, now)
+            # What comes before the plan is in it.
+            case _ if self.schedule.away:
+                return []
+            case launcher_link.Run():
+                self.starter.added(message)
+                return self.schedule.add(message.simulation, now)
+            case launcher_link.ProgressReport():
+                return self.schedule.progress(
+                    message.simulation, message.attempt, message.received, message.blocked, now
+                )
+            case launcher_link.Finished():
+                log.info("simulation %d finished", message.simulation)
+                self.reports.let_go(message.simulation, "finished")
+                return self.schedule.finished(message.simulation, now)
+            case launcher_link.Invalid():
+                log.info("simulation %d withdrew itself: %s", message.simulation, message.reason)
+                self.reports.let_go(message.simulation, message.reason)
+                return self.schedule.invalid(message.simulation, now)
+            case launcher_link.Committed() | launcher_link.Leaving():
+                log.info("server: %s", message)
+        return []
+
+    def _plan(self, message: launcher_link.Plan) -> list[Action]:
+        if not self.schedule.away and message.incarnation == self._incarnation:
+            return []
+        log.info(
+            "study %s, incarnation %d: %d simulations", message.study, message.incarnation, len(message.simulations)
+        )
+        failpoint("launcher.before_replan")
+        new_incarnation, self._incarnation = message.incarnation != self._incarnation, message.incarnation
+        self.starter.planned(message)
+        self._leave_at, self._said_bye, self._status = math.inf, False, None
+        self.journal.note(records.PlanTaken(incarnation=message.incarnation))
+        self.server.send(launcher_link.Ready())
+        planned = {it.simulation: it.attempt for it in message.simulations}
+        actions = self.schedule.replan(planned, time.monotonic(), new_incarnation=new_incarnation)
+        failpoint("launcher.after_replan")
+        return actions
+
+    def _poll_jobs(self) -> None:
+        now = time.monotonic()
+        # Whose fault it is that a clock runs out is to be known before.
+        if now < min(self._poll_at, self.schedule.wake_at):
+            return
+        for ended in self.jobs.poll(now):
+            # A launcher that was killed may have dealt with some of those that shared the job.
+            if self.schedule.runs(ended.simulation, ended.attempt):
+                self._has_ended(ended, now)
+        for (simulation, attempt), at_fault, over in self.jobs.ranks_ended():
+            if self.schedule.ranks_ended(simulation, attempt, at_fault, now, over=over):
+                what = at_fault or "all ranks ended with exit code 0"
+                log.info("simulation %d, attempt %d: %s, while its job runs on", simulation, attempt, what)
+        for simulation, attempt in self.jobs.queued:
+            # The clock of a simulation does not run while its job waits for its turn.
+            if self.schedule.runs(simulation, attempt):
+                self.schedule.begun(simulation, now)
+        self._remove_folders()
+        self._polled_at = now
+        self._poll_at = now + max(self.jobs.backend.query_interval_s, POLL_BUSY_S if self.jobs.busy else POLL_S)
+
+    def _has_ended(self, ended: AttemptEnd, now: float) -> None:
+        simulation, attempt = ended.simulation, ended.attempt
+        self.reports.job_ended(ended)
+        self._carry_out(
+            self.schedule.job_ended(simulation, attempt, ended.exit_code, ended.reason, now, excuse=ended.excuse)
+        )
+        if self.schedule.state(simulation).terminal:
+            self.reports.attempt_ended(simulation, attempt, ended.reason)
+        if not self.keep_finished and self.schedule.state(simulation) is ScheduledState.FINISHED:
+            self._not_kept.add((simulation, attempt))
+
+    def _remove_folders(self) -> None:
+        # In that of a shared job lies what tells how the others ended.
+        due = {it for it in self._not_kept if not self.schedule.shares_a_job(it[0])}
+        for attempt in due:
+            shutil.rmtree(self.jobs.attempts.folder(*attempt), ignore_errors=True)
+        self._not_kept -= due
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        cancelled = set()
+        pending = deque(actions)
+        while pending:
+            action = pending.popleft()
+            match action:
+                case Submit():
+                    pending += self.starter.start(action)
+                    self.look_soon()
+                case Continue():
+                    self.starter.go_on(action)
+                case Cancel():
+                    log.info("simulation %d, attempt %d is cancelled", action.simulation, action.attempt)
+                    cancelled.add((action.simulation, action.attempt))
+                    self.journal.note(*self._cancelling(action.simulation))
+                case _:
+                    self.reports.tell(action)
+        if cancelled:
+            self.jobs.cancel(cancelled)
+            self.look_soon()
+
+    def _cancelling(self, simulation: int) -> list[records.AttemptCancelled]:
+        return [
+            records.AttemptCancelled(simulation=it.id, attempt=it.attempt, reason=it.reason, excuse=it.excuse)
+            for it in self.schedule.decided(simulation)
+        ]
+
+    def _tell_status(self) -> None:
+        now = time.monotonic()
+        if now < self._status_at:
+            return
+        counts = self.schedule.counts
+        status = launcher_link.Status(
+            waiting=counts[ScheduledState.WAITING],
+            running=counts[ScheduledState.RUNNING] + counts[ScheduledState.EXITED],
+            done=counts[ScheduledState.FINISHED],
+            failed=counts[ScheduledState.GIVEN_UP] + counts[ScheduledState.INVALID],
+        )
+        if status != self._status and not self.schedule.away:
+            self.server.send(status)
+            self._status = status
+        self._status_at = now + STATUS_S
+
+
+class Reports:
+    """Passes on what the schedule has decided and nobody but the server needs to act on. Main thread only."""
+
+    def __init__(self, attempts: Attempts, server: ServerConnection, journal: Journal) -> None:
+        self.attempts = attempts
+        self.server = server
+        self.journal = journal
+        self._logs: dict[tuple[int, int], Path] = {}
+        self._given: dict[int, int] = {}
+
+    def given(self, simulation: int, attempt: int) -> None:
+        """A client that nobody started runs this attempt."""
+        self._given[simulation] = attempt
+
+    def job_ended(self, ended: AttemptEnd) -> None:
+        """The job of an attempt is over, whatever that means for the simulation."""
+        log.info("simulation %d, attempt %d %s", ended.simulation, ended.attempt, ended.reason)
+        self._logs[ended.simulation, ended.attempt] = ended.log
+
+    def attempt_ended(self, simulation: int, attempt: int, reason: str) -> None:
+        """Nothing of an attempt is to be waited for any more."""
+        self.journal.note(records.AttemptEnded(simulation=simulation, attempt=attempt, reason=reason))
+
+    def let_go(self, simulation: int, reason: str) -> None:
+        """A simulation that a client brought to its end by itself has no job whose end could be waited for."""
+        attempt = self._given.pop(simulation, None)
+        if attempt is not None:
+            self.attempt_ended(simulation, attempt, reason)
+
+    def tell(self, action: Fail | GiveUp | Drop | Give | launcher_link.NoneLeft | AbortStudy) -> None:
+        """Pass a decision on."""
+        match action:
+            case Fail(simulation=simulation, attempt=attempt, reason=reason, excuse=excuse):
+                reason = f"{reason} (not counted against it, for {excuse})" if excuse else reason
+                log.warning("simulation %d, attempt %d failed: %s", simulation, attempt, reason)
+                self._given.pop(simulation, None)
+                self.journal.note(action)
+                path = self._log_path(simulation, attempt)
+                self.server.send(launcher_link.Failed(simulation=simulation, attempt=attempt, reason=reason, log=path))
+            case GiveUp(simulation=simulation, attempts=attempts, reason=reason, redraw=redraw):
+                log.warning("simulation %d is given up after %d attempts: %s", simulation, attempts, reason)
+                self.journal.note(action)
+                path = self._log_path(simulation, attempts - 1)
+                self.server.send(
+                    launcher_link.GaveUp(
+                        simulation=simulation, attempts=attempts, reason=reason, log=path, redraw=redraw
+                    )
+                )
+            case Drop(simulations=simulations, reason=reason):
+                self.server.send(launcher_link.Dropped(simulations=simulations, reason=reason))
+            case Give(token=token, simulation=simulation, attempt=attempt):
+                log.info("simulation %d, attempt %d goes to a client that attached", simulation, attempt)
+                if self._given.get(simulation) != attempt:
+                    self.given(simulation, attempt)
+                    self.journal.note(action)
+                self.server.send(launcher_link.Attached(token=token, simulation=simulation, attempt=attempt))
+            case launcher_link.NoneLeft(text=text):
+                log.info("a client that attached is declined: %s", text)
+                self.server.send(action)
+            case AbortStudy(text=text, simulation=simulation, attempt=attempt):
+                log.error("the study stops: %s", text)
+                output = self._log(simulation, attempt)
+                end = log_end(output)
+                self.server.send(launcher_link.TooMany(text=f"{text}\nend of {output}:\n{end}" if end else text))
+
+    def _log_path(self, simulation: int, attempt: int) -> str:
+        path = self._log(simulation, attempt)
+        return str(path) if path.exists() else ""
+
+    def _log(self, simulation: int, attempt: int) -> Path:
+        return self._logs.get((simulation, attempt), self.attempts.log(simulation, attempt))

@@ -1,0 +1,95 @@
+"""The launcher's end of the link to rank 0: its door to ZeroMQ, beside that of `liveness`."""
+
+import math
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from stream_server.messages import launcher_link
+
+Readable = int | zmq.Socket[bytes]
+
+
+def key_pair() -> tuple[str, str]:
+    """A fresh CURVE key pair, public and secret, as z85 text."""
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+class ServerConnection:
+    """A ROUTER bound to `address`, and the one poller for all that the launcher waits for. Main thread only.
+
+    It speaks with one rank 0: the one that said `Here` or `Plan` last, unless its incarnation is an older one. What any
+    other says is dropped, for it is that of a server that is gone.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.incarnation = 0
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._poller = zmq.Poller()
+        self._peer: bytes | None = None
+
+    def __enter__(self) -> Self:
+        self._socket.linger = 0
+        # Both ends keep everything: what passes is small, and nothing of it may be lost.
+        self._socket.sndhwm = self._socket.rcvhwm = 0
+        self._socket.bind(self.address)
+        self.watch(self._socket)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._socket.close(linger=1000)
+        self._context.term()
+
+    @property
+    def connected(self) -> bool:
+        """Rank 0 has said that it is there."""
+        return self._peer is not None
+
+    def watch(self, *readables: Readable) -> None:
+        """`wait` shall look at these, too."""
+        for readable in readables:
+            self._poller.register(readable, zmq.POLLIN)
+
+    def ignore(self, *readables: Readable) -> None:
+        """Watch these no more."""
+        for readable in readables:
+            self._poller.unregister(readable)
+
+    def wait(self, timeout_s: float) -> set[Readable]:
+        """Wait until something can be read; returns what can be."""
+        timeout_ms = None if timeout_s == math.inf else max(0, math.ceil(timeout_s * 1000))
+        return {readable for readable, _ in self._poller.poll(timeout_ms)}
+
+    def receive(self) -> list[launcher_link.ToLauncher]:
+        """All messages that have come, without waiting.
+
+        Raises:
+            MalformedMessage: rank 0 and the launcher are of different versions.
+        """
+        messages = []
+        while self._socket.poll(0):
+            peer, frame = self._socket.recv_multipart()
+            message = launcher_link.to_launcher(frame)
+            if self._is_heard(peer, message):
+                messages.append(message)
+        return messages
+
+    def send(self, message: launcher_link.ToServer) -> None:
+        """Send to rank 0; while nobody is there the message is dropped."""
+        if self._peer is not None:
+            self._socket.send_multipart([self._peer, launcher_link.encode(message)])
+
+    def forget_peer(self) -> None:
+        """Rank 0 is gone; the next one has to say that it is there."""
+        self._peer = None
+
+    def _is_heard(self, peer: bytes, message: launcher_link.ToLauncher) -> bool:
+        if isinstance(message, launcher_link.Here | launcher_link.Plan) and message.incarnation >= self.incarnation:
+            self.incarnation, self._peer = message.incarnation, peer
+        return peer == self._peer

@@ -1,0 +1,163 @@
+"""The start of attempts: number, keys, parameters, connection to the server, and job."""
+
+import errno
+import logging
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stream_server.failpoints import failpoint
+from stream_server.launcher.backends.backend import JobSpec
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.journal import Journal
+from stream_server.launcher.schedule.actions import Action, Continue, Submit
+from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
+from stream_server.launcher.simulations.attempts import AttemptKeys
+from stream_server.launcher.simulations.server_connection import ServerConnection, key_pair
+from stream_server.messages import launcher_link
+
+DISK_IS_TO_BLAME = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+
+log = logging.getLogger(__name__)
+
+
+class Starter:
+    """Starts the attempts the schedule wants, and leads those that outlived a server to the next. Main thread only.
+
+    Nothing is started before the first plan has been `planned`.
+    """
+
+    def __init__(
+        self, *, schedule: SimulationSchedule, jobs: AttemptJobs, server: ServerConnection, journal: Journal
+    ) -> None:
+        self.schedule = schedule
+        self.attempts = jobs.attempts
+        self.jobs = jobs
+        self.server = server
+        self.journal = journal
+        self._connection: dict[str, Any] = {}
+        self._parameters: dict[int, dict[str, float]] = {}
+        self._public_keys: dict[int, str | None] = {}
+        self._is_held_back = False
+
+    def planned(self, plan: launcher_link.Plan) -> None:
+        """From now on attempts find the server where this plan says."""
+        self._connection = plan.connection
+        self._parameters |= {it.simulation: it.parameters for it in plan.simulations}
+        self._is_held_back = False
+
+    def added(self, run: launcher_link.Run) -> None:
+        """A simulation that was not in the plan is to be run as well."""
+        self._parameters[run.simulation] = run.parameters
+
+    def restore(self, simulation: int, public_key: str | None) -> None:
+        """An attempt that another launcher has started has this key, None without security."""
+        self._public_keys[simulation] = public_key
+
+    def start(self, action: Submit) -> list[Action]:
+        """Start an attempt and those beside it in one job; returns what is to be done about those that cannot run.
+
+        Those that cannot be prepared are left out of the job. While the disk refuses, none is started.
+        """
+        members = [self._number(it.simulation, it.attempt) for it in (action, *action.beside)]
+        keys = {simulation: self._new_keys() for simulation, _ in members}
+        self._public_keys |= {simulation: pair.public if pair else None for simulation, pair in keys.items()}
+        specs: dict[tuple[int, int], JobSpec] = {}
+        errors: dict[tuple[int, int], Exception] = {}
+        try:
+            for simulation, attempt in members:
+                try:
+                    specs[simulation, attempt] = self.attempts.prepare(
+                        simulation, attempt, self._parameters[simulation], self._connection, keys[simulation]
+                    )
+                except (OSError, ValueError) as error:
+                    if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
+                        raise
+                    errors[simulation, attempt] = error
+            self.journal.write(*self._starting(list(specs)))
+        except OSError as error:
+            return self._postpone(members, error)
+        self._is_held_back = False
+        for simulation, attempt in members:
+            # The server must know the key before the client can use it.
+            public_key = self._public_keys[simulation]
+            self.server.send(launcher_link.Attempt(simulation=simulation, attempt=attempt, public_key=public_key))
+        actions: list[Action] = []
+        for (simulation, attempt), problem in errors.items():
+            actions += self._cannot_be_prepared(simulation, attempt, problem)
+        if specs:
+            self._submit(specs)
+        return actions
+
+    def go_on(self, action: Continue) -> None:
+        """An attempt outlived a server or a launcher: the server must know it, and it must find the server."""
+        simulation, attempt = action.simulation, action.attempt
+        log.info("simulation %d, attempt %d goes on", simulation, attempt)
+        key = None if action.attached else self._public_keys.get(simulation)
+        self.server.send(
+            launcher_link.Attempt(
+                simulation=simulation, attempt=attempt, public_key=key, attached=action.attached, goes_on=True
+            )
+        )
+        if action.attached:
+            return
+        try:
+            self.attempts.reconnect(simulation, attempt, self._connection)
+        except (OSError, ValueError) as error:
+            log.warning("simulation %d, attempt %d cannot be told where the server is: %s", simulation, attempt, error)
+
+    def _number(self, simulation: int, attempt: int) -> tuple[int, int]:
+        attempt = self.attempts.free_number(simulation, attempt)
+        self.schedule.renumber(simulation, attempt)
+        return simulation, attempt
+
+    def _new_keys(self) -> AttemptKeys | None:
+        if self._connection.get("security") is None:
+            return None
+        public, secret = key_pair()
+        return AttemptKeys(public=public, secret=secret)
+
+    def _starting(self, members: Sequence[tuple[int, int]]) -> list[records.AttemptStarting]:
+        job = str(self.attempts.folder(*members[0])) if len(members) > 1 else None
+        return [
+            records.AttemptStarting(
+                simulation=simulation,
+                attempt=attempt,
+                folder=str(self.attempts.folder(simulation, attempt)),
+                public_key=self._public_keys[simulation],
+                job=job,
+                ranks=self.jobs.ranks,
+            )
+            for simulation, attempt in members
+        ]
+
+    def _postpone(self, members: Sequence[tuple[int, int]], error: OSError) -> list[Action]:
+        text = f"no simulation is started as long as the disk refuses: {error}"
+        log.error("%s", text)
+        if not self._is_held_back:
+            # On a full disk our log cannot tell anybody.
+            self.server.send(launcher_link.HeldBack(text=text))
+            self._is_held_back = True
+        for attempt in members:
+            shutil.rmtree(self.attempts.folder(*attempt), ignore_errors=True)
+        now = time.monotonic()
+        return [action for simulation, _ in members for action in self.schedule.postpone(simulation, now)]
+
+    def _cannot_be_prepared(self, simulation: int, attempt: int, error: Exception) -> list[Action]:
+        reason = f"could not be prepared: {error}"
+        log.warning("simulation %d, attempt %d %s", simulation, attempt, reason)
+        return self.schedule.job_ended(simulation, attempt, None, reason, time.monotonic())
+
+    def _submit(self, specs: Mapping[tuple[int, int], JobSpec]) -> None:
+        for (simulation, attempt), spec in specs.items():
+            log.info("simulation %d, attempt %d: %s", simulation, attempt, spec.command)
+        failpoint("launcher.before_submit")
+        handle = self.jobs.submit(specs)
+        for simulation, _ in specs:
+            self.schedule.begun(simulation, time.monotonic())
+        failpoint("launcher.after_submit")
+        if handle is not None:
+            for simulation, attempt in specs:
+                self.journal.note(records.AttemptStarted(simulation=simulation, attempt=attempt, handle=handle))

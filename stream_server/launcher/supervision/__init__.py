@@ -1,0 +1,4 @@
+"""The server as a job: its start, its liveness and its restarts; the launcher from beginning to end.
+
+May import: config, launcher.backends, launcher.journal, launcher.schedule, launcher.simulations, machine, messages.
+"""

@@ -1,0 +1,209 @@
+"""The composition root of the launcher: builds the parts, runs them, and keeps the journal of that."""
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from contextlib import closing
+
+from stream_server.config import StudyConfig
+from stream_server.launcher.backends.environment import release_cores, simulation_environment
+from stream_server.launcher.backends.mpirun import Mpirun
+from stream_server.launcher.backends.registry import load_backend
+from stream_server.launcher.journal.journal import Journal
+from stream_server.launcher.journal.records import LauncherLeft
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
+from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
+from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.ensemble import Ensemble
+from stream_server.launcher.simulations.server_connection import ServerConnection
+from stream_server.launcher.supervision.server_job import ServerCommand
+from stream_server.launcher.supervision.server_restart import Restarts
+from stream_server.launcher.supervision.supervisor import Supervisor
+from stream_server.launcher.supervision.takeover import begin, end_earlier_run
+from stream_server.machine import private_folder
+from stream_server.machine.forced_exit import UrgentSignals
+from stream_server.machine.screen import PlainFormatter
+from stream_server.machine.signals import Signals
+from stream_server.machine.study_lock import LOCKS, RUN_LOCK, StudyLock
+
+PROGRAM = "stream-launcher"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) -> int:
+    """Run server and simulations of a study, or take over those of a launcher that was killed; returns the exit code.
+
+    Raises:
+        ConfigError: another process runs this study, its journal is damaged, or a program is missing.
+    """
+    asking = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    # Under nohup the end of the terminal is no reason to stop.
+    asking += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+    jobs = _make_jobs(config)
+    lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
+    with lock, Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *asking) as signals:
+        _start_log(config)
+        address = begin(journal, jobs, config.output_dir, link=None).link
+        folder = private_folder.of(address)
+        with ServerConnection(address) as link, closing(jobs.backend):
+            exit_code = Supervisor(
+                command=command,
+                ensemble=_make_ensemble(config, journal, link, jobs),
+                link=link,
+                signals=signals,
+                journal=journal,
+                restarts=Restarts(
+                    config.launcher.restarts,
+                    num_in_a_row=journal.history.num_in_a_row,
+                    failed_batch=journal.history.failed_batch,
+                ),
+                output_dir=config.output_dir,
+                folder=folder,
+                ends_at=ends_at,
+            ).run()
+        private_folder.remove(folder)
+        journal.note(LauncherLeft(exit_code=exit_code))
+    return exit_code
+
+
+def run_simulations(config: StudyConfig, address: str) -> int:
+    """Run the simulations of a study whose server rank 0 speaks at `address` and holds the other end of our stdin.
+
+    All jobs are ended before it leaves, by whatever way. Those of a launcher that rank 0 had before are taken over.
+    Rank 0 puts our stderr into the launcher's log.
+
+    Raises:
+        ConfigError: another launcher runs this study, its journal is damaged, or mpirun is missing.
+    """
+    release_cores()
+    jobs = _make_jobs(config)
+    with Journal(config.output_dir) as journal, Signals(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD) as signals:
+        _start_log(config)
+        begin(journal, jobs, config.output_dir, link=address)
+        with ServerConnection(address) as link, closing(jobs.backend):
+            ensemble = _make_ensemble(config, journal, link, jobs)
+            launcher = Unsupervised(ensemble, link, signals, lifeline=sys.stdin.fileno())
+            launcher.run()
+        journal.note(LauncherLeft(exit_code=0))
+    if launcher.orphaned:
+        # A rank 0 that was killed could not remove the folder of its sockets.
+        shutil.rmtree(private_folder.of(address), ignore_errors=True)
+    return 0
+
+
+def rename_earlier_run(config: StudyConfig) -> None:
+    """Give the output folder of an earlier run the name NAME.1 or the next that is free.
+
+    Raises:
+        ConfigError: another process still runs it, or its journal is damaged.
+    """
+    output_dir = config.output_dir
+    if not output_dir.exists() or all(entry.name in LOCKS for entry in output_dir.iterdir()):
+        return
+    jobs = _make_jobs(config)
+    with StudyLock(output_dir / RUN_LOCK, PROGRAM), Journal(output_dir) as journal:
+        with closing(jobs.backend):
+            end_earlier_run(journal.history, jobs, output_dir)
+        number = 1
+        while (free := output_dir.with_name(f"{output_dir.name}.{number}")).exists():
+            number += 1
+        output_dir.rename(free)
+
+
+class Unsupervised:
+    """The launcher of a server that was started by hand. Main thread only.
+
+    It runs the simulations until rank 0 says stop or is gone, or a signal comes. A second INT or TERM gives the jobs no
+    grace any more: they are left to be killed.
+
+    `lifeline` is the read end of a pipe that rank 0 holds open: its end means that rank 0 is gone, and makes us
+    `orphaned`.
+    """
+
+    def __init__(self, ensemble: Ensemble, link: ServerConnection, signals: Signals, lifeline: int) -> None:
+        self.ensemble = ensemble
+        self.link = link
+        self.signals = signals
+        self.lifeline = lifeline
+        self.orphaned = False
+        self._urgent = UrgentSignals()
+
+    def run(self) -> None:
+        """Serve until told to leave and every job has ended."""
+        self.link.watch(self.lifeline, self.signals.readable)
+        while not self.ensemble.has_left and self._urgent.num < 2:
+            self._wait()
+            self.ensemble.turn()
+
+    def _wait(self) -> None:
+        ready = self.link.wait(self.ensemble.wake_at - time.monotonic())
+        if self.lifeline in ready and not os.read(self.lifeline, 4096):
+            self.link.ignore(self.lifeline)
+            self.orphaned = True
+            self.ensemble.leave("rank 0 of the server is gone")
+        if self.signals.readable in ready:
+            came = self.signals.take()
+            if signal.SIGCHLD in came:
+                self.ensemble.look_soon()
+            for number in came - {signal.SIGCHLD}:
+                self._urgent.count(number, time.monotonic())
+                self.ensemble.leave(f"got {number.name}")
+
+
+def limits(config: StudyConfig) -> ScheduleLimits:
+    """The rules of the schedule, as the study sets them."""
+    simulation = config.simulation
+    return ScheduleLimits(
+        starts_jobs=simulation.command is not None,
+        max_running=config.launcher.max_running,
+        per_job=simulation.per_job,
+        max_attached=config.client.max_attached,
+        retries=simulation.retries,
+        on_failure=simulation.on_failure,
+        max_failed=simulation.max_failed,
+        timeout_s=simulation.timeout_s,
+        num_simulations=config.study.simulations + config.validation.simulations,
+    )
+
+
+def attempts(config: StudyConfig) -> Attempts:
+    """The common part of all attempts of a study."""
+    simulation = config.simulation
+    return Attempts(
+        command=tuple(simulation.command or ()),
+        templates=tuple(simulation.templates),
+        environment=simulation_environment(config),
+        seed=config.study.seed,
+        study_dir=config.study_dir,
+        output_dir=config.output_dir,
+    )
+
+
+def _make_jobs(config: StudyConfig) -> AttemptJobs:
+    return AttemptJobs(load_backend(config), attempts(config), Mpirun.of(config))
+
+
+def _make_ensemble(config: StudyConfig, journal: Journal, link: ServerConnection, jobs: AttemptJobs) -> Ensemble:
+    ensemble = Ensemble(
+        schedule=SimulationSchedule(limits(config)),
+        jobs=jobs,
+        server=link,
+        journal=journal,
+        keep_finished=config.simulation.keep_folders == "all",
+    )
+    ensemble.restore(journal.history)
+    return ensemble
+
+
+def _start_log(config: StudyConfig) -> None:
+    """Write the log of this process, with UTC times."""
+    file = config.output_dir / "logs" / "launcher.log"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(file)
+    handler.setFormatter(PlainFormatter(LOG_FORMAT))
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    logging.Formatter.converter = time.gmtime

@@ -1,0 +1,256 @@
+"""The server as a job: its command line, mpirun and its ranks, and one start of it as the launcher watches it."""
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from stream_server.errors import ConfigError, RankLost
+from stream_server.launcher.journal.records import ServerStarting
+from stream_server.launcher.supervision.liveness import Liveness
+from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
+from stream_server.machine import processes, shared_memory
+from stream_server.machine.processes import Leader, Process
+
+MARK = "STREAM_SERVER_JOB"
+LOOK_S = 5.0
+LOOK_KILLED_S = 0.05
+STOPPED_S = 10.0
+# Before its ranks show that they live, a server imports and prepares what may be slow: as long as user code may be.
+COMING_LIMIT_S = 1800.0
+LEAVING_LIMIT_S = 600.0
+KILL_LIMIT_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerCommand:
+    """The command line of the server, made from that of stream-launcher, and variables of its environment."""
+
+    config: Path
+    overrides: Sequence[str]
+    resume: bool
+    ranks: int
+    environment: Mapping[str, str]
+
+    def start(self, *, link: str, alive: str, time_limit_s: float) -> list[str]:
+        """Start the server; it is to leave by itself after `time_limit_s`, if that is not infinite.
+
+        Raises:
+            ConfigError: a program is missing.
+        """
+        limit = [] if time_limit_s == math.inf else ["--time-limit", clock(time_limit_s)]
+        hidden = ["--link", link, "--alive", alive]
+        return [*_mpirun(self.ranks), *self._server, *(["--resume"] if self.resume else []), *limit, *hidden]
+
+    def check(self) -> int:
+        """Let the server tell what the study would do; returns its exit code.
+
+        Raises:
+            ConfigError: the program is missing.
+        """
+        return subprocess.run([*self._server, "--check"]).returncode
+
+    @property
+    def _server(self) -> list[str]:
+        overrides = [f"--set={override}" for override in self.overrides]
+        # With our own interpreter: that of the script's first line may belong to another environment, with another MPI.
+        return [sys.executable, program("stream-server"), "--config", str(self.config), *overrides]
+
+
+class ServerJob:
+    """One start of the server. Main thread only.
+
+    All of its processes have `mark` in their environment; `leader`, the first of them, leads a session. `look` moves
+    things on: call it at each SIGCHLD, and at `wake_at` at the latest.
+    """
+
+    def __init__(self, mark: str, leader: Leader | None, process: "subprocess.Popen[bytes] | None" = None) -> None:
+        self.mark = mark
+        self.leader = leader
+        self.status: int | None = None
+        self.is_over = False
+        self.killed = False
+        self.wake_at = 0.0
+        self._process = process
+        self._registered: Callable[[], Sequence[Leader]] = tuple
+        self._stopped_since: dict[int, float] = {}
+        self._shared: set[str] = set()
+
+    @classmethod
+    def start(cls, command: Sequence[str], environment: Mapping[str, str], mark: str) -> Self:
+        """Start it in a session of its own, so that a Ctrl-C reaches it by us only."""
+        process = subprocess.Popen(
+            command, env={**environment, MARK: mark}, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        leader = None
+        with contextlib.suppress(OSError):
+            leader = Leader.of(process.pid)
+        return cls(mark, leader, process)
+
+    @classmethod
+    def adopt(cls, mark: str, leader: Leader | None) -> Self | None:
+        """The server that another launcher started; None when nothing of it runs any more."""
+        members = [it for it in processes.running(MARK) if it.mark == mark]
+        firsts = sorted((it.started, it.pid) for it in members if it.pid == it.session)
+        if leader is None and firsts:
+            leader = Leader(pid=firsts[0][1], started=firsts[0][0])
+        return cls(mark, leader) if members or (leader is not None and leader.alive) else None
+
+    def also_kill(self, registered: Callable[[], Sequence[Leader]]) -> None:
+        """These belong to it as well, such as ranks that have told us who they are."""
+        self._registered = registered
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal its first process, which passes it on to all ranks."""
+        with contextlib.suppress(OSError):
+            if self.leader is not None and self.leader.alive:
+                os.kill(self.leader.pid, number)
+
+    def kill(self, now: float) -> None:
+        """KILL everything of it; `is_over` once nothing is left."""
+        self.killed = True
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """See what is left of it. What outlives its first process is killed."""
+        try:
+            self._look(now)
+        except OSError as error:
+            log.warning("nothing is known of the server's processes: %s", error)
+            self.wake_at = now + LOOK_S
+
+    def _look(self, now: float) -> None:
+        first_is_over = self._first_is_over()
+        ending = self.killed or first_is_over
+        if self.is_over or (now < self.wake_at and not ending):
+            return
+        running = processes.running(MARK)
+        members = self._members(running)
+        self._note_stopped(running, members, now)
+        if ending:
+            # Ranks that are killed before they have met do not take away what they share.
+            self._shared = self._shared.union(*map(shared_memory.names_of, members))
+            processes.send(members, signal.SIGKILL)
+            self.is_over = not members and first_is_over
+            if self.is_over:
+                shared_memory.remove(self._shared)
+        self.wake_at = now + (LOOK_KILLED_S if ending else LOOK_S)
+
+    def stopped_pid(self, now: float) -> int | None:
+        """A process of it that a signal has held for too long, if there is one."""
+        return next((pid for pid, since in self._stopped_since.items() if now >= since + STOPPED_S), None)
+
+    def _first_is_over(self) -> bool:
+        if self._process is not None:
+            self.status = self._process.poll()
+            return self.status is not None
+        return self.leader is None or not self.leader.alive
+
+    def _members(self, running: Sequence[Process]) -> set[int]:
+        registered = {(leader.pid, leader.started) for leader in self._registered()}
+        named = {it.pid for it in running if (it.pid, it.started) in registered}
+        return named | processes.members(running, self.leader, {self.mark})
+
+    def _note_stopped(self, running: Sequence[Process], members: set[int], now: float) -> None:
+        stopped = {it.pid for it in running if it.stopped and it.pid in members}
+        self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
+
+
+class RunningServer:
+    """Its processes, its ranks' signs of life, and what it said. Main thread only.
+
+    `stack` is left by `close`. `was_planned`: it has said which simulations it needs; `leaving_since`: that it leaves.
+    `coming_since` is when it was started, infinity when another launcher did that.
+    """
+
+    def __init__(self, starting: ServerStarting, job: ServerJob, liveness: Liveness, stack: ExitStack) -> None:
+        self.starting = starting
+        self.job = job
+        self.liveness = liveness
+        self.was_planned = False
+        self.was_asked_to_leave = False
+        self.coming_since = math.inf
+        self.leaving_since = math.inf
+        self._stack = stack
+        self._killed_at = math.inf
+        self._why_killed = ""
+        job.also_kill(lambda: list(liveness.processes.values()))
+
+    @property
+    def wake_at(self) -> float:
+        """The time of the next `look`."""
+        return min(self.job.wake_at, self.liveness.wake_at)
+
+    def look(self, now: float) -> str:
+        """See how it is; returns why it must be killed, "" while it need not."""
+        self.liveness.take(now)
+        self.job.look(now)
+        if self.job.killed or self.job.is_over:
+            return ""
+        if self.liveness.is_lost(now):
+            return "a rank of the server does not answer any more"
+        if (pid := self.job.stopped_pid(now)) is not None:
+            return f"process {pid} of the server was stopped by a signal, and not continued"
+        if self.liveness.has_all_ranks:
+            self.coming_since = math.inf
+        if now >= self.coming_since + COMING_LIMIT_S:
+            return f"not all ranks of the server have come within {COMING_LIMIT_S:g} s"
+        if now >= self.leaving_since + LEAVING_LIMIT_S:
+            return f"the server said that it leaves, and did not within {LEAVING_LIMIT_S:g} s"
+        return ""
+
+    def kill(self, why: str, now: float) -> None:
+        """KILL all of it; `job.is_over` once nothing is left."""
+        self._why_killed = self._why_killed or why
+        self._killed_at = min(self._killed_at, now)
+        self.job.kill(now)
+
+    def cannot_be_killed(self, now: float) -> bool:
+        """Something of it is still there, long after it was killed."""
+        return not self.job.is_over and now >= self._killed_at + KILL_LIMIT_S
+
+    def how_it_ended(self, output_dir: Path) -> ServerEnd:
+        """Tell how it ended: as it said itself, or else why we killed it."""
+        words = EndReports(output_dir, self.starting.reports_before)
+        end = words.read(None if self._why_killed else self.job.status, was_planned=self.was_planned)
+        if self._why_killed and end.exit_code == RankLost.exit_code:
+            return ServerEnd(exit_code=end.exit_code, message=self._why_killed)
+        return end
+
+    def close(self) -> None:
+        """Listen to its ranks no more."""
+        self._stack.close()
+
+
+def clock(seconds: float) -> str:
+    """A duration as HH:MM:SS, rounded down to whole seconds, of which there is at least one."""
+    minutes, s = divmod(max(1, int(seconds)), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{s:02d}"
+
+
+def program(name: str) -> str:
+    """The program of our own environment, or else the one on PATH.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ConfigError(f"{name} was found neither beside {sys.executable} nor on PATH; install it or correct PATH")
+    return found
+
+
+def _mpirun(ranks: int) -> list[str]:
+    return [] if ranks == 1 else [program("mpirun"), "-n", str(ranks)]

@@ -1,0 +1,154 @@
+"""Restarts of the server: how it ended, as report.json and exit.json tell, and whether it is started again."""
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream_server.errors import InternalError, RankLost, RanksDiverged, UserCodeError
+
+FINAL_CODES = frozenset({0, 2, 4, 5, 6, 75})
+# What happens at the same batch again will happen each time.
+CODES_BY_BATCH = frozenset({UserCodeError.exit_code, RanksDiverged.exit_code, InternalError.exit_code})
+MAX_PAUSE_S = 60.0
+REPORT_FILE = "report.json"
+EXIT_FILE = "exit.json"
+SAVED_CODE = 75
+REFUSED_CODES = frozenset({2, 6})
+LARGEST_CODE = 255
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerEnd:
+    """The end of a server; `batch` is the one at which it failed, None when that was outside of training."""
+
+    exit_code: int
+    message: str
+    batch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """Start it again after `pause_s`."""
+
+    pause_s: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoRestart:
+    """It stays away: leave with this exit code."""
+
+    exit_code: int
+    text: str
+
+
+class Restarts:
+    """Counts the restarts without progress, of which `limit` are allowed in a row."""
+
+    def __init__(self, limit: int, *, num_in_a_row: int = 0, failed_batch: int | None = None) -> None:
+        self.limit = limit
+        self.num_in_a_row = num_in_a_row
+        self.failed_batch = failed_batch
+
+    def progressed(self) -> None:
+        """A checkpoint was committed."""
+        self.num_in_a_row = 0
+
+    def decide(self, end: ServerEnd, *, stopping: bool) -> Restart | NoRestart:
+        """Decide what to do after this end; `stopping` when the study was asked to stop."""
+        if end.exit_code in FINAL_CODES:
+            return NoRestart(exit_code=end.exit_code, text=end.message)
+        if stopping:
+            return NoRestart(exit_code=end.exit_code, text=f"{end.message}; it is not restarted, for it was to stop")
+        if end.exit_code == UserCodeError.exit_code and end.batch is None:
+            return NoRestart(exit_code=end.exit_code, text=f"{end.message}; that was outside of training")
+        if end.exit_code in CODES_BY_BATCH and end.batch is not None:
+            before, self.failed_batch = self.failed_batch, end.batch
+            if end.batch == before:
+                return NoRestart(exit_code=end.exit_code, text=f"{end.message}; batch {before} failed twice")
+        if self.num_in_a_row >= self.limit:
+            limit = f"{self.num_in_a_row} restarts in a row brought no new checkpoint, launcher.restarts allows no more"
+            return NoRestart(exit_code=end.exit_code, text=f"{end.message}; {limit}")
+        self.num_in_a_row += 1
+        # 0, 1, 2, 4 … s; the exponent is bounded, for a float is.
+        pause_s = min(MAX_PAUSE_S, 2.0 ** min(self.num_in_a_row - 2, 9)) if self.num_in_a_row > 1 else 0.0
+        count = f"restart {self.num_in_a_row} of {self.limit} without a new checkpoint"
+        return Restart(pause_s=pause_s, text=f"{end.message}; it is started again ({count})")
+
+
+def lost(message: str) -> ServerEnd:
+    """The end of a server that left no word."""
+    return ServerEnd(exit_code=RankLost.exit_code, message=message)
+
+
+class EndReports:
+    """The two files, as far as they were written after `before`, which is what `versions` gave at the start."""
+
+    def __init__(self, output_dir: Path, before: str) -> None:
+        self.output_dir = output_dir
+        self._before = before.split()
+
+    @staticmethod
+    def versions(output_dir: Path) -> str:
+        """Return a text that changes when one of the files is written again."""
+        return " ".join(_version(output_dir / name) for name in (REPORT_FILE, EXIT_FILE))
+
+    def read(self, status: int | None, *, was_planned: bool) -> ServerEnd:
+        """Tell how the server ended.
+
+        Its files say so. The exit `status` of mpirun (None if unknown) lies when ranks differ, and is believed only of
+        a server that left before it had a plan for the simulations: then study.json was refused, the set-up stopped, or
+        the study had been finished before.
+        """
+        report, failure = self._fresh(0, REPORT_FILE), self._fresh(1, EXIT_FILE)
+        for said in (report, failure):
+            code = said.get("exit_code")
+            if type(code) is int and 0 <= code <= LARGEST_CODE:
+                batch = failure.get("batch")
+                text = f": {said['message']}" if said.get("message") else ""
+                return ServerEnd(
+                    exit_code=code,
+                    message=f"the server ended with exit code {code}{text}",
+                    batch=batch if type(batch) is int else None,
+                )
+        if status is not None and not was_planned:
+            if status == SAVED_CODE:
+                return ServerEnd(exit_code=status, message="the server was stopped while it was set up")
+            if status in REFUSED_CODES:
+                return ServerEnd(exit_code=status, message=f"the server refused to start, with exit code {status}")
+            if status == 0 and _read(self.output_dir / REPORT_FILE).get("exit_code") == 0:
+                return ServerEnd(exit_code=0, message="the study had been finished before")
+        return lost(f"the server {_described(status)} and left no report")
+
+    def _fresh(self, position: int, name: str) -> dict[str, Any]:
+        file = self.output_dir / name
+        return {} if _version(file) == self._before[position] else _read(file)
+
+
+def _version(file: Path) -> str:
+    try:
+        status = file.stat()
+    except OSError:
+        return "-"
+    return f"{status.st_ino}:{status.st_mtime_ns}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _described(status: int | None) -> str:
+    if status is None:
+        return "has ended"
+    if status >= 0:
+        return f"ended with exit code {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

@@ -1,0 +1,116 @@
+"""The command `stream-launcher`, and the process that runs the simulations of a study for rank 0."""
+
+import argparse
+import math
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from stream_server.config import load
+from stream_server.errors import StreamServerError
+from stream_server.launcher.backends.mpirun import require
+from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, run_study
+from stream_server.launcher.supervision.server_job import ServerCommand
+from stream_server.machine import descriptors
+from stream_server.machine.forced_exit import EXIT_FORCED
+from stream_server.machine.screen import outliving_a_full_disk
+
+DESCRIPTION = """\
+Run a study under supervision: the server as one MPI job of server.ranks ranks, and the simulations.
+
+A server that dies or hangs is started again from its newest checkpoint, while the simulations go on; a study
+that was interrupted continues when the same command is given again.
+`mpirun -n 4 stream-server --config study.json` runs a study with a number of ranks of your choice, unsupervised.
+"""
+EPILOG = """\
+Ctrl-C, TERM and USR1 make the study save a checkpoint and leave; a second Ctrl-C or TERM ends it at once.
+Should this process itself be killed, server and simulations go on; the same command takes them over again.
+
+exit status:
+  0 finished and balanced   2 command line or study.json   3 the user's class raised
+  4 too many simulations failed   5 the account does not balance, or the last checkpoint was not committed
+  6 no usable checkpoint   7 a rank, thread or node was lost, more often in a row than launcher.restarts allows
+  8 the weights of the ranks have diverged   70 an error that nobody foresaw: report it   75 saved: run me again
+  130 ended by a second signal that came while it was busy
+"""
+TIME_LIMIT = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, as `--help` shows it."""
+    parser = argparse.ArgumentParser(
+        prog="stream-launcher",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="study.json", help="the study")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one key, such as training.batch_size=32",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=time_limit,
+        default=math.inf,
+        metavar="HH:MM:SS",
+        help="save a checkpoint and leave with exit status 75 before so much time has passed",
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--resume", action="store_true", help="insist on a run in the output folder that is continued")
+    how.add_argument("--fresh", action="store_true", help="rename the output folder of an earlier run and start over")
+    how.add_argument("--check", action="store_true", help="check study.json, print what the study takes, start nothing")
+    # The two that rank 0 uses.
+    parser.add_argument("--simulations-only", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--link", help=argparse.SUPPRESS)
+    return parser
+
+
+def time_limit(text: str) -> float:
+    """The seconds of an HH:MM:SS."""
+    match = TIME_LIMIT.fullmatch(text)
+    seconds = sum(int(part) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write HH:MM:SS, such as 23:50:00")
+    return float(seconds)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    began = time.monotonic()
+    arguments = parser().parse_args(argv)
+    try:
+        config = load(arguments.config, arguments.set)
+        require(config)
+        command = ServerCommand(
+            config=arguments.config,
+            overrides=arguments.set,
+            resume=arguments.resume,
+            ranks=config.server.ranks,
+            environment=config.server.job.environment,
+        )
+        if arguments.check:
+            return command.check()
+        with outliving_a_full_disk():
+            descriptors.require(2 * config.launcher.max_running + config.server.ranks, "jobs and ranks")
+            if arguments.simulations_only:
+                return run_simulations(config, arguments.link)
+            if arguments.fresh:
+                rename_earlier_run(config)
+            return run_study(config, command, ends_at=began + arguments.time_limit)
+    except StreamServerError as error:
+        print(f"stream-launcher: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stream-launcher: interrupted", file=sys.stderr)
+        return EXIT_FORCED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""The launcher of a whole study: it runs the server beside the simulations, and starts it again when it is lost."""
+
+import logging
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from stream_server.errors import RankLost
+from stream_server.failpoints import failpoint
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.history import OpenServer
+from stream_server.launcher.journal.journal import Journal
+from stream_server.launcher.simulations.ensemble import Ensemble
+from stream_server.launcher.simulations.server_connection import ServerConnection
+from stream_server.launcher.supervision.liveness import HeartbeatSettings, Liveness
+from stream_server.launcher.supervision.server_job import RunningServer, ServerCommand, ServerJob
+from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
+from stream_server.machine.signals import Signals
+from stream_server.messages import launcher_link
+
+EXIT_SAVED = 75
+ADOPTED_S = 10.0
+IPC_VARIABLE = "STREAM_IPC_FOLDER"
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Runs a study to its end, whatever the server dies of. Main thread only.
+
+    `folder` is the private one for sockets, `ends_at` the time limit on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        command: ServerCommand,
+        ensemble: Ensemble,
+        link: ServerConnection,
+        signals: Signals,
+        journal: Journal,
+        restarts: Restarts,
+        output_dir: Path,
+        folder: Path,
+        ends_at: float = math.inf,
+        heartbeat: HeartbeatSettings | None = None,
+    ) -> None:
+        self.command = command
+        self.ensemble = ensemble
+        self.link = link
+        self.signals = signals
+        self.journal = journal
+        self.restarts = restarts
+        self.output_dir = output_dir
+        self.folder = folder
+        self.ends_at = ends_at
+        self.heartbeat = heartbeat
+        self._num_starts = journal.history.num_starts
+        self._running: RunningServer | None = None
+        self._start_at = 0.0
+        self._exit_code: int | None = None
+        self._stop_reason = ""
+        self._num_interrupts = 0
+        self._forced = False
+
+    def run(self) -> int:
+        """Serve until the study is over; returns the exit code of the command."""
+        self.link.watch(self.signals.readable)
+        if self.journal.history.server is not None:
+            self._adopt(self.journal.history.server)
+        try:
+            while self._exit_code is None or self._running is not None or not self._simulations_are_over:
+                self._wait()
+                for message in self.ensemble.turn():
+                    self._hear(message)
+                self._look()
+        finally:
+            if self._running is not None:
+                self._running.close()
+        return self._exit_code
+
+    @property
+    def _simulations_are_over(self) -> bool:
+        return self._forced or self.ensemble.has_left
+
+    def _wait(self) -> None:
+        wake_at = self.ensemble.wake_at
+        if self._running is not None:
+            wake_at = min(wake_at, self._running.wake_at)
+        elif self._exit_code is None:
+            wake_at = min(wake_at, self._start_at)
+        ready = self.link.wait(wake_at - time.monotonic())
+        if self.signals.readable in ready:
+            for number in sorted(self.signals.take()):
+                if number == signal.SIGCHLD:
+                    self.ensemble.look_soon()
+                else:
+                    self._interrupt(number)
+
+    def _hear(self, message: launcher_link.ToLauncher) -> None:
+        running = self._running
+        match message:
+            case launcher_link.Here() if running is not None:
+                self._ask_to_leave()
+            case launcher_link.Plan() if running is not None:
+                running.was_planned = True
+            case launcher_link.Committed():
+                if self.restarts.num_in_a_row:
+                    self.journal.note(message)
+                self.restarts.progressed()
+            case launcher_link.Stopping(reason=reason) if running is not None:
+                if not self._stop_reason:
+                    self._stop_reason = reason
+                    say(reason)
+                running.was_asked_to_leave = True
+            case launcher_link.Leaving() if running is not None:
+                running.leaving_since = time.monotonic()
+            case _:
+                return
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        running = self._running
+        if running is None:
+            if self._exit_code is None and now >= self._start_at:
+                self._start(now)
+            return
+        if why := running.look(now):
+            say(f"{why}; it is killed")
+            failpoint("launcher.before_server_kill")
+            running.kill(why, now)
+        if running.job.is_over:
+            self._ended(running, running.how_it_ended(self.output_dir), now)
+        elif running.cannot_be_killed(now):
+            self._stop_reason = "some process of the server cannot be killed"
+            self._ended(running, ServerEnd(exit_code=RankLost.exit_code, message=self._stop_reason), now)
+
+    def _start(self, now: float) -> None:
+        if now >= self.ends_at:
+            self._leave(NoRestart(exit_code=EXIT_SAVED, text="the time limit has been reached: run the study again"))
+            return
+        self._num_starts += 1
+        folder = self.folder / str(self._num_starts)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        starting = records.ServerStarting(
+            number=self._num_starts,
+            ranks=self.command.ranks,
+            folder=str(folder),
+            alive=f"ipc://{self.folder}/alive-{self._num_starts}",
+            reports_before=EndReports.versions(self.output_dir),
+        )
+        line = self.command.start(link=self.link.address, alive=starting.alive, time_limit_s=self.ends_at - now)
+        log.info("server, start %d: %s", starting.number, line)
+        self.journal.note(starting)
+        # What a killed mpirun leaves in its temporary folder goes with ours.
+        environment = {**os.environ, "TMPDIR": starting.folder, **self.command.environment}
+        environment[IPC_VARIABLE] = starting.folder
+        self._run(starting, lambda: ServerJob.start(line, environment, starting.folder))
+        assert self._running is not None
+        self._running.coming_since = now
+
+    def _run(
+        self, starting: records.ServerStarting, begin: Callable[[], ServerJob], *, all_at: float = math.inf
+    ) -> None:
+        with ExitStack() as stack:
+            # The ranks must find us when they come.
+            liveness = Liveness(starting.alive, num_ranks=starting.ranks, all_at=all_at, heartbeat=self.heartbeat)
+            stack.enter_context(liveness)
+            self.link.watch(*liveness.sockets)
+            stack.callback(self.link.ignore, *liveness.sockets)
+            failpoint("launcher.before_server_start")
+            job = begin()
+            failpoint("launcher.after_server_start")
+            self._running = RunningServer(starting, job, liveness, stack.pop_all())
+        if job.leader is not None:
+            self.journal.note(
+                records.ServerStarted(number=starting.number, pid=job.leader.pid, started=job.leader.started)
+            )
+
+    def _adopt(self, server: OpenServer) -> None:
+        """Go on with the server of a launcher that was killed. One that has ended meanwhile is simply started."""
+        starting = server.starting
+        job = ServerJob.adopt(starting.folder, server.leader)
+        if job is None:
+            shutil.rmtree(starting.folder, ignore_errors=True)
+            return
+        log.info("server, start %d, is taken over", starting.number)
+        # A rank that lives comes back at once; of one that died while nobody watched, mpirun may know nothing.
+        self._run(starting, lambda: job, all_at=time.monotonic() + ADOPTED_S)
+
+    def _ended(self, running: RunningServer, end: ServerEnd, now: float) -> None:
+        running.close()
+        self._running = None
+        shutil.rmtree(running.starting.folder, ignore_errors=True)
+        self.ensemble.server_is_gone()
+        decision = self.restarts.decide(end, stopping=bool(self._stop_reason) or self._forced)
+        self.journal.note(
+            records.ServerEnded(
+                number=running.starting.number,
+                exit_code=end.exit_code,
+                num_in_a_row=self.restarts.num_in_a_row,
+                failed_batch=self.restarts.failed_batch,
+            )
+        )
+        match decision:
+            case Restart(pause_s=pause_s, text=text):
+                say(text)
+                self._start_at = now + pause_s
+            case NoRestart():
+                self._leave(decision)
+
+    def _leave(self, decision: NoRestart) -> None:
+        self._exit_code = decision.exit_code
+        if decision.exit_code in (0, EXIT_SAVED):
+            log.info("%s", decision.text)
+        else:
+            say(f"{decision.text}. {self.output_dir / 'logs'} holds the logs of launcher and ranks")
+        if not self.ensemble.leaving:
+            self.ensemble.leave(decision.text)
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        is_urgent = number in (signal.SIGINT, signal.SIGTERM)
+        self._num_interrupts += is_urgent
+        if is_urgent and self._num_interrupts > 1:
+            self._force(number)
+            return
+        is_first, self._stop_reason = not self._stop_reason, f"stopped by {number.name}"
+        if self._exit_code is not None:
+            self.ensemble.leave(self._stop_reason)
+        elif self._running is None:
+            text = f"{self._stop_reason} while no server was running"
+            self._leave(NoRestart(exit_code=RankLost.exit_code, text=text))
+        elif is_first:
+            say(f"{self._stop_reason}: the study saves a checkpoint and leaves; once more ends it at once")
+            if self.link.connected:
+                self._ask_to_leave()
+            else:
+                # Open MPI would kill the ranks 0.26 s after a TERM.
+                self._running.job.send_signal(signal.SIGUSR1)
+
+    def _ask_to_leave(self) -> None:
+        running = self._running
+        if running is None or not self._stop_reason or running.was_asked_to_leave:
+            return
+        running.was_asked_to_leave = True
+        self.link.send(launcher_link.Leave(reason=self._stop_reason))
+
+    def _force(self, number: signal.Signals) -> None:
+        say(f"{number.name} came again: server and simulations are killed")
+        self._forced = True
+        self._exit_code = RankLost.exit_code
+        if self._running is not None:
+            self._running.kill(f"{number.name} came again", time.monotonic())
+
+
+def say(text: str) -> None:
+    """Tell the user, on the screen and in the log."""
+    log.warning("%s", text)
+    # The terminal may be gone.
+    with suppress(OSError):
+        print(f"stream-launcher: {text}", file=sys.stderr, flush=True)

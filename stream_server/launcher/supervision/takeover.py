@@ -1,0 +1,75 @@
+"""The takeover from an earlier launcher: its jobs are taken over, or ended before anything new begins."""
+
+import os
+import time
+from pathlib import Path
+
+from stream_server.launcher.backends import local
+from stream_server.launcher.journal.history import History
+from stream_server.launcher.journal.journal import Journal
+from stream_server.launcher.journal.records import LauncherStarted
+from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
+from stream_server.launcher.supervision.server_job import ServerJob
+from stream_server.machine import private_folder, processes
+
+KILL_WAIT_S = 10.0
+CANCEL_WAIT_S = 60.0
+LOOK_S = 0.02
+
+
+def begin(journal: Journal, jobs: AttemptJobs, output_dir: Path, *, link: str | None) -> LauncherStarted:
+    """Go on where another launcher was killed, or see that nothing of an earlier run is left; put it on record.
+
+    `link` is the address that rank 0 gave this launcher, None when it supervises the server.
+    """
+    history = journal.history
+    resumed = is_resumed(history, link=link)
+    if not resumed:
+        end_earlier_run(history, jobs, output_dir)
+        journal.history = history = history.of_other_runs()
+    address = link or (history.launcher.link if history.launcher else private_folder.link(private_folder.new_name()))
+    history.launcher = LauncherStarted(
+        pid=os.getpid(), boot=processes.this_boot(), link=address, supervises=link is None, resumed=resumed
+    )
+    journal.note(history.launcher)
+    if link is None:
+        private_folder.make(private_folder.of(address), again=resumed)
+    return history.launcher
+
+
+def is_resumed(history: History, *, link: str | None) -> bool:
+    """Tell whether the last launcher was killed in the run in which this one begins; `link` is as in `begin`."""
+    before = history.launcher
+    if before is None or history.ended_in_order or before.boot != processes.this_boot():
+        return False
+    return before.supervises if link is None else (before.supervises, before.link) == (False, link)
+
+
+def end_earlier_run(history: History, jobs: AttemptJobs, output_dir: Path) -> None:
+    """End all jobs and processes of an earlier run, which nobody watches any more."""
+    if history.server is not None:
+        same_boot = history.launcher is not None and history.launcher.boot == processes.this_boot()
+        server = ServerJob.adopt(history.server.starting.folder, history.server.leader if same_boot else None)
+        if server is not None:
+            _kill(server)
+    if history.launcher is not None and history.launcher.supervises:
+        private_folder.remove(private_folder.of(history.launcher.link))
+    _cancel_jobs(history, jobs)
+    processes.end_all(local.MARK, output_dir / "simulations", local.GRACE_S)
+
+
+def _cancel_jobs(history: History, jobs: AttemptJobs) -> None:
+    jobs.adopt(history)
+    jobs.cancel([(it.simulation, it.attempt) for it in history.attempts.values()])
+    deadline = time.monotonic() + CANCEL_WAIT_S
+    while jobs.num_running and time.monotonic() < deadline:
+        jobs.poll(time.monotonic())
+        time.sleep(max(LOOK_S, jobs.backend.query_interval_s) if jobs.num_running else 0.0)
+
+
+def _kill(server: ServerJob) -> None:
+    deadline = time.monotonic() + KILL_WAIT_S
+    server.kill(time.monotonic())
+    while not server.is_over and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        server.look(time.monotonic())

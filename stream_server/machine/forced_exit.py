@@ -1,0 +1,84 @@
+"""The thread that ends a process for which two signals were not enough."""
+
+import math
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+EXIT_FORCED = 130
+FORCE_S = 3.0
+REPEAT_S = 0.5
+URGENT = frozenset({signal.SIGINT, signal.SIGTERM})
+
+
+class UrgentSignals:
+    """Counts INT and TERM. Pure.
+
+    One that comes within `REPEAT_S` of another is the same: terminal, batch system and mpirun may each pass it on.
+    """
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._last = -REPEAT_S
+
+    def count(self, number: int, now: float) -> int:
+        """Count a signal; return how many there were."""
+        if number in URGENT and now >= self._last + REPEAT_S:
+            self.num += 1
+            self._last = now
+        return self.num
+
+
+class ForcedExit:
+    """Ends this process `FORCE_S` after its second INT or TERM, if it has not ended by then.
+
+    Entered in the main thread. Its own thread reads the numbers of the signals as they come, whatever call the main
+    thread is in; only one that holds the lock of the interpreter can delay it. Signals that have no handler of Python
+    are not seen. `pass_on` is called there with each number.
+    """
+
+    def __init__(
+        self, pass_on: Callable[[int], object] = lambda number: None, *, end: Callable[[int], object] = os._exit
+    ) -> None:
+        self._pass_on = pass_on
+        self._end = end
+        self._thread = threading.Thread(target=self._run, name="signals")
+
+    def __enter__(self) -> Self:
+        self._came, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._writable)
+        self._thread.join()
+        os.close(self._came)
+
+    def _run(self) -> None:
+        urgent, end_at = UrgentSignals(), math.inf
+        while select.select([self._came], [], [], None if end_at == math.inf else max(0.0, end_at - time.monotonic()))[
+            0
+        ]:
+            numbers = os.read(self._came, 4096)
+            if not numbers:
+                return
+            for number in numbers:
+                self._pass_on(number)
+                if urgent.count(number, time.monotonic()) > 1 and end_at == math.inf:
+                    end_at = time.monotonic() + FORCE_S
+        with suppress(OSError):
+            print(
+                f"process {os.getpid()} has not ended after a second signal: it is ended", file=sys.stderr, flush=True
+            )
+        self._end(EXIT_FORCED)

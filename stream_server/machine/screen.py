@@ -1,0 +1,83 @@
+"""Output of a command, where that goes into a file on a disk that may be full, or to a reader that may leave."""
+
+import errno
+import io
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# C0 and C1 without tab and end of line: what moves the cursor, changes colours or rings the bell.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+
+def escaped(text: str) -> str:
+    """The text of a stranger, with what a terminal would obey written as `\\x1b`; tabs and ends of lines stay."""
+    return CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text.replace("\r\n", "\n"))
+
+
+class PlainFormatter(logging.Formatter):
+    """Formats a record of a log, in which a stranger's text may stand, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record))
+
+
+class Screen(io.FileIO):
+    """A file that loses what the disk does not take, and goes on with the next that it does."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            return memoryview(data).nbytes
+
+
+@contextmanager
+def outliving_a_full_disk() -> Iterator[None]:
+    """Within the block no line that cannot be printed ends anything."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_on_screen, before)
+    try:
+        yield
+    finally:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def until_the_reader_leaves() -> Iterator[None]:
+    """End the block quietly if whoever reads its output, such as `head`, has read enough."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still in the buffer is written when the interpreter ends, and must go somewhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _on_screen(stream: TextIO) -> TextIO:
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        # There is none, or what stands in its place keeps all it gets.
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(Screen(descriptor, "wb", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream is sys.stderr or stream.isatty(),
+    )

@@ -1,0 +1,156 @@
+"""The locks of an output folder: one process runs the study in it, and one server writes into it."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stream_server.errors import ConfigError
+from stream_server.machine import processes
+from stream_server.machine.processes import Leader
+from stream_server.storage import disk
+from stream_server.storage.typed import typed
+
+RUN_LOCK = "run.lock"
+SERVER_LOCK = "server.lock"
+LOCKS = (RUN_LOCK, SERVER_LOCK)
+DYING_S = 10.0
+UNNAMED_S = 1.0
+GLANCE_S = 0.2
+LOOK_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """The process that has a lock, as it wrote itself down in the file; `started` is in clock ticks since boot."""
+
+    program: str
+    pid: int
+    started: int
+    host: str
+    since: str
+
+    @classmethod
+    def this(cls, program: str) -> "Holder":
+        """This process."""
+        leader = Leader.of(os.getpid())
+        return cls(
+            program=program,
+            pid=os.getpid(),
+            started=0 if leader is None else leader.started,
+            host=socket.gethostname(),
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> "Holder | None":
+        """The last one that wrote itself down; None if nothing sound is there."""
+        try:
+            return typed(cls, json.loads(disk.read_file(path)))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return None
+
+    @property
+    def may_run(self) -> bool:
+        """It runs, as far as can be known here: of a process on another host nothing is."""
+        if self.host != socket.gethostname():
+            return True
+        return Leader(pid=self.pid, started=self.started).alive and not processes.is_dying(self.pid)
+
+    def __str__(self) -> str:
+        return f"{self.program}, process {self.pid} on {self.host}, since {self.since}"
+
+
+def holder_of(path: Path) -> Holder | None:
+    """The process that has this lock now, whose name may be an older one's for a moment; None if nobody has it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        # Shared: several may look at once, and a process that wants the lock meanwhile asks again.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Holder.read(path) or Holder(program="a process", pid=0, started=0, host="", since="")
+    finally:
+        disk.close(descriptor)
+    return None
+
+
+class StudyLock:
+    """Keeps a file locked while the `with` block lasts. Main thread only.
+
+    The kernel unlocks it when the process ends, however that ends, also on network file systems, where a lock on the
+    file is one at its server. A holder that is dying is waited for, and any holder for DYING_S when `was_killed`: the
+    caller knows that the last one was. For GLANCE_S any other is, since it may only be looking (`holder_of`). `program`
+    is what others are told of this process.
+    """
+
+    def __init__(self, path: Path, program: str, *, was_killed: bool = False) -> None:
+        self.path = path
+        self.program = program
+        self.was_killed = was_killed
+
+    def __enter__(self) -> Self:
+        """Lock it.
+
+        Raises:
+            ConfigError: another process has it, which the message names.
+            OSError: the file cannot be opened, or the file system has no locks.
+        """
+        disk.make_folder(self.path.parent)
+        began = time.monotonic()
+        while (descriptor := _locked(self.path)) is None:
+            holder = Holder.read(self.path)
+            if time.monotonic() - began >= self._patience_s(holder):
+                raise ConfigError(
+                    f"{self.path.parent} is in use: {holder or 'another process'} runs the study there. Wait for its "
+                    f"end or end it, or write another study.output_dir ({self.path.name} is locked)"
+                )
+            # A lock that another process holds can only be asked for again.
+            time.sleep(LOOK_S)
+        self._descriptor = descriptor
+        disk.truncate(descriptor, 0)
+        disk.write_all(descriptor, memoryview(json.dumps(asdict(Holder.this(self.program))).encode() + b"\n"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        disk.close(self._descriptor)
+
+    def _patience_s(self, holder: Holder | None) -> float:
+        if self.was_killed or (holder is not None and not holder.may_run):
+            return DYING_S
+        return UNNAMED_S if holder is None else GLANCE_S
+
+
+def _locked(path: Path) -> int | None:
+    """The descriptor of the file, locked; None if another process has it."""
+    while True:
+        descriptor = disk.open_to_append(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_still(path, descriptor):
+                return descriptor
+        except BlockingIOError:
+            disk.close(descriptor)
+            return None
+        except BaseException:
+            disk.close(descriptor)
+            raise
+        # Its folder was renamed, or the file removed, before we had it.
+        disk.close(descriptor)
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,83 @@
+"""The connection file: the addresses of a study, and the keys with which a simulation connects."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from stream_server.errors import ConfigError, MalformedMessage
+from stream_server.messages import codec
+from stream_server.messages.client import U32, Addresses, Count, Parameters, Text
+from stream_server.storage.disk import swap_private_file
+from stream_server.storage.typed import Length, typed
+
+ENVIRONMENT_VARIABLE = "STREAM_CONNECTION"
+ALONE = "none"
+Key = Annotated[str, Length(40, 40)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Security:
+    """CURVE keys as Z85 text: the server's public key, and a key pair that the server lets in."""
+
+    server_public_key: Key
+    client_public_key: Key
+    client_secret_key: Key = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionFile:
+    """The information that a client needs to send its first message.
+
+    `control` lists the addresses of rank 0, ipc first; `host` is the node on which the ipc ones mean
+    something. `simulation` None lets the server choose one. Without `security` nothing is encrypted.
+    """
+
+    study: Text
+    incarnation: U32
+    host: Text
+    control: Addresses
+    simulation: Count | None = None
+    attempt: U32 = 0
+    parameters: Parameters | None = None
+    security: Security | None = None
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the file atomically; only its owner may read it, since it holds a secret key."""
+        swap_private_file(Path(path), json.dumps(asdict(self), indent=1).encode())
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "ConnectionFile":
+        """Read back what `write` wrote.
+
+        Raises:
+            ConfigError: there is no such file, or it is none of a study.
+        """
+        try:
+            content = codec.parse(Path(path).read_bytes())
+            return typed(cls, content)
+        except OSError as error:
+            raise ConfigError(f"cannot read the connection file {path}: {error.strerror}") from error
+        except MalformedMessage as error:
+            raise ConfigError(f"{path} is not a connection file: {error}") from error
+        except TypeError as error:
+            raise ConfigError(f"{path} is not a connection file of this version: {error}") from error
+
+
+def find(connection: str | os.PathLike[str] | None) -> Path | None:
+    """The path that the caller names, or else the environment; None to run alone.
+
+    Raises:
+        ConfigError: neither names one.
+    """
+    if connection is None:
+        connection = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if os.fspath(connection) == ALONE:
+        return None
+    if not os.fspath(connection):
+        raise ConfigError(
+            f"no study to connect to: {ENVIRONMENT_VARIABLE} is not set, as it is for simulations that a study starts. "
+            f"Pass the path of the study's connection.json, or set {ENVIRONMENT_VARIABLE}={ALONE} to run alone"
+        )
+    return Path(connection)

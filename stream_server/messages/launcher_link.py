@@ -1,0 +1,288 @@
+"""Messages between the launcher and rank 0 of the server.
+
+Each message is one frame of JSON, `{"message": "Progress", "simulation": 3, …}`. The launcher binds a ROUTER on an
+`ipc://` address in a private folder; rank 0 connects a DEALER and sends `Here` first and then once a second. A
+launcher that has no plan of that incarnation, because the server or the launcher is new, asks for it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from stream_server.messages import codec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """One simulation that the study wants; `attempt` is the highest that the server knows of, -1 for none."""
+
+    simulation: int
+    parameters: dict[str, float]
+    attempt: int = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Here:
+    """To launcher, first and then once a second: rank 0 of this incarnation is there."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """To launcher, when it asks: the run, the simulations without a terminal state, in the order of starting.
+
+    `connection` is what the connection file of every attempt says; the launcher adds simulation, attempt,
+    parameters and keys.
+    """
+
+    study: str
+    incarnation: int
+    output_dir: str
+    connection: dict[str, Any]
+    simulations: tuple[Planned, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """To launcher: one more simulation, in place of one that was given up."""
+
+    simulation: int
+    parameters: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressReport:
+    """To launcher: `received` steps have come in this attempt; `blocked` while the server holds the simulation back."""
+
+    simulation: int
+    attempt: int
+    received: int
+    blocked: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """To launcher: the ledger has all of this simulation."""
+
+    simulation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Invalid:
+    """To launcher: the simulation withdrew itself; it is not to be tried again."""
+
+    simulation: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttachRequest:
+    """To launcher: a client that attaches by itself asks for this simulation, or for any (None).
+
+    `client` is its name, the same over all connections and servers on which it asks; "" if it has none.
+    """
+
+    token: int
+    simulation: int | None
+    client: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopSimulations:
+    """To launcher: the study has ended; start nothing more, cancel what still runs after `grace_s`, and leave."""
+
+    reason: str
+    grace_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishSimulations:
+    """To launcher, also before the plan: start nothing more, not even again; what runs may end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopping:
+    """To launcher: an operator told the study to save and leave. A server that dies now is not started again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Committed:
+    """To launcher: a checkpoint was committed after `batches` batches; a later restart begins there."""
+
+    checkpoint: int
+    batches: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaving:
+    """To launcher: the simulations are released, and rank 0 is about to leave in an orderly way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskPlan:
+    """To server: the launcher has no plan of this incarnation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave:
+    """To server: save a checkpoint and leave with exit code 75."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """To server: the launcher has the plan."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """To server, before the job is submitted: `public_key` (None without CURVE) will speak for this attempt.
+
+    Said again after each plan for every attempt that `goes_on`; `attached` ones are run by clients that attached.
+    """
+
+    simulation: int
+    attempt: int
+    public_key: str | None
+    attached: bool = False
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """To server: an attempt failed; another or `GaveUp` follows. `log` is the path of its output, "" without one."""
+
+    simulation: int
+    attempt: int
+    reason: str
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaveUp:
+    """To server: no attempt is left; with `redraw` the launcher waits for a `Run` in its place."""
+
+    simulation: int
+    attempts: int
+    reason: str
+    log: str
+    redraw: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dropped:
+    """To server, after `FinishSimulations`: nothing runs of these simulations, and nothing will."""
+
+    simulations: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attached:
+    """To server: the client of this `AttachRequest` gets this attempt of this simulation."""
+
+    token: int
+    simulation: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoneLeft:
+    """To server: nothing for the client of this `AttachRequest`; `busy` when it may ask again later."""
+
+    token: int
+    text: str
+    busy: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TooMany:
+    """To server: the study must stop, for the simulations cannot be made to run; `text` ends with a log's end."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """To server: how many simulations wait, run, have finished, and were given up or withdrawn."""
+
+    waiting: int
+    running: int
+    done: int
+    failed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldBack:
+    """To server: no simulation is started for now, and why; it is tried again until it can be done."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bye:
+    """To server: every job has ended and so does the launcher."""
+
+
+ToLauncher = (
+    Here
+    | Plan
+    | Run
+    | ProgressReport
+    | Finished
+    | Invalid
+    | AttachRequest
+    | Committed
+    | Leaving
+    | StopSimulations
+    | FinishSimulations
+    | Stopping
+)
+ToServer = (
+    AskPlan
+    | Ready
+    | Attempt
+    | Failed
+    | GaveUp
+    | Dropped
+    | Attached
+    | NoneLeft
+    | TooMany
+    | Status
+    | HeldBack
+    | Leave
+    | Bye
+)
+
+_TO_LAUNCHER = codec.by_name(get_args(ToLauncher))
+_TO_SERVER = codec.by_name(get_args(ToServer))
+
+
+def encode(message: ToLauncher | ToServer) -> bytes:
+    """The frame of a message."""
+    return codec.encode(message)
+
+
+def to_launcher(frame: bytes) -> ToLauncher:
+    """The message that rank 0 sent.
+
+    Raises:
+        MalformedMessage: the frame is none of `ToLauncher`.
+    """
+    message: ToLauncher = codec.message(codec.parse(frame), _TO_LAUNCHER)
+    return message
+
+
+def to_server(frame: bytes) -> ToServer:
+    """The message that the launcher sent.
+
+    Raises:
+        MalformedMessage: the frame is none of `ToServer`.
+    """
+    message: ToServer = codec.message(codec.parse(frame), _TO_SERVER)
+    return message

@@ -1,0 +1,173 @@
+"""Notices between the receivers of the server ranks, and a channel that loses none of them. Pure.
+
+Rank 0 tells the others how each simulation stands; they tell rank 0 how far their share of it has come. A notice
+travels as one frame of JSON; it never passes through MPI, which belongs to the training threads.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+from stream_server.errors import MalformedMessage
+from stream_server.messages import codec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Present:
+    """Rank r to rank 0, its first notice: the rank is there."""
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptNotice:
+    """Rank 0 to all: this attempt is current, older ones are over; `key` is the public key that speaks for it.
+
+    `goes_on`: it ran before this server did, so that what is known of it does not come twice.
+    """
+
+    simulation: int
+    attempt: int
+    parameters: Mapping[str, float]
+    key: str | None = None
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Over:
+    """Rank 0 to all: this attempt has ended; what it left half-done goes, what was accepted stays."""
+
+    simulation: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terminal:
+    """Rank 0 to all: nothing more comes of this simulation; `state` says how it ended."""
+
+    simulation: int
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Final:
+    """Rank 0 to all: every simulation of the study has its terminal state and no other will come."""
+
+    states: Mapping[int, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopNotice:
+    """Rank 0 to all: the study ends now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Rank r to rank 0: how far its share of a simulation has come.
+
+    `received` counts the steps that came in this attempt, repeated ones too; `accepted` and `rejected` those of
+    all attempts. `blocked`: steps wait for room in the buffer. `total` is the number of steps over all ranks, None
+    while it is not known.
+    """
+
+    simulation: int
+    attempt: int
+    received: int
+    blocked: bool
+    accepted: int
+    rejected: int
+    complete: bool
+    total: int | None
+
+
+Notice = Present | AttemptNotice | Over | Terminal | Final | StopNotice | Share
+
+_NOTICES = codec.by_name(get_args(Notice))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Letter:
+    """The contents of one frame: a numbered notice or none, and the number of notices received from the other side."""
+
+    number: int
+    received: int
+    notice: Notice | None
+
+
+def encode(letter: Letter) -> bytes:
+    """The frame of a letter: its notice, in an envelope of its numbers."""
+    return codec.encode(letter.notice, letter=letter.number, delivered=letter.received)
+
+
+def decode(frame: bytes) -> Letter:
+    """The letter of a frame.
+
+    Raises:
+        MalformedMessage: the frame is none; the ranks are of different versions, or a stranger speaks.
+    """
+    values = codec.parse(frame)
+    number, received = values.pop("letter", None), values.pop("delivered", None)
+    if type(number) is not int or type(received) is not int:
+        raise MalformedMessage(f"{codec.shown(frame)} is not a numbered notice of a server rank")
+    notice: Notice | None = codec.message(values, _NOTICES) if values else None
+    return Letter(number=number, received=received, notice=notice)
+
+
+@dataclass(kw_only=True, slots=True)
+class Channel:
+    """One end of an ordered channel: numbers outgoing notices, and keeps each until the other end has received it.
+
+    Sockets lose what is under way when a connection breaks, so what is not acknowledged within `patience_s` is
+    sent again, and what comes twice or too early is dropped. Times are any monotonic clock's.
+    """
+
+    patience_s: float = 1.0
+    num_posted: int = 0
+    num_delivered: int = 0
+    num_received: int = 0
+    _waiting: deque[Letter] = field(default_factory=deque)
+    _sent_at: float | None = None
+    _owes_answer: bool = False
+
+    def post(self, notice: Notice) -> int:
+        """Take a notice along; returns its number, which `num_delivered` exceeds once it has arrived."""
+        number = self.num_posted
+        self.num_posted += 1
+        self._waiting.append(Letter(number=number, received=0, notice=notice))
+        self._sent_at = None
+        return number
+
+    def renew(self) -> None:
+        """Note that the other end has just appeared: earlier notices may never have reached it."""
+        self._sent_at = None
+
+    def outgoing(self, now: float) -> list[Letter]:
+        """The letters that should go out now: new or overdue ones, or else an answer if one is owed."""
+        letters: list[Letter] = []
+        if self._waiting and (self._sent_at is None or now - self._sent_at >= self.patience_s):
+            self._sent_at = now
+            letters = [
+                Letter(number=waiting.number, received=self.num_received, notice=waiting.notice)
+                for waiting in self._waiting
+            ]
+        elif self._owes_answer:
+            letters = [Letter(number=self.num_posted, received=self.num_received, notice=None)]
+        self._owes_answer = False
+        return letters
+
+    def receive(self, letter: Letter) -> Notice | None:
+        """The notice of a letter that came, unless it came before or another one is missing before it."""
+        while self._waiting and self._waiting[0].number < letter.received:
+            self._waiting.popleft()
+            self.num_delivered += 1
+        if letter.notice is None:
+            return None
+        self._owes_answer = True
+        if letter.number != self.num_received:
+            return None
+        self.num_received += 1
+        return letter.notice

@@ -1,0 +1,172 @@
+"""Capture: the state that each rank saves in a checkpoint, as it is between two steps."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stream_server.buffers import Buffer
+from stream_server.config import StudyConfig
+from stream_server.server.checkpoint.folder import HELD_OUT, MODEL, RANK, SAMPLES, STUDY, Manifest, rank_folder
+from stream_server.server.checkpoint.user_state import callbacks_file, user_file
+from stream_server.server.intake.source import ReceptionSnapshot, Source
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.run.report import versions
+from stream_server.server.training.fingerprint import require_equal
+from stream_server.server.training.stream import StreamDataset
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.framework import Step, framework_of
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.checksums import ChecksumFile, FileRecord
+from stream_server.storage.folders import PendingFile
+from stream_server.storage.plain_state import write_state
+from stream_server.storage.sample_file import SampleLayout, write_rows
+
+
+@dataclass(kw_only=True, slots=True)
+class StudyCapture:
+    """Captures the study on each rank, between two steps. Main thread; `capture` is collective.
+
+    Every rank saves what it has received and drawn, rank 0 also what is the same on all: the model, the progress, and
+    the roster of the simulations. Arrays that training goes on to change are copied at once; the rows of the buffer are
+    frozen and written from where they are.
+    """
+
+    config: StudyConfig
+    ranks: Ranks
+    incarnation: int
+    base: int
+    source: Source
+    buffer: Buffer
+    stream: StreamDataset
+    server: StreamServer
+    step: Step
+    progress: Progress
+    phases: Phases
+    callbacks: Callbacks
+    wall_s: Callable[[], float]
+    threads: Sequence[int]
+    _taken: ReceptionSnapshot | None = None
+    _batches: int = 0
+
+    @property
+    def has_pressure(self) -> bool:
+        return self.source.has_pressure
+
+    def version(self) -> tuple[int, int]:
+        return self.progress.batches, self.source.num_received
+
+    def capture(self) -> list[PendingFile]:
+        """Capture this rank's state as it is now; gives the files, which are written later.
+
+        Raises:
+            RanksDiverged: the ranks hold different weights, of which nothing must be saved; on all ranks.
+        """
+        self.step.synchronize()
+        require_equal(self.ranks, self.step.fingerprints)
+        taken = self._taken = self.source.snapshot()
+        self._batches = self.progress.batches
+        return [self._samples(taken), self._held_out(taken), self._rank(taken), *self._shared(taken)]
+
+    def manifest(self, checkpoint: int, files: Mapping[str, FileRecord]) -> Manifest:
+        return Manifest(
+            checkpoint=checkpoint,
+            incarnation=self.incarnation,
+            base=self.base,
+            ranks=self.ranks.size,
+            batches=self._batches,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            config_digest=hashlib.sha256(json.dumps(self.config.resolved(), sort_keys=True).encode()).hexdigest(),
+            versions=versions(self.ranks.mpi_version),
+            files=files,
+        )
+
+    def committed(self, checkpoint: int, path: Path) -> None:
+        taken, self._taken = self._taken, None
+        assert taken is not None
+        self.source.committed(taken, checkpoint, self._batches)
+        self.callbacks.tell("on_checkpoint", path)
+
+    @property
+    def _folder(self) -> str:
+        return rank_folder(self.ranks.rank)
+
+    def _samples(self, taken: ReceptionSnapshot) -> PendingFile:
+        frozen, buffer = taken.buffer, self.buffer
+
+        def write(file: ChecksumFile) -> None:
+            layout = _layout_of(taken)
+            for chunk in write_rows(file, layout, lambda name, rows: frozen.rows(name, rows.start, rows.stop)):
+                buffer.thaw(frozen, chunk.start, chunk.stop)
+
+        return PendingFile(path=f"{self._folder}/{SAMPLES}", write=write, release=lambda: buffer.thaw_all(frozen))
+
+    def _held_out(self, taken: ReceptionSnapshot) -> PendingFile:
+        held_out = taken.validation
+
+        def write(file: ChecksumFile) -> None:
+            for _ in write_rows(file, held_out.layout, held_out.values):
+                pass
+
+        return PendingFile(path=f"{self._folder}/{HELD_OUT}", write=write)
+
+    def _rank(self, taken: ReceptionSnapshot) -> PendingFile:
+        state = {
+            "num_drawn": self.stream.num_drawn,
+            "phases_s": dict(self.phases.seconds),
+            "random": random_states(),
+            "step": self.step.random_state(),
+            "normalization": [self.server.normalization.rank_state()],
+        }
+
+        def write(file: ChecksumFile) -> None:
+            buffer, held_out = taken.buffer, taken.validation
+            more = {
+                "buffer": buffer.state(),
+                "samples": _layout_of(taken).to_plain(),
+                "held_out": held_out.state(),
+                "held_out_samples": held_out.layout.to_plain(),
+            }
+            reception = {**taken.state, "record": taken.sync_record()}
+            write_state(file, {**state, **more, "reception": reception})
+
+        return PendingFile(path=f"{self._folder}/{RANK}", write=write)
+
+    def _shared(self, taken: ReceptionSnapshot) -> list[PendingFile]:
+        if self.ranks.rank != 0:
+            return []
+        study = {
+            "roster": taken.roster,
+            "progress": self.progress.state_dict(),
+            "callbacks": self.callbacks.state_dict(),
+            "wall_s": self.wall_s(),
+            "threads": list(self.threads),
+        }
+        return [
+            _state_file(STUDY, study),
+            _state_file(MODEL, self.step.state_dict()),
+            user_file(self.server, allow_pickle=self.config.checkpoint.allow_pickle),
+            callbacks_file(self.callbacks, framework_of(self.server), allow_pickle=self.config.checkpoint.allow_pickle),
+        ]
+
+
+def random_states() -> dict[str, Any]:
+    """The states of Python's and NumPy's global generators, for `restore.set_random_states`."""
+    return {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+
+
+def _state_file(path: str, state: Mapping[str, Any]) -> PendingFile:
+    return PendingFile(path=path, write=lambda file: write_state(file, state))
+
+
+def _layout_of(taken: ReceptionSnapshot) -> SampleLayout:
+    fields = tuple((name, dtype.str, shape) for name, (dtype, shape) in taken.buffer.fields.items())
+    return SampleLayout(num_rows=len(taken.buffer), fields=fields)

@@ -1,0 +1,136 @@
+"""The continuation of a study: the incarnation of this start, and the checkpoint that it goes on from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stream_server import errors
+from stream_server.buffers import policy_class
+from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError, DamagedCheckpoint, StreamServerError
+from stream_server.server.checkpoint.folder import STUDY, CheckpointFolder, Manifest
+from stream_server.server.checkpoint.incarnations import begin_incarnation, read_incarnations
+from stream_server.server.checkpoint.restore import RankRestore, is_of_replay, restore_rank
+from stream_server.server.checkpoint.search import find_usable
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.run import build
+from stream_server.server.run.identity import Identity
+from stream_server.server.run.output import OutputFolder
+from stream_server.storage.plain_state import read_state
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continuation:
+    """The same on all ranks. `base` is the checkpoint that is continued; None: the study begins."""
+
+    identity: Identity
+    checkpoints: CheckpointFolder
+    base: Manifest | None
+
+    @property
+    def base_number(self) -> int:
+        """The number of the checkpoint that is continued, 0 when there is none."""
+        return 0 if self.base is None else self.base.checkpoint
+
+    def is_outdated(self) -> bool:
+        """Whether a newer start of the server has taken over, by what the output folder says now."""
+        try:
+            return read_incarnations(self.checkpoints.folder).newest > self.identity.incarnation
+        except (DamagedCheckpoint, OSError):
+            return False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the checkpoint that is continued."""
+        return self.checkpoints.path(self.base_number)
+
+    def seed(self, config: StudyConfig, stream: int, num_ranks: int) -> tuple[int, ...]:
+        """Begins a random stream anew, with the rank behind it, where its state cannot be taken back.
+
+        Another checkpoint or another number of ranks begins another stream: none repeats what was drawn before. The
+        number of ranks is never 0, since NumPy takes a seed with zeros behind it for the one without them.
+        """
+        return (config.study.seed, stream, self.base_number, num_ranks)
+
+    def study(self) -> dict[str, Any]:
+        """The state that all ranks have in common: progress, history, and the roster of rank 0."""
+        state: dict[str, Any] = read_state(self.folder / STUDY)
+        return state
+
+    def rank(self, config: StudyConfig, ranks: Ranks, *, is_replay: bool) -> RankRestore:
+        """Read what this rank takes back.
+
+        Raises:
+            ConfigError: a replay goes on as one, and on as many ranks as before; a study with simulations as such.
+        """
+        assert self.base is not None
+        was_replay = is_of_replay(self.folder)
+        if was_replay and not is_replay:
+            raise ConfigError("this run is a replay so far: go on with --replay, or start over with --fresh")
+        if is_replay and not was_replay:
+            raise ConfigError("this run has had simulations so far: go on without --replay, or start over with --fresh")
+        if is_replay and self.base.ranks != ranks.size:
+            raise ConfigError(
+                f"this replay was saved by {self.base.ranks} ranks, but there are {ranks.size}: go on with as many, or "
+                "start over with --fresh"
+            )
+        return restore_rank(
+            self.folder,
+            num_saved=self.base.ranks,
+            rank=ranks.rank,
+            num_ranks=ranks.size,
+            routing=build.routing(config),
+            num_held_out=config.validation.simulations,
+            policy=policy_class(config.buffer.policy, config.study_dir),
+            seed=self.seed(config, build.BUFFER_STREAM, ranks.size),
+        )
+
+
+def find_continuation(config: StudyConfig, ranks: Ranks, folder: OutputFolder) -> Continuation:
+    """Begin an incarnation that continues the newest whole checkpoint; from here on, older servers may save nothing.
+
+    Collective.
+
+    Raises:
+        NoUsableCheckpoint: there are checkpoints, but none that can be continued.
+        ConfigError: the folder cannot be read or written.
+    """
+    checkpoints = CheckpointFolder(config.checkpoint.dir or folder.checkpoints, keep=config.checkpoint.keep)
+    base = find_usable(checkpoints, ranks)
+
+    def begin() -> dict[str, Any]:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        number, batches = (0, 0) if base is None else (base.checkpoint, base.batches)
+        incarnation = begin_incarnation(
+            checkpoints.folder, base=number, batches=batches, ranks=ranks.size, started=started
+        )
+        checkpoints.sweep()
+        first = read_incarnations(checkpoints.folder).starts[0]
+        is_secure = config.network.security == "curve"
+        return Identity.make(
+            folder.path, incarnation=incarnation.incarnation, started=first.started, secure=is_secure
+        ).to_json()
+
+    return Continuation(identity=Identity.from_json(by_rank_0(ranks, begin)), checkpoints=checkpoints, base=base)
+
+
+def by_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:
+    """Call `decide` on rank 0 and give its result, or raise its error, on all ranks. Collective.
+
+    Raises:
+        ConfigError: a file could not be read or written.
+    """
+    said: dict[str, Any] = {}
+    if ranks.rank == 0:
+        try:
+            said = {"value": decide()}
+        except StreamServerError as error:
+            said = {"error": type(error).__name__, "text": str(error)}
+        except OSError as error:
+            said = {"error": "ConfigError", "text": str(error)}
+    said = ranks.broadcast(said)
+    if "error" in said:
+        raise getattr(errors, said["error"])(said["text"])
+    return said["value"]

@@ -1,0 +1,247 @@
+"""Restore: the state that a rank takes back from a checkpoint, on as many ranks as saved it or on others."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.buffers import Buffer, Policy
+from stream_server.buffers.redeal import Dealt, redeal
+from stream_server.errors import DamagedCheckpoint
+from stream_server.messages.client import Routing
+from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, rank_folder
+from stream_server.server.intake.ledger import redealt
+from stream_server.server.intake.source import REPLAY
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.storage.plain_state import read_state
+from stream_server.storage.sample_file import SampleLayout, read_rows
+
+Arrays = dict[str, NDArray[Any]]
+
+_NO_RANDOM_STATE = (ValueError, TypeError, KeyError, IndexError, OverflowError)
+
+
+class SavedRank:
+    """The files of one rank in the folder of a checkpoint."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder = folder / rank_folder(rank)
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """Everything but the samples' values."""
+        state: dict[str, Any] = read_state(self.folder / RANK)
+        return state
+
+    def samples(self) -> Iterator[tuple[range, Arrays]]:
+        """The rows of the buffer, chunk by chunk."""
+        return read_rows(self.folder / SAMPLES, SampleLayout.from_plain(self.state["samples"]))
+
+    def held_out(self) -> Arrays:
+        """All rows of the validation store."""
+        layout = SampleLayout.from_plain(self.state["held_out_samples"])
+        arrays = {name: np.empty((layout.num_rows, *shape), dtype) for name, dtype, shape in layout.fields}
+        for rows, values in read_rows(self.folder / HELD_OUT, layout):
+            for name, array in arrays.items():
+                array[rows.start : rows.stop] = values[name]
+        return arrays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRestore:
+    """The state that a rank takes back: its own as it was saved, or, on another number of ranks, its share of all.
+
+    `state` is what `StudyCapture` saves of a rank, of a share without the random generators. `dealt` is this rank's
+    share of all buffers, None where it has its own.
+    """
+
+    parts: Sequence[SavedRank]
+    state: dict[str, Any]
+    dealt: Dealt | None
+
+    @property
+    def is_own(self) -> bool:
+        """This rank goes on as it was, bit by bit."""
+        return self.dealt is None
+
+    @property
+    def buffer(self) -> dict[str, Any]:
+        """The state of the buffer, but for the samples' values."""
+        buffer: dict[str, Any] = self.state["buffer"] if self.dealt is None else self.dealt.state
+        return buffer
+
+    @property
+    def waiting(self) -> list[int]:
+        """The simulations of the samples that wait for room in the buffer, in their order."""
+        ids: list[int] = self.buffer["simulation_ids"][self.buffer["backlog"]].tolist()
+        return ids
+
+    def into_buffer(self, buffer: Buffer) -> None:
+        """Fill a new buffer, whose types are known unless nothing was ever received."""
+        arrays = buffer.slots.arrays
+        for rank, part in enumerate(self.parts):
+            for rows, values in part.samples():
+                here, there = self._places(rank, rows)
+                for name, array in arrays.items():
+                    array[there] = values[name] if self.is_own else values[name][here]
+        buffer.load(self.buffer)
+
+    def into_store(self, store: ValidationStore, rank: int, num_ranks: int) -> None:
+        """Fill a new validation store with this rank's rows: all of its own part, or every so many-th of all parts."""
+        for part in self.parts:
+            state, fields = part.state["held_out"], part.held_out()
+            rows = slice(None) if self.is_own else slice(rank, None, num_ranks)
+            store.load(
+                {
+                    "simulation_ids": state["simulation_ids"][rows],
+                    "time_steps": state["time_steps"][rows],
+                    "present": {name: present[rows] for name, present in state["present"].items()},
+                    "complete": state["complete"],
+                },
+                {name: array[rows] for name, array in fields.items()},
+            )
+
+    def recorded(self, rank: int, num_ranks: int) -> tuple[int | None, dict[int, int]]:
+        """The place at which this rank's record goes on, None for none; on rank 0 also the ends of lost ranks'."""
+        if self.is_own:
+            return self.state["reception"]["record"], {}
+        positions = [part.state["reception"]["record"] for part in self.parts]
+        own = positions[rank] if rank < len(positions) else 0
+        gone = dict(list(enumerate(positions))[num_ranks:]) if rank == 0 and None not in positions else {}
+        return (None if None in positions else own), gone
+
+    def complete(self, rank: int) -> list[dict[int, int | None]]:
+        """For each part that this rank speaks for, the simulations whose share it has whole, with their steps."""
+        if self.is_own or rank == 0:
+            return [_complete(part.state) for part in self.parts]
+        return []
+
+    def _places(self, rank: int, rows: range) -> tuple[NDArray[np.intp] | slice, NDArray[np.intp] | slice]:
+        """The rows of a part that come to this rank, and the rows that they become here."""
+        if self.dealt is None:
+            return slice(None), slice(rows.start, rows.stop)
+        theirs = self.dealt.rows
+        chosen = (self.dealt.ranks == rank) & (theirs >= rows.start) & (theirs < rows.stop)
+        return theirs[chosen] - rows.start, np.flatnonzero(chosen)
+
+
+def restore_rank(
+    folder: Path,
+    *,
+    num_saved: int,
+    rank: int,
+    num_ranks: int,
+    routing: Routing,
+    num_held_out: int,
+    policy: type[Policy],
+    seed: Sequence[int],
+) -> RankRestore:
+    """Read what rank `rank` of `num_ranks` takes back from a checkpoint of `num_saved` ranks.
+
+    The first `num_held_out` simulations are not trained on. Where parts are dealt out again, the class `policy` of the
+    buffer deals, and `seed`, with the rank, begins the buffer's random stream anew.
+
+    Raises:
+        DamagedCheckpoint: a file cannot be what was saved.
+    """
+    if num_saved == num_ranks:
+        own = SavedRank(folder, rank)
+        return RankRestore(parts=[own], state=own.state, dealt=None)
+    parts = [SavedRank(folder, each) for each in range(num_saved)]
+    states = [part.state for part in parts]
+    dealt = redeal(
+        [state["buffer"] for state in states], policy=policy, seeds=[(*seed, each) for each in range(num_ranks)]
+    )
+    ledgers = [state["reception"]["intake"]["ledger"] for state in states]
+    trained_on = [
+        _num_accepted(redealt(ledgers, each, num_ranks, routing), num_held_out) - _num_left(dealt[each].state)
+        for each in range(num_ranks)
+    ]
+    state = _dealt_out(states, redealt(ledgers, rank, num_ranks, routing), is_first=rank == 0)
+    # A rank accounts for what its ledger has accepted, wherever that was drawn; rank 0 for what does not add up.
+    num_drawn = sum(state["num_drawn"] for state in states)
+    state["num_drawn"] = trained_on[rank] if rank else num_drawn - sum(trained_on[1:])
+    return RankRestore(parts=parts, state=state, dealt=dealt[rank])
+
+
+def seed_of(numbers: Sequence[int]) -> int:
+    """A seed of 64 bits, made from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def seed_random_states(seed: int) -> None:
+    """Seed Python's and NumPy's global generators."""
+    random.seed(seed)
+    np.random.seed([seed % 2**32, seed >> 32])
+
+
+def set_random_states(states: Any) -> None:
+    """Set the states of Python's and NumPy's global generators, as `random_states` gave them.
+
+    Raises:
+        DamagedCheckpoint: these are no states of generators.
+    """
+    try:
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])
+    except _NO_RANDOM_STATE as error:
+        raise DamagedCheckpoint(f"the state of the random generators cannot be restored: {error}") from error
+
+
+def is_of_replay(folder: Path) -> bool:
+    """Whether a checkpoint was saved while a record was replayed."""
+    return REPLAY in SavedRank(folder, 0).state["reception"]
+
+
+def finished_simulations(complete: Sequence[Mapping[int, int | None]]) -> dict[int, int | None]:
+    """The simulations that are complete on every rank, with the number of their steps, if anybody knows it."""
+    first, *others = complete
+    everywhere = [simulation for simulation in first if all(simulation in other for other in others)]
+    return {it: next((each[it] for each in complete if each[it] is not None), None) for it in everywhere}
+
+
+def _complete(state: Mapping[str, Any]) -> dict[int, int | None]:
+    marks = state["reception"]["intake"]["ledger"]["marks"]
+    return {int(simulation): it["total"] for simulation, it in marks.items() if it["complete"]}
+
+
+def _num_accepted(ledger: Mapping[str, Any], num_held_out: int) -> int:
+    marks = [it for simulation, it in ledger["marks"].items() if simulation >= num_held_out]
+    return sum(int(np.unpackbits(it["settled"]).sum()) - int(np.unpackbits(it["rejected"]).sum()) for it in marks)
+
+
+def _num_left(buffer: Mapping[str, Any]) -> int:
+    """The samples in a buffer that were never drawn."""
+    waiting = np.concatenate([buffer["policy"]["slots"], buffer["backlog"]])
+    return int(np.count_nonzero(buffer["seen"][waiting] == 0))
+
+
+def _dealt_out(states: Sequence[Mapping[str, Any]], ledger: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
+    """The state of a rank among others than saved it: its own ledger, sums on rank 0, parameters everywhere."""
+    receptions = [state["reception"] for state in states]
+    intakes = [reception["intake"] for reception in receptions]
+    phases_s = {name: seconds for state in states for name, seconds in state["phases_s"].items()}
+    return {
+        "reception": {
+            "intake": {
+                "ledger": ledger,
+                "dtypes": {name: dtype for intake in intakes for name, dtype in intake["dtypes"].items()},
+                "refused": _sum([intake["refused"] for intake in intakes]) if is_first else {},
+            },
+            "parameters": {i: values for reception in receptions for i, values in reception["parameters"].items()},
+            "withdrawn": sum(reception["withdrawn"] for reception in receptions) if is_first else 0,
+            "receive_s": max(reception["receive_s"] for reception in receptions),
+        },
+        "phases_s": phases_s,
+        "normalization": [one for state in states for one in state["normalization"]] if is_first else [],
+    }
+
+
+def _sum(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    names = {name for of_rank in counts for name in of_rank}
+    return {name: sum(of_rank.get(name, 0) for of_rank in counts) for name in names}

@@ -1,0 +1,86 @@
+"""The output of `stream-server --check`: what a study would do and take, without starting anything."""
+
+import resource
+
+from stream_server.config import StudyConfig
+from stream_server.launcher.backends.mpirun import missing_program, shown
+from stream_server.machine.descriptors import OWN
+from stream_server.server.metrics.writers import writer_makers
+from stream_server.server.run.build import make_policy
+from stream_server.server.run.cores import expected_cores
+from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan
+from stream_server.server.training.learner_step import NUMPY_DTYPES
+from stream_server.server.user.components import load_server_class
+from stream_server.server.user.framework import framework_of
+
+
+def describe(config: StudyConfig) -> str:
+    """Totals, sizes per server rank, the command line of the simulations, and connections against the limit.
+
+    Raises:
+        ConfigError: the server class cannot train in this precision here, or a class that study.json names is not
+            there or does not take its arguments.
+    """
+    # Every class on every machine knows the others: to ask it, its file is imported, and torch with it.
+    if config.training.precision not in NUMPY_DTYPES or config.training.components:
+        framework_of(load_server_class(config)).check_precision(config.training.precision)
+    if config.buffer.has_own_policy:
+        make_policy(config, 0)
+    writer_makers((*config.metrics.wanted, *config.metrics.wanted_of_ranks), config.study_dir)
+    plan = make_plan(config)
+    return "\n".join(f"{name:<14}{text}" for name, text in _lines(config, plan))
+
+
+def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
+    num_simulations = config.study.simulations + config.validation.simulations
+    steps = config.study.time_steps
+    size = plan.sample_bytes
+    samples = "unknown number of" if steps is None else f"{num_simulations * steps.num:,}"
+    total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fits = limit == resource.RLIM_INFINITY or plan.connections + OWN <= limit
+    cores = expected_cores(config)
+    verdict = "fits" if fits else "does NOT fit: raise it with `ulimit -n`"
+    return [
+        ("study", f"{config.study.name} -> {config.output_dir}"),
+        ("simulations", f"{config.study.simulations} for training, {config.validation.simulations} for validation"),
+        ("samples", f"{samples} samples of {_bytes(size)}{total}"),
+        ("command", shown(config)),
+        *([("", f"NOT HERE: {missing}")] if (missing := missing_program(config)) else []),
+        ("at once", _at_once(config)),
+        ("server class", config.server.class_),
+        *((key, str(component)) for key, component in config.training.components.items()),
+        (
+            "buffer",
+            f"{config.buffer.policy}: {plan.capacity:,} samples per rank, watermark {plan.watermark:,}; with what is "
+            f"under way {plan.num_slots:,} slots, {_bytes(plan.buffer_bytes)} per rank",
+        ),
+        ("memory", f"{MemoryNeed.of(config, plan, config.server.ranks)} per rank; {_node()}"),
+        ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
+        ("batch size", f"{config.training.batch_size} per rank"),
+        ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
+        ("connections", f"{plan.connections} per rank; ulimit -Hn is {limit}: {verdict}"),
+    ]
+
+
+def _at_once(config: StudyConfig) -> str:
+    attached = f"{config.client.max_attached} that attach by themselves (client.max_attached)"
+    if config.simulation.command is None:
+        return f"at most {attached}"
+    return f"at most {config.launcher.max_running} that the launcher starts (launcher.max_running), and {attached}"
+
+
+def _node() -> str:
+    limit, free = limit_of_node(), free_on_node()
+    if limit is None or free is None:
+        return "what this node has is not known"
+    return f"this node has {_bytes(limit.num_bytes)} ({limit.source}), of which {_bytes(free.num_bytes)} are free now"
+
+
+def _bytes(num: int) -> str:
+    size = float(num)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

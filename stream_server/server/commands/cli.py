@@ -1,0 +1,200 @@
+"""The command `stream-server`."""
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from importlib.metadata import version
+from pathlib import Path
+
+import stream_server
+from stream_server import config as study_config
+from stream_server.errors import ConfigError, StreamServerError
+from stream_server.machine.forced_exit import EXIT_FORCED
+from stream_server.machine.screen import until_the_reader_leaves
+from stream_server.server.run.start import RANK_0_REPORTS_S, Start
+
+NATIVE_PATH = Path(stream_server.__file__).parent / "native"
+
+DESCRIPTION = """\
+Train a neural network on a simulation ensemble while the simulations run.
+
+A study is a folder with three files of yours: study.json says what to run, a simulation sends its time
+steps with stream_server.client_api, and a server class defines the model and process_simulation_data.
+"""
+
+EXAMPLES = """\
+examples:
+  stream-server --config study.json --check            what the study would do and take; starts nothing
+  stream-server --config study.json --fast-dev-run     try the server class on synthetic samples, no simulation
+  stream-server --config study.json                    the study on one rank
+  mpirun -n 4 stream-server --config study.json        the study on four ranks
+  stream-server --config study.json --evaluate runs/heat/checkpoints/best/batch-000400
+  stream-server --config study.json --set training.batch_size=32 --set buffer.policy=fifo
+  cmake -S "$(stream-server --native-path)" -B build   build the client for C, C++ and Fortran (docs/guide/clients.md)
+
+exit status:
+  0 finished and balanced   2 command line or study.json   3 the user's class raised   4 too many simulations failed
+  5 the account does not balance, or the last checkpoint is not committed   6 no checkpoint can be used
+  7 a rank, thread or node was lost   8 the weights of the ranks have diverged
+  70 an error that nobody foresaw: report it   75 saved: run the same command again to go on
+  130 ended by a second signal
+
+A run that did not finish is continued from its newest checkpoint. Ctrl-C, TERM and USR1 save one and leave; a second
+Ctrl-C or TERM ends it at once. `stream-launcher` restarts a server that dies, or whose ranks do not meet any more.
+
+The output folder (runs/NAME beside study.json) holds report.json, the logs of ranks and simulations, and the metrics
+(tensorboard --logdir runs/NAME/metrics/tensorboard). docs/reference/study.md explains every key of study.json.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, as `--help` shows it."""
+    parser = argparse.ArgumentParser(
+        prog="stream-server",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, metavar="study.json", help="the study")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one key, such as training.batch_size=32",
+    )
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument(
+        "--fresh", action="store_true", help="rename the output folder of an earlier run and start over"
+    )
+    earlier.add_argument("--resume", action="store_true", help="insist on continuing an earlier run")
+    parser.add_argument(
+        "--replay", type=Path, metavar="DIR", help="train from the samples that a study recorded, without simulations"
+    )
+    parser.add_argument(
+        "--time-limit", type=_time, metavar="HH:MM:SS", help="save and leave before the job's time is over"
+    )
+    # stream-launcher passes these to the server that it starts.
+    parser.add_argument("--link", help=argparse.SUPPRESS)
+    parser.add_argument("--alive", help=argparse.SUPPRESS)
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument(
+        "--check", action="store_true", help="check study.json, print what the study takes, start nothing"
+    )
+    only.add_argument("--fast-dev-run", action="store_true", help="try the server class on synthetic samples")
+    only.add_argument(
+        "--evaluate",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="validate a saved model: an output folder, a checkpoint, or one of the best models",
+    )
+    only.add_argument("--schema", action="store_true", help="print the JSON schema of study.json")
+    only.add_argument(
+        "--native-path",
+        action="store_true",
+        help="print where the sources of the client for C, C++ and Fortran are; CMake builds them",
+    )
+    only.add_argument("--version", action="version", version=f"stream-server {version('stream-server')}")
+    return parser
+
+
+def _time(text: str) -> float:
+    try:
+        return study_config.walltime_s(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    arguments = parser().parse_args(argv)
+    if arguments.schema:
+        with until_the_reader_leaves():
+            print(json.dumps(study_config.json_schema(), indent=2))
+        return 0
+    if arguments.native_path:
+        print(NATIVE_PATH.resolve())
+        return 0
+    try:
+        return _run(arguments)
+    except StreamServerError as error:
+        from stream_server.server.ranks.communicator import environment_rank
+
+        if not environment_rank():
+            print(f"stream-server: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stream-server: interrupted", file=sys.stderr)
+        return EXIT_FORCED
+    except Exception as error:
+        from stream_server.server.study.failure import classified
+
+        traceback.print_exc()
+        found = classified(error)
+        print(f"stream-server: {found}", file=sys.stderr)
+        return found.exit_code
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
+    if arguments.check:
+        from stream_server.launcher.backends.mpirun import missing_program
+        from stream_server.server.commands.check import describe
+        from stream_server.server.run.plan import memory_problem
+
+        with until_the_reader_leaves():
+            print(describe(config))
+        # stream-launcher would start so many, on this node.
+        if problem := memory_problem(config, config.server.ranks, config.server.ranks):
+            raise ConfigError(problem)
+        # The jobs of another backend may run on machines that have it.
+        if config.launcher.backend == "local" and (problem := missing_program(config)):
+            raise ConfigError(problem)
+        return 0
+    if arguments.fast_dev_run:
+        from stream_server.server.commands.fast_dev_run import fast_dev_run
+        from stream_server.server.user.components import load_server_class
+
+        return fast_dev_run(load_server_class(config), config)
+    if arguments.evaluate is not None:
+        from stream_server.server.commands.evaluate import evaluate
+
+        return evaluate(config, arguments.evaluate)
+    from stream_server.machine.screen import outliving_a_full_disk
+    from stream_server.server.study.study import run_study
+
+    start = Start(
+        fresh=arguments.fresh,
+        resume=arguments.resume,
+        replay=arguments.replay,
+        time_limit_s=arguments.time_limit,
+        link=arguments.link,
+        alive=arguments.alive,
+    )
+    with outliving_a_full_disk():
+        return run_study(config, start)
+
+
+def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
+    """Load the study; rank 0 reports what is wrong with it.
+
+    All ranks find the same mistakes, and Open MPI ends the others as soon as one leaves: rank 0 must be the first.
+    """
+    try:
+        if arguments.config is None:
+            raise ConfigError("--config study.json is missing; `stream-server --help` shows examples")
+        config = study_config.load(arguments.config, arguments.set)
+        if not (arguments.fast_dev_run or arguments.evaluate or arguments.replay):
+            from stream_server.launcher.backends.mpirun import require
+
+            require(config)
+        return config
+    except ConfigError:
+        from stream_server.server.ranks.communicator import environment_rank
+
+        if environment_rank():
+            time.sleep(RANK_0_REPORTS_S)
+        raise

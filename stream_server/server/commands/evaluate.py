@@ -1,0 +1,181 @@
+"""`stream-server --evaluate CHECKPOINT`: validate a saved model on the samples that were held out for it."""
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from stream_server.buffers import Buffer, Fifo
+from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError, PeerFailed
+from stream_server.machine.forced_exit import ForcedExit
+from stream_server.server.checkpoint.continuation import by_rank_0
+from stream_server.server.checkpoint.folder import STUDY
+from stream_server.server.checkpoint.restore import SavedRank
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.model.saved_model import SavedModel, find_saved_model, load_model
+from stream_server.server.progress.length import TrainingLength
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.collectives import CollectiveCalls
+from stream_server.server.ranks.communicator import Ranks, environment_rank, ranks_from_environment
+from stream_server.server.run.build import make_policy, make_slots
+from stream_server.server.run.cores import share_cores
+from stream_server.server.simulations.design import ParameterDesign
+from stream_server.server.study.composition import Composition
+from stream_server.server.study.failure import Failure, leave_together
+from stream_server.server.study.watchdog import Watchdog
+from stream_server.server.training.control_round import barrier
+from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.user.components import load_server_class
+from stream_server.storage.plain_state import read_state
+
+
+def evaluate(config: StudyConfig, checkpoint: Path) -> int:
+    """Validate a saved model of this study on all ranks of this MPI job, or on one rank outside of MPI, and print it.
+
+    The samples are those of the user's `val_dataloader`, or the held-out ones in the checkpoint, in the newest one for
+    one of the best models. Nothing is written, and the study may be running. The server's own methods hear of the
+    validation; the user's callbacks, which may keep files of the run, do not. Collective.
+
+    Returns:
+        The exit code: 0, or that of the first error, which is printed.
+
+    Raises:
+        ConfigError: there is no such model, or nothing to validate it on; the same on all ranks.
+        DamagedCheckpoint: it is not as it was saved; the same on all ranks.
+    """
+    rank, collectives = environment_rank(), CollectiveCalls()
+    watchdog = Watchdog(
+        collectives,
+        rank=rank or 0,
+        stall_s=config.server.stall_s,
+        output_dir=None,
+        is_under_mpirun=rank is not None,
+    )
+    with ForcedExit(), watchdog:
+        ranks = ranks_from_environment(collectives)
+        watchdog.watch(ranks)
+        return _evaluate(config, checkpoint, ranks)
+
+
+def _evaluate(config: StudyConfig, checkpoint: Path, ranks: Ranks) -> int:
+    saved = SavedModel(**by_rank_0(ranks, lambda: asdict(find_saved_model(_where(config, checkpoint)))))
+    with ExitStack() as stack:
+        try:
+            values = validate(config, ranks, saved, stack)
+        except Exception as error:
+            return _leave(error, ranks)
+    if not values:
+        raise ConfigError(
+            f"there is nothing to evaluate {saved.folder} on: {load_server_class(config).__name__} has no "
+            "val_dataloader, and no held-out simulation was complete when the checkpoint was taken"
+        )
+    if ranks.rank == 0:
+        print(f"{config.study.name} after {saved.batches:,} batches, {saved.folder}")
+        Console().print(table(values))
+    return 0
+
+
+def validate(config: StudyConfig, ranks: Ranks, saved: SavedModel, stack: ExitStack) -> dict[str, float]:
+    """The values of a whole validation of a saved model, by name, the same on all ranks. Main thread, collective.
+
+    They are empty if there is nothing to validate on. What was set up is taken down with the `stack`.
+
+    Raises:
+        UserCodeError: the user's class raised, or makes another model than the saved one.
+        DamagedCheckpoint: a file of the checkpoint cannot be what was saved.
+    """
+    progress = saved_progress(config, ranks, saved)
+    samples = read_held_out(saved, config.validation.simulations, ranks)
+    evaluation = Composition(
+        config,
+        ranks,
+        output_dir=config.output_dir,
+        parameter_names=ParameterDesign(config).names,
+        progress=progress,
+        buffer=Buffer(Fifo(capacity=1), make_slots(config, 1)),
+        num_threads=share_cores(ranks).threads[ranks.rank],
+    )
+    evaluation.make_server(load_server_class(config), stack)
+    evaluation.make_step(stack)
+    server, callbacks = evaluation.server, evaluation.callbacks
+    callbacks.surround(before=[server.normalization])
+    load_model(saved, server, evaluation.step, callbacks, allow_pickle=config.checkpoint.allow_pickle)
+    barrier(ranks)
+    return evaluation.make_validation(samples).run()
+
+
+def saved_progress(config: StudyConfig, ranks: Ranks, saved: SavedModel) -> Progress:
+    """The progress of the study as it was, so that the user's class builds schedules as long as they were."""
+    length = TrainingLength.of(
+        config, saved.num_ranks or ranks.size, draws_per_sample=make_policy(config, ranks.rank).draws_per_sample
+    )
+    progress = Progress(ranks.size, length=length, lr_clock=config.training.lr_clock)
+    if saved.checkpoint is not None:
+        progress.load_state_dict(read_state(Path(saved.checkpoint) / STUDY)["progress"])
+    progress.batches = saved.batches
+    return progress
+
+
+def read_held_out(saved: SavedModel, num_held_out: int, ranks: Ranks) -> HeldOutSamples:
+    """This rank's share of the held-out samples that go with a model: its own part, or every so many-th of all parts.
+
+    Raises:
+        DamagedCheckpoint: a file cannot be what was saved.
+    """
+    store = ValidationStore(num_held_out)
+    parameters: dict[int, NDArray[np.float64]] = {}
+    if saved.checkpoint is not None:
+        is_own = saved.num_ranks == ranks.size
+        rows = slice(None) if is_own else slice(ranks.rank, None, ranks.size)
+        for rank in [ranks.rank] if is_own else range(saved.num_ranks):
+            part = SavedRank(Path(saved.checkpoint), rank)
+            parameters.update(part.state["reception"].get("parameters", {}))
+            store.load(_rows_of(part.state["held_out"], rows), {name: it[rows] for name, it in part.held_out().items()})
+    return HeldOutSamples(store=store, parameters_of=parameters.__getitem__)
+
+
+def table(values: Mapping[str, float]) -> Table:
+    """All values of a validation, for people."""
+    shown = Table(show_header=False)
+    shown.add_column(style="bold")
+    shown.add_column(justify="right")
+    for name, value in values.items():
+        shown.add_row(name, f"{value:.6g}")
+    return shown
+
+
+def _where(config: StudyConfig, checkpoint: Path) -> Path:
+    """The path itself, but for a study whose checkpoints lie elsewhere than in its output folder."""
+    is_output = checkpoint.resolve() == config.output_dir.resolve()
+    return config.checkpoint.dir if is_output and config.checkpoint.dir is not None else checkpoint
+
+
+def _rows_of(state: Mapping[str, Any], rows: slice) -> dict[str, Any]:
+    return {
+        "simulation_ids": state["simulation_ids"][rows],
+        "time_steps": state["time_steps"][rows],
+        "present": {name: present[rows] for name, present in state["present"].items()},
+        "complete": state["complete"],
+    }
+
+
+def _leave(error: Exception, ranks: Ranks) -> int:
+    """Make all ranks end because of `error`; gives the exit code of all."""
+    failure = Failure.of(error, rank=ranks.rank, phase="evaluation")
+    text = f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}"
+    agreed = leave_together(error, ranks, None, phase=failure.phase)
+    if agreed is None:
+        print(text, file=sys.stderr, flush=True)
+        ranks.abort(failure.exit_code)
+    told = ranks.gather("" if isinstance(error, PeerFailed) else text)
+    if told is not None:
+        print(next(filter(None, told)), file=sys.stderr, flush=True)
+    return agreed

@@ -1,0 +1,148 @@
+"""`stream-server --fast-dev-run`: try a server class in seconds, without simulations, sockets or MPI."""
+
+import sys
+import tempfile
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from stream_server.config import StudyConfig
+from stream_server.errors import StreamServerError
+from stream_server.server.commands.call_record import CallRecord
+from stream_server.server.commands.synthetic_samples import SyntheticSource
+from stream_server.server.metrics.log_record import LoggedRun
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.metrics.writers import open_writers
+from stream_server.server.progress.length import TrainingLength
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.run.build import make_policy
+from stream_server.server.run.cores import share_cores
+from stream_server.server.study.composition import Composition
+from stream_server.server.study.failure import classified
+from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.user.callbacks import EVENTS
+from stream_server.server.user.components import make_callbacks
+from stream_server.server.user.stream_server import StreamServer
+
+NUM_BATCHES = 3
+METHODS = (
+    "prepare_training_attributes",
+    "process_simulation_data",
+    "process_batch",
+    "training_step",
+    "val_dataloader",
+    "validation_step",
+    "configure_callbacks",
+)
+
+
+def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
+    """Train a few batches of synthetic samples and validate once; print what was called, with what shapes.
+
+    All in this process and in a temporary folder.
+
+    Returns:
+        The exit code: 0, or that of the first error, which is printed with its traceback.
+    """
+    print(f"Trying {server_class.__name__} on synthetic samples: one rank, no simulation, nothing is kept.")
+    with tempfile.TemporaryDirectory(prefix="stream-") as folder:
+        trial = Trial(server_class, _shortened(config, Path(folder)))
+        try:
+            logged = trial.run()
+        except Exception as raised:
+            error = classified(raised)
+            _print_calls(trial.record)
+            _print_error(error)
+            return error.exit_code
+    _print_calls(trial.record)
+    _print_result(trial, logged)
+    return 0
+
+
+class Trial:
+    """Sets up what a study sets up, for one rank, and trains a few batches that are there from the start.
+
+    Files go to `config.output_dir`. `record` lists afterwards the calls of the user's methods.
+    """
+
+    def __init__(self, server_class: type[StreamServer], config: StudyConfig) -> None:
+        self.record = CallRecord()
+        length = TrainingLength.of(config, 1, draws_per_sample=make_policy(config, 0).draws_per_sample)
+        self.progress = TrialProgress(length=length, lr_clock=config.training.lr_clock)
+        self._server_class = server_class
+        self._config = config
+
+    def run(self) -> dict[str, float]:
+        """Train, and validate once at the end; gives the newest value of all that was logged.
+
+        Raises:
+            UserCodeError: a method of the user's class raised, which is the cause.
+            ConfigError: the class and study.json do not fit together.
+        """
+        config, ranks = self._config, SoloRanks()
+        source = SyntheticSource(config, num_batches=max(NUM_BATCHES, config.training.accumulate))
+        trial = Composition(
+            config,
+            ranks,
+            output_dir=config.output_dir,
+            parameter_names=source.parameter_names,
+            progress=self.progress,
+            buffer=source.buffer,
+            num_threads=share_cores(ranks).threads[0],
+        )
+        with ExitStack() as stack:
+            writers = open_writers(LoggedRun(folder=config.output_dir / "metrics"))
+            trial.make_server(self._server_class, stack, Metrics(ranks, writers, progress=self.progress))
+            self._listen(trial.server)
+            trial.make_step(stack, make_callbacks(trial.server))
+            trial.make_stream(source)
+            trial.make_validation(HeldOutSamples(store=source.validation_store, parameters_of=source.parameters_of))
+            trial.make_training(source, log_every=1).run()
+        return trial.metrics.latest
+
+    def _listen(self, server: StreamServer) -> None:
+        self.record.listen(server, [name for name in METHODS + EVENTS if _is_users(server, name)])
+
+
+class TrialProgress(Progress):
+    """The progress of a study of which only the beginning is tried: schedules are not taken to their end."""
+
+    def end(self) -> None:
+        pass
+
+
+def _shortened(config: StudyConfig, folder: Path) -> StudyConfig:
+    """The study without its limits and intervals, in another output folder."""
+    study = config.study.model_copy(update={"output_dir": folder})
+    training = config.training.model_copy(update={"max_batches": None, "max_s": None})
+    return config.model_copy(update={"study": study, "training": training})
+
+
+def _print_calls(record: CallRecord) -> None:
+    for name, call in record.calls.items():
+        print(f"\n{name}, {call.num} {'call' if call.num == 1 else 'calls'}")
+        print(f"    given     {call.given}")
+        print(f"    returned  {call.returned}")
+
+
+def _print_error(error: StreamServerError) -> None:
+    if error.__cause__ is not None:
+        print(file=sys.stderr)
+        traceback.print_exception(error.__cause__, file=sys.stderr)
+    print(f"\nIt does not work yet: {error}", file=sys.stderr)
+
+
+def _print_result(trial: Trial, logged: dict[str, float]) -> None:
+    progress = trial.progress
+    losses = [f"{name} {logged[name]:.4g}" for name in ("train/loss", "val/loss") if name in logged]
+    if progress.skipped:
+        losses.append(f"{progress.skipped} samples skipped, since their gradient was not finite")
+    if "val/loss" not in logged:
+        losses.append("nothing was validated: the study holds no simulation out and there is no val_dataloader")
+    print(f"\nIt works: {progress.batches} batches with {progress.draws} samples; {'; '.join(losses)}.")
+
+
+def _is_users(server: Any, method: str) -> bool:
+    return not getattr(type(server), method).__module__.startswith("stream_server.")

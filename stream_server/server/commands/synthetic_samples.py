@@ -1,0 +1,126 @@
+"""Samples that no simulation made: right in shape and type, random in value."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.buffers import Buffer, Fifo
+from stream_server.config import StudyConfig
+from stream_server.server.intake import mailbox
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.run.build import make_slots
+from stream_server.server.simulations.design import ParameterDesign
+
+UNKNOWN_DTYPE = "float64"
+NUM_UNKNOWN_STEPS = 100
+NUM_SIMULATIONS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyntheticSample:
+    """One time step; an optional field is missing in every second one."""
+
+    simulation: int
+    time_step: int
+    fields: dict[str, NDArray[Any]]
+
+
+class SyntheticSource:
+    """A source of samples in the place of simulations: everything has come before the training begins.
+
+    `buffer` holds `num_batches` full batches of the first training simulations, and is closed. `validation_store`
+    holds one batch and a sample more of the first held-out ones, if the study has any.
+    """
+
+    num_missing = 0
+
+    def __init__(self, config: StudyConfig, *, num_batches: int) -> None:
+        samples, batch_size = SyntheticSamples(config), config.training.batch_size
+        num_held_out = config.validation.simulations
+        held_out = range(min(NUM_SIMULATIONS, num_held_out))
+        trained = range(num_held_out, num_held_out + min(NUM_SIMULATIONS, config.study.simulations))
+        design = ParameterDesign(config)
+        self.parameter_names = design.names
+        self._parameters = {
+            simulation: np.array(list(design.parameters(simulation).values()), np.float64)
+            for simulation in (*held_out, *trained)
+        }
+        self.buffer = samples.buffer(trained, num_batches * batch_size)
+        self.validation_store = samples.store(held_out, config.validation.batch_size + 1)
+        self._events: list[mailbox.Event] = [
+            *(mailbox.SimulationFinished(simulation=simulation) for simulation in trained),
+            mailbox.ReceptionEnded(),
+        ]
+
+    def parameters_of(self, simulation: int) -> NDArray[np.float64]:
+        """The parameters of a simulation, in the order of study.json."""
+        return self._parameters[simulation]
+
+    def before_draw(self) -> None:
+        """Nothing: the buffer is full."""
+
+    def events(self) -> list[mailbox.Event]:
+        """Take the events since the last call: all of them come in the first round."""
+        found, self._events = self._events, []
+        return found
+
+
+class SyntheticSamples:
+    """Endless samples of a study, from normally distributed floating numbers and small whole ones."""
+
+    def __init__(self, config: StudyConfig) -> None:
+        self._config = config
+        self._fields = config.study.fields
+        self._labels = range(NUM_UNKNOWN_STEPS) if config.study.time_steps is None else config.study.time_steps.labels
+        self._random = np.random.default_rng(config.study.seed)
+
+    def of(self, simulations: Sequence[int]) -> Iterator[SyntheticSample]:
+        """Samples of these simulations in turn, each at its next time step."""
+        for label in cycle(self._labels):
+            for simulation in simulations:
+                yield SyntheticSample(simulation=simulation, time_step=label, fields=self._values(label % 2 == 1))
+
+    def buffer(self, simulations: Sequence[int], num: int) -> Buffer:
+        """A closed buffer with `num` samples of these simulations in it."""
+        slots = make_slots(self._config, num)
+        slots.allocate({name: spec.dtype or UNKNOWN_DTYPE for name, spec in self._fields.items()})
+        buffer = Buffer(Fifo(capacity=num), slots)
+        for slot, sample in zip(buffer.claim(num), self.of(simulations), strict=False):
+            slots.simulation_ids[slot], slots.time_steps[slot] = sample.simulation, sample.time_step
+            for name in self._fields:
+                if name in sample.fields:
+                    slots.arrays[name][slot] = sample.fields[name]
+                else:
+                    slots.leave_out(name, [slot])
+            buffer.enqueue([slot])
+        buffer.admit()
+        buffer.close()
+        return buffer
+
+    def store(self, simulations: Sequence[int], num: int) -> ValidationStore:
+        """A validation store with `num` samples of these simulations, all complete; empty if there are none."""
+        store = ValidationStore(len(simulations))
+        for sample in islice(self.of(simulations), num if simulations else 0):
+            fields = {name: sample.fields.get(name, self._zeros(name)) for name in self._fields}
+            present = {name: name in sample.fields for name in self._fields}
+            store.add(sample.simulation, sample.time_step, fields, present)
+        for simulation in simulations:
+            store.complete(simulation)
+        return store
+
+    def _values(self, without_optional: bool) -> dict[str, NDArray[Any]]:
+        wanted = {name: spec for name, spec in self._fields.items() if not (spec.optional and without_optional)}
+        return {name: self._array(spec.shape, np.dtype(spec.dtype or UNKNOWN_DTYPE)) for name, spec in wanted.items()}
+
+    def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        if dtype.kind in "fc":
+            return np.asarray(self._random.standard_normal(shape)).astype(dtype)
+        return np.asarray(self._random.integers(0, 2, shape)).astype(dtype)
+
+    def _zeros(self, name: str) -> NDArray[Any]:
+        spec = self._fields[name]
+        return np.zeros(spec.shape, spec.dtype or UNKNOWN_DTYPE)

@@ -1,0 +1,257 @@
+"""The closing account of all samples that the study expected. Pure arithmetic on plain values.
+
+    expected = accepted + rejected + never produced
+    accepted = trained + skipped + withdrawn + untrained
+
+The samples of held-out validation simulations are counted apart, since none of them is trained.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FINISHED = "finished"
+UNEVEN_STOP = "uneven"
+UNKNOWN = "unknown"
+LONGEST_REASON = 120
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Received:
+    """The counts of one simulation in one rank's ledger: steps accepted, and rejected by reason."""
+
+    accepted: int
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankAccount:
+    """The counts of one rank; all but `intake` are of training simulations alone.
+
+    `refused` counts messages by reason, `duplicates` steps. Of its accepted samples, `drawn` were in a batch at least
+    once, `withdrawn` went before that, and `left` were still waiting: a source of samples knows neither of the two.
+    """
+
+    intake: Mapping[int, Received]
+    duplicates: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
+    drawn: int = 0
+    withdrawn: int = 0
+    left: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for rank 0."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "RankAccount":
+        """The account of another rank; JSON turns the ids of simulations into strings."""
+        intake = {int(simulation): Received(**of_one) for simulation, of_one in plain["intake"].items()}
+        return cls(**{**plain, "intake": intake})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """The use that training made of the drawn samples of all ranks: samples, not draws.
+
+    `untrained_reason` says why the others were not trained, if the study ended before time.
+    """
+
+    trained: int
+    skipped: int = 0
+    untrained_reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationEnd:
+    """How one simulation ended.
+
+    `num_steps` is how many steps the study wanted of it, None if that was never known; `num_sent` how many a finished
+    simulation said that it has sent, None when that is all of them.
+    """
+
+    state: str
+    num_steps: int | None
+    num_sent: int | None = None
+    reason: str = ""
+    held_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Account:
+    """The account of the whole study; `problems` are sentences, one for each thing that does not add up."""
+
+    expected: int
+    accepted: int
+    duplicates: int
+    refused: Mapping[str, int]
+    rejected: Mapping[str, int]
+    never_produced: Mapping[str, int]
+    trained: int
+    skipped: int
+    withdrawn: int
+    untrained_reasons: Mapping[str, int]
+    held_out: Mapping[str, int]
+    problems: Sequence[str]
+
+    @property
+    def untrained(self) -> int:
+        return sum(self.untrained_reasons.values())
+
+    @property
+    def balanced(self) -> bool:
+        return not self.problems
+
+    def to_report(self) -> dict[str, Any]:
+        """The `samples` of report.json."""
+        return {
+            "expected": self.expected,
+            "accepted": self.accepted,
+            "duplicates": self.duplicates,
+            "refused": dict(self.refused),
+            "rejected": dict(self.rejected),
+            "never_produced": dict(self.never_produced),
+            "trained": self.trained,
+            "skipped": self.skipped,
+            "untrained": self.untrained,
+            "untrained_reasons": dict(self.untrained_reasons),
+            "withdrawn": self.withdrawn,
+            "held_out": dict(self.held_out),
+        }
+
+
+def close_account(
+    ranks: Sequence[RankAccount | None], simulations: Mapping[int, SimulationEnd], learned: Learned, *, complete: bool
+) -> Account:
+    """Close the account from what each rank, the roster and the training say.
+
+    `ranks[r]` is None when rank r was lost. `complete` says that the study came to its normal end, after
+    which every simulation has ended and nothing is left untrained, unless the study chose `uneven: "stop"`.
+    """
+    known = [account for account in ranks if account is not None]
+    totals = [_sum_up(i, end, known) for i, end in simulations.items()]
+    training = [entry for entry in totals if not entry.end.held_out]
+    held_out = [entry for entry in totals if entry.end.held_out]
+    rejected: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for entry in training:
+        rejected.update(entry.rejected)
+    for account in known:
+        refused.update(account.refused)
+    untrained = sum(account.drawn + account.left for account in known) - learned.trained - learned.skipped
+    is_whole = len(known) == len(ranks)
+    if not is_whole:
+        # What was trained is known of all ranks together, what is left only of those that still speak.
+        untrained = max(0, untrained)
+    return Account(
+        expected=sum(entry.expected for entry in training),
+        accepted=sum(entry.accepted for entry in training),
+        duplicates=sum(account.duplicates for account in known),
+        refused=dict(sorted(refused.items())),
+        rejected=dict(sorted(rejected.items())),
+        never_produced={entry.label: entry.missing for entry in training if entry.missing > 0},
+        trained=learned.trained,
+        skipped=learned.skipped,
+        withdrawn=sum(account.withdrawn for account in known),
+        untrained_reasons={learned.untrained_reason or UNKNOWN: untrained} if untrained else {},
+        held_out={
+            "expected": sum(entry.expected for entry in held_out),
+            "accepted": sum(entry.accepted for entry in held_out),
+            "rejected": sum(entry.rejected.total() for entry in held_out),
+            "never_produced": sum(entry.missing for entry in held_out),
+        },
+        problems=[
+            *(f"rank {rank} was lost, and its account with it" for rank, it in enumerate(ranks) if it is None),
+            *_problems_of_simulations(totals, known, complete),
+            *_problems_of_ranks(ranks, simulations),
+            *(_problems_of_training(known, learned, untrained, complete) if is_whole else ()),
+        ],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Totals:
+    """One simulation, summed over the ranks; `missing` are the steps that it never produced."""
+
+    simulation: int
+    end: SimulationEnd
+    accepted: int
+    rejected: Counter[str]
+
+    @property
+    def arrived(self) -> int:
+        return self.accepted + self.rejected.total()
+
+    @property
+    def expected(self) -> int:
+        return self.arrived if self.end.num_steps is None else self.end.num_steps
+
+    @property
+    def missing(self) -> int:
+        return self.expected - self.arrived
+
+    @property
+    def label(self) -> str:
+        # Only a simulation that ended by itself is finished although steps are missing.
+        state = "ended early" if self.end.state == FINISHED else self.end.state.replace("_", " ")
+        reason = self.end.reason.strip().partition("\n")[0][:LONGEST_REASON]
+        return f"simulation {self.simulation}: {state}" + (f" ({reason})" if reason else "")
+
+
+def _sum_up(simulation: int, end: SimulationEnd, ranks: Sequence[RankAccount]) -> _Totals:
+    intakes = [account.intake[simulation] for account in ranks if simulation in account.intake]
+    rejected: Counter[str] = Counter()
+    for intake in intakes:
+        rejected.update(intake.rejected)
+    return _Totals(simulation=simulation, end=end, accepted=sum(i.accepted for i in intakes), rejected=rejected)
+
+
+def _problems_of_simulations(totals: Sequence[_Totals], ranks: Sequence[RankAccount], complete: bool) -> Iterator[str]:
+    strangers = sorted({i for account in ranks for i in account.intake} - {entry.simulation for entry in totals})
+    if strangers:
+        named = ", ".join(map(str, strangers[:MOST_NAMED])) + (", …" if len(strangers) > MOST_NAMED else "")
+        yield f"{len(strangers)} simulations have samples on server ranks, but rank 0 does not know them: {named}"
+    for entry in totals:
+        name, arrived = f"simulation {entry.simulation}", entry.arrived
+        if entry.missing < 0:
+            yield f"{name} has {entry.end.num_steps} steps, but {arrived} were accepted or rejected"
+        if entry.end.state == FINISHED:
+            num_sent = entry.end.num_steps if entry.end.num_sent is None else entry.end.num_sent
+            if num_sent is None:
+                yield f"{name} is finished, but its number of steps is unknown"
+            elif arrived < num_sent:
+                yield f"{name} is finished, but only {arrived} of its {num_sent} steps came"
+        elif complete and entry.end.state in ("waiting", "running"):
+            yield f"{name} is {entry.end.state} although the study has ended"
+
+
+def _problems_of_ranks(ranks: Sequence[RankAccount | None], simulations: Mapping[int, SimulationEnd]) -> Iterator[str]:
+    for rank, account in enumerate(ranks):
+        if account is None:
+            continue
+        accepted = sum(
+            intake.accepted
+            for i, intake in account.intake.items()
+            if i not in simulations or not simulations[i].held_out
+        )
+        settled = account.drawn + account.withdrawn + account.left
+        if accepted != settled:
+            yield (
+                f"rank {rank} accepted {accepted} samples, but {settled} are accounted for: {account.drawn} drawn, "
+                f"{account.withdrawn} withdrawn, {account.left} left in the buffer"
+            )
+
+
+def _problems_of_training(
+    ranks: Sequence[RankAccount], learned: Learned, untrained: int, complete: bool
+) -> Iterator[str]:
+    drawn = sum(account.drawn for account in ranks)
+    settled = learned.trained + learned.skipped
+    if settled > drawn:
+        yield f"{settled} samples were trained or skipped, but the ranks drew only {drawn}"
+    if untrained > 0 and complete and learned.untrained_reason != UNEVEN_STOP:
+        yield f"{untrained} accepted samples were not trained although the study came to its normal end"
+    elif untrained > 0 and not learned.untrained_reason:
+        yield f"{untrained} accepted samples were not trained, and nothing says why"

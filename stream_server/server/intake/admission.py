@@ -1,0 +1,105 @@
+"""Admission: which client ranks may send, checked against the study and held back while there is no credit. Pure."""
+
+import numpy as np
+
+from stream_server.messages.client import Block, Open, Reason, Refusal
+from stream_server.server.intake.attempts import AttemptState, Connection
+from stream_server.server.intake.credit import CreditPool
+from stream_server.server.intake.layout import place_of
+from stream_server.server.intake.state import IntakeState
+
+DTYPE_OF_THE_NEVER_SENT = "<f8"
+
+
+class Admission:
+    """Answers the `Open` of client ranks. `waiting` are those that will be looked at again, by peer."""
+
+    def __init__(self, state: IntakeState, credit: CreditPool) -> None:
+        self.state = state
+        self.credit = credit
+        self.waiting: dict[bytes, Open] = {}
+
+    def answer(self, peer: bytes, message: Open) -> Connection | Refusal | None:
+        """Admit a client rank, or refuse it; None: it has to wait."""
+        self.waiting.pop(peer, None)
+        attempt = self.state.attempts.get(message.simulation)
+        refusal = self._out_of_date(message, attempt)
+        if refusal is not None:
+            return refusal
+        assert attempt is not None
+        refusal = self._misfit(message, attempt)
+        if refusal is not None:
+            return refusal
+        self._learn_dtypes(message, attempt)
+        # Without all dtypes there are no slots; the other ranks of this simulation will tell the missing ones.
+        # A share that is complete already, maybe in an earlier incarnation, needs no credit.
+        has_slots = self.state.dtypes_known and (attempt.share_complete or self.credit.reserve(attempt))
+        # Its credit begins anew with the connection: what it has sent over a lost one must not take up any of it.
+        has_credit = message.rank not in attempt.connections or not attempt.num_waiting
+        if not (has_slots and has_credit):
+            self.waiting[peer] = message
+            return None
+        return self._connection(peer, message, attempt)
+
+    def forget(self, message: Open) -> None:
+        """Drop an `Open` that waits, since the same client rank has said it again over another connection."""
+        for peer in [peer for peer, other in self.waiting.items() if other == message]:
+            del self.waiting[peer]
+
+    def _out_of_date(self, message: Open, attempt: AttemptState | None) -> Refusal | None:
+        state = self.state
+        if message.study != state.study:
+            text = f"this is study {state.study}, but the message is for study {message.study}"
+            return state.refuse(Reason.WRONG_STUDY, text)
+        if message.incarnation != state.incarnation:
+            text = f"this is incarnation {state.incarnation}, the message is for {message.incarnation}: say Hello again"
+            return state.refuse(Reason.STALE_INCARNATION, text)
+        if attempt is None:
+            return state.refuse(Reason.UNKNOWN_SIMULATION, f"simulation {message.simulation} is not running")
+        if not attempt.running or message.attempt != attempt.attempt:
+            return state.refuse(Reason.STALE_ATTEMPT, attempt.why_refused(message.attempt))
+        return None
+
+    def _misfit(self, message: Open, attempt: AttemptState) -> Refusal | None:
+        layout = attempt.layout
+        if layout.blocks and layout.num_ranks != message.num_ranks:
+            text = f"client rank {message.rank} says {message.num_ranks} ranks, others said {layout.num_ranks}"
+            return self.state.refuse(Reason.WRONG_BLOCKS, text)
+        problem = next(filter(None, map(self._field_problem, message.blocks)), None)
+        if problem is not None:
+            return self.state.refuse(Reason.WRONG_FIELDS, problem)
+        layout.num_ranks = message.num_ranks
+        problem = layout.add(message.rank, message.blocks)
+        return None if problem is None else self.state.refuse(Reason.WRONG_BLOCKS, problem)
+
+    def _field_problem(self, block: Block) -> str | None:
+        if block.field not in self.state.fields:
+            return f"the study has no field {block.field}, only {', '.join(self.state.fields)}"
+        kept = self.state.dtypes.get(block.field)
+        if kept is not None and not np.can_cast(np.dtype(block.dtype), kept, "same_kind"):
+            return f"field {block.field} is kept as {kept}, which {np.dtype(block.dtype)} cannot become"
+        return None
+
+    def _learn_dtypes(self, message: Open, attempt: AttemptState) -> None:
+        for block in message.blocks:
+            self.state.dtypes.setdefault(block.field, np.dtype(block.dtype))
+        if attempt.layout.complete:
+            for name in self.state.fields:
+                self.state.dtypes.setdefault(name, np.dtype(DTYPE_OF_THE_NEVER_SENT))
+
+    def _connection(self, peer: bytes, message: Open, attempt: AttemptState) -> Connection:
+        places = tuple(place_of(block, self.state.dtypes[block.field]) for block in message.blocks)
+        everything = (1 << len(places)) - 1
+        optional = sum(1 << i for i, place in enumerate(places) if self.state.fields[place.field].optional)
+        connection = Connection(
+            peer=peer,
+            opening=message,
+            attempt=attempt,
+            rank=message.rank,
+            places=places,
+            required=everything & ~optional,
+            everything=everything,
+            alone=message.num_ranks == 1,
+        )
+        attempt.connections[message.rank] = connection
+        return connection

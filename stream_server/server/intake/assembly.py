@@ -1,0 +1,241 @@
+"""Assembly: checks `Data` messages, says where their steps belong, and when steps are all there.
+
+Pure: no arrays are written here. Receiver thread.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from stream_server.messages.client import ALL_FIELDS, MAX_PART_BYTES, Data, Reason, Refusal
+from stream_server.server.intake.attempts import Connection, MessageSeries, PartialStep, StepRun
+from stream_server.server.intake.settlement import Settlement
+from stream_server.server.intake.state import IntakeState
+
+Problem = tuple[Reason, str]
+
+
+class Assembly:
+    """Puts steps together out of what client ranks send.
+
+    A simulation may have as many steps under way as it has credit: in a slot, but not yet in the stream.
+    """
+
+    def __init__(self, state: IntakeState, settlement: Settlement) -> None:
+        self.state = state
+        self.settlement = settlement
+
+    def place(
+        self, connection: Connection, data: Data, header: bytes
+    ) -> MessageSeries | list[PartialStep | None] | Refusal:
+        """Check a message, and say where its steps belong.
+
+        Returns:
+            The series that it begins, if no other message has a part of its steps and all of them are new. Otherwise
+            the steps, with None for those known already; once the payload is in their slots, `complete` tells which are
+            whole, or if it is not what it should be, `abandon` them.
+        """
+        state, attempt, num = self.state, connection.attempt, data.num_steps
+        if data.sequence != connection.next_sequence:
+            text = f"Data message {data.sequence} came where {connection.next_sequence} was expected"
+            return state.refuse(Reason.MALFORMED, text, data.sequence)
+        problem = self._problem(connection, data)
+        if problem is not None:
+            return self._refuse(connection, data, *problem)
+        stride = state.numbering.stride
+        end = data.index + num * stride
+        indices = range(data.index, end, stride)
+        is_alone = connection.alone and data.field == ALL_FIELDS and not attempt.partial_steps
+        if not is_alone or attempt.entry.settled.has_any(indices):
+            return self._place_steps(connection, data, indices)
+        if attempt.num_waiting + num > state.credit:
+            return self._outside_window(connection, data, attempt.num_waiting + num)
+        return MessageSeries.of(
+            data,
+            header,
+            stride=stride,
+            places=connection.present(data),
+            absent=self._absent(connection, data),
+            credit=num + self.credit_from(connection, end, num_pending=num),
+        )
+
+    def credit_from(self, connection: Connection, index: int, *, num_pending: int = 0) -> int:
+        """How many steps from `index` on need not be checked one by one: all are new, and there is credit for them.
+
+        `num_pending` steps before them are received and not settled yet.
+        """
+        attempt, numbering = connection.attempt, self.state.numbering
+        if not attempt.running or connection.ended or attempt.partial_steps or index < attempt.entry.settled.stop:
+            return 0
+        left = -(-(numbering.limit - index) // numbering.stride)
+        return max(0, min(self.state.credit - attempt.num_waiting - num_pending, left))
+
+    def complete(
+        self, connection: Connection, data: Data, steps: Iterable[PartialStep | None]
+    ) -> list[StepRun] | Refusal:
+        """Note that the payload of these steps is in their slots; returns those that are whole now, to be settled."""
+        if data.field != ALL_FIELDS:
+            problem = self._part_problem(connection, data, steps)
+            if problem is not None:
+                return problem
+            if not data.last:
+                return []
+        return self._whole_steps(connection, data, steps)
+
+    def complete_waiting(self, connection: Connection) -> list[StepRun]:
+        """The steps of this simulation that waited only to know that no other client rank sends a part of them."""
+        attempt, layout = connection.attempt, connection.attempt.layout
+        if not attempt.partial_steps or not layout.closed:
+            return []
+        steps = list(attempt.partial_steps.values())
+        return [self._run_of(step) for step in steps if step.senders == layout.senders and not step.torn_field()]
+
+    def abandon(self, connection: Connection, steps: Iterable[PartialStep | None]) -> None:
+        """Forget what this client rank sent of these steps."""
+        for step in steps:
+            if step is None:
+                continue
+            step.forget(connection.rank)
+            for origin in [origin for origin in step.origins if origin[0] is connection]:
+                step.origins.remove(origin)
+                connection.move_mark(origin[1], 1)
+            if not step.senders and not step.origins:
+                del step.attempt.partial_steps[step.index]
+                self.settlement.freed.append(step.slot)
+
+    def _problem(self, connection: Connection, data: Data) -> Problem | None:
+        """Compare the next message of a connection with what that was opened for."""
+        state, attempt, numbering = self.state, connection.attempt, self.state.numbering
+        last = data.index + (data.num_steps - 1) * numbering.stride
+        if data.incarnation != state.incarnation:
+            text = f"this is incarnation {state.incarnation}, the message is for {data.incarnation}"
+            return Reason.STALE_INCARNATION, text
+        if (data.simulation, data.attempt) != (attempt.simulation, attempt.attempt):
+            text = f"the connection was opened for simulation {attempt.simulation}, attempt {attempt.attempt}"
+            return Reason.STALE_ATTEMPT, text
+        if not attempt.running:
+            return Reason.STALE_ATTEMPT, state.attempts[attempt.simulation].why_refused(attempt.attempt)
+        if connection.ended:
+            return Reason.WRONG_STEP, f"simulation {attempt.simulation} said that it had sent all"
+        if data.num_steps > state.credit:
+            text = f"{data.num_steps} steps in one message, but the window is {state.credit}"
+            return Reason.OUTSIDE_WINDOW, text
+        if last >= numbering.limit:
+            end = numbering.label(numbering.limit - 1)
+            return Reason.WRONG_STEP, f"time step {numbering.label(last)} is behind the last, {end}"
+        if data.index < attempt.first or (data.index - attempt.first) % numbering.stride:
+            return Reason.WRONG_STEP, f"time step {numbering.label(data.index)} belongs to another server rank"
+        if data.present & ~connection.everything:
+            return Reason.WRONG_BLOCKS, f"only {len(connection.places)} blocks were opened"
+        if lacking := connection.required & ~data.present:
+            missing = [place.field for i, place in enumerate(connection.places) if lacking >> i & 1]
+            return Reason.WRONG_FIELDS, f"time step {numbering.label(data.index)} lacks {', '.join(missing)}"
+        if data.field != ALL_FIELDS and (gap := self._gap(connection, data)):
+            return Reason.WRONG_STEP, gap
+        return None
+
+    def _gap(self, connection: Connection, data: Data) -> str:
+        """Say what is missing before this part of a block; "" if nothing is, or if the block begins anew."""
+        step = connection.attempt.partial_steps.get(data.index)
+        num_bytes = 0 if step is None else step.parts.get((connection.rank, data.field), 0)
+        known = data.index in connection.attempt.entry.settled
+        if data.offset < connection.places[data.field].num_bytes and (known or data.offset in (0, num_bytes)):
+            return ""
+        label = self.state.numbering.label(data.index)
+        return f"a part of time step {label} begins at byte {data.offset}, but {num_bytes} have come"
+
+    def _place_steps(self, connection: Connection, data: Data, indices: range) -> list[PartialStep | None] | Refusal:
+        attempt, sender = connection.attempt, 1 << connection.rank
+        missing = [i for i in indices if i not in attempt.entry.settled and i not in attempt.partial_steps]
+        if attempt.num_under_way + len(missing) > self.state.credit:
+            return self._outside_window(connection, data, attempt.num_under_way + len(missing))
+        if missing:
+            for index, slot in zip(missing, self.settlement.claim(len(missing)), strict=True):
+                attempt.partial_steps[index] = PartialStep(attempt, attempt.reservation, index, slot)
+        here = (attempt.partial_steps.get(i) for i in indices)
+        steps = [None if step is None or step.senders & sender else step for step in here]
+        self._count_duplicates(connection, data, steps)
+        self._count_message(connection, data, steps)
+        return steps
+
+    def _refuse(self, connection: Connection, data: Data, reason: Reason, text: str) -> Refusal:
+        connection.count_settled()
+        return self.state.refuse(reason, text, data.sequence)
+
+    def _outside_window(self, connection: Connection, data: Data, num: int) -> Refusal:
+        text = (
+            f"simulation {connection.attempt.simulation} would have {num} steps under way, but its window is "
+            f"{self.state.credit}; all its ranks must send the same steps in the same order"
+        )
+        return self._refuse(connection, data, Reason.OUTSIDE_WINDOW, text)
+
+    def _absent(self, connection: Connection, data: Data) -> tuple[str, ...]:
+        places, fields = connection.places, self.state.fields
+        if data.present == connection.everything and len(places) == len(fields):
+            return ()
+        present = {place.field for place in connection.present(data)}
+        return tuple(name for name in fields if name not in present)
+
+    def _count_duplicates(self, connection: Connection, data: Data, steps: Sequence[PartialStep | None]) -> None:
+        num = steps.count(None)
+        if not num:
+            return
+        connection.attempt.received += num
+        # One sample may come in parts and from many ranks; it is one duplicate.
+        if connection.rank == 0 and data.last:
+            self.state.ledger.duplicates += num
+        self.settlement.changed[connection.attempt.simulation] = connection.attempt
+
+    def _count_message(self, connection: Connection, data: Data, steps: Sequence[PartialStep | None]) -> None:
+        wanted = [step for step in steps if step is not None]
+        is_further_part = data.field != ALL_FIELDS and any(
+            origin[0] is connection for step in wanted[:1] for origin in step.origins
+        )
+        if not wanted or is_further_part:
+            # A further part of a step is settled with the first one.
+            connection.count_settled()
+            return
+        message = connection.count(len(wanted))
+        for step in wanted:
+            step.origins.append((connection, message))
+
+    def _whole_steps(
+        self, connection: Connection, data: Data, steps: Iterable[PartialStep | None]
+    ) -> list[StepRun] | Refusal:
+        places, layout, sender = connection.present(data), connection.attempt.layout, 1 << connection.rank
+        whole: list[StepRun] = []
+        for step in steps:
+            if step is None:
+                continue
+            step.senders |= sender
+            for place in places:
+                step.present[place.field] = step.present.get(place.field, 0) | sender
+            if step.senders == layout.senders and layout.closed:
+                if torn := step.torn_field():
+                    # The message is refused as a whole: its steps come again with the next attempt.
+                    self.abandon(connection, [step])
+                    for run in whole:
+                        self.settlement.drop(run)
+                    label = self.state.numbering.label(step.index)
+                    text = f"only some client ranks sent field {torn} in time step {label}"
+                    return self.state.refuse(Reason.WRONG_FIELDS, text, data.sequence)
+                whole.append(self._run_of(step))
+        return whole
+
+    def _part_problem(self, connection: Connection, data: Data, steps: Iterable[PartialStep | None]) -> Refusal | None:
+        for step in steps:
+            if step is None:
+                continue
+            size = connection.places[data.field].num_bytes
+            step.parts[connection.rank, data.field] = min(data.offset + MAX_PART_BYTES, size)
+            for i, place in enumerate(connection.places if data.last else ()):
+                if data.present >> i & 1 and step.parts.get((connection.rank, i), 0) != place.num_bytes:
+                    self.abandon(connection, [step])
+                    label = self.state.numbering.label(step.index)
+                    text = f"the last part of time step {label} came before all of field {place.field}"
+                    return self.state.refuse(Reason.WRONG_STEP, text, data.sequence)
+        return None
+
+    def _run_of(self, step: PartialStep) -> StepRun:
+        del step.attempt.partial_steps[step.index]
+        absent = tuple(name for name in self.state.fields if name not in step.present)
+        indices = range(step.index, step.index + 1)
+        return StepRun(step.attempt, step.reservation, indices, [step.slot], absent, step.origins)

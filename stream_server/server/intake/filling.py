@@ -1,0 +1,156 @@
+"""Writes the payload of `Data` into rows of the slots' arrays."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from types import EllipsisType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.errors import StreamServerError
+from stream_server.messages.client import Data, Reason
+from stream_server.server.intake.layout import Place
+
+# The sum of squares is finite only if all values are, and takes half as long as asking each. Larger arrays would wake
+# the threads of the linear algebra library.
+MAX_SQUARED = 10_000
+
+Array = npt.NDArray[Any]
+Index = tuple[int | slice | list[int] | EllipsisType, ...]
+
+
+class Payload(Protocol):
+    """The rest of one message, frame by frame."""
+
+    def more(self) -> bool:
+        """Whether a frame is left."""
+
+    def into(self, buffer: Array, /) -> int:
+        """Receive a frame into memory; returns the frame's size, of which more than fits is lost."""
+
+    def frame(self) -> memoryview:
+        """Receive a frame."""
+
+
+class Unfit(StreamServerError):
+    """The payload is not what the header says."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+def side_by_side(slots: Sequence[int]) -> slice | None:
+    """The slots as one slice, if they lie side by side in this order."""
+    first, num = slots[0], len(slots)
+    if num == 1 or (slots[-1] - first == num - 1 and all(slot == first + i for i, slot in enumerate(slots))):
+        return slice(first, first + num)
+    return None
+
+
+def fill_steps(
+    arrays: Mapping[str, Array],
+    places: Sequence[Place],
+    slots: Sequence[int],
+    payload: Payload,
+    checksum: int | None = None,
+    kept: Sequence[bool] | None = None,
+) -> bool:
+    """Receive whole steps, one frame per place. `kept` says which of the steps have a slot, if not all of them.
+
+    Where a block is as it is kept and the slots lie side by side, the bytes go straight into the rows. Returns
+    whether all values are known to be finite: they are looked at here, while they are in the processor's cache.
+
+    Raises:
+        Unfit: a frame too few or too many, of a wrong size, or with a wrong checksum.
+    """
+    num, crc, finite = len(slots) if kept is None else len(kept), 0, True
+    rows = side_by_side(slots)
+    for place in places:
+        if not payload.more():
+            raise Unfit(Reason.MALFORMED, f"no payload came for field {place.field}")
+        array = arrays[place.field]
+        if place.direct and rows is not None and kept is None:
+            values = array[rows]
+            _check_size(place, payload.into(values), values.nbytes)
+            if checksum is not None:
+                crc = zlib.crc32(values.data, crc)
+        else:
+            frame = payload.frame()
+            _check_size(place, frame.nbytes, num * place.num_bytes)
+            if checksum is not None:
+                crc = zlib.crc32(frame, crc)
+            values = np.frombuffer(frame, place.wire).reshape(num, *place.count)
+            index: Index = (list(slots) if rows is None else rows, *place.slices)
+            array[index] = values if kept is None else values[list(kept)]
+            finite = finite and (place.direct or np.can_cast(place.wire, array.dtype, "safe"))
+        finite = finite and all_finite(values)
+    _check_end(payload, crc, checksum)
+    return finite
+
+
+def fill_part(
+    arrays: Mapping[str, Array], place: Place, data: Data, slot: int, num_bytes: int, payload: Payload
+) -> None:
+    """Receive one part, which must have `num_bytes`, of one block of one step.
+
+    Raises:
+        Unfit: as for `fill_steps`.
+    """
+    if not payload.more():
+        raise Unfit(Reason.MALFORMED, f"no payload came for field {place.field}")
+    if place.direct:
+        row = arrays[place.field][slot : slot + 1].reshape(-1)
+        part = row.view(np.uint8)[data.offset : data.offset + num_bytes]
+        _check_size(place, payload.into(part), num_bytes)
+        crc = 0 if data.checksum is None else zlib.crc32(part.data)
+    else:
+        frame = payload.frame()
+        _check_size(place, frame.nbytes, num_bytes)
+        crc = 0 if data.checksum is None else zlib.crc32(frame)
+        values = np.frombuffer(frame, place.wire)
+        index: Index = (slot, *place.slices, ...)
+        assign(arrays[place.field][index], data.offset // place.wire.itemsize, values)
+    _check_end(payload, crc, data.checksum)
+
+
+def assign(block: Array, start: int, values: Array) -> None:
+    """Write `values` into a block of any strides, from element `start` of its C order on."""
+    if block.ndim < 2:
+        if block.ndim:
+            block[start : start + len(values)] = values
+        else:
+            block[...] = values[0]
+        return
+    inner = block[0].size
+    row, column = divmod(start, inner)
+    if column:
+        head = min(inner - column, len(values))
+        assign(block[row], column, values[:head])
+        row, values = row + 1, values[head:]
+    num_rows = len(values) // inner
+    rows = values[: num_rows * inner]
+    block[row : row + num_rows] = rows.reshape(num_rows, *block.shape[1:])
+    if len(values) > len(rows):
+        assign(block[row + num_rows], 0, values[len(rows) :])
+
+
+def all_finite(values: Array) -> bool:
+    """Whether no value is NaN or infinite."""
+    if values.size <= MAX_SQUARED and values.dtype.char in "fd" and isfinite(np.vdot(values, values)):
+        return True
+    return values.dtype.kind not in "fc" or bool(np.logical_and.reduce(np.isfinite(values), axis=None))
+
+
+def _check_size(place: Place, found: int, expected: int) -> None:
+    if found != expected:
+        raise Unfit(Reason.MALFORMED, f"field {place.field} came with {found} bytes where {expected} were expected")
+
+
+def _check_end(payload: Payload, crc: int, checksum: int | None) -> None:
+    if payload.more():
+        raise Unfit(Reason.MALFORMED, "more payload came than the header says")
+    if checksum is not None and crc != checksum:
+        raise Unfit(Reason.CHECKSUM, "the payload does not fit its checksum: it was changed on the way")

@@ -1,0 +1,372 @@
+"""The intake of one server rank: from the messages of clients to steps in the buffer, and to their acknowledgement.
+
+It has no sockets and no clock; notices, messages and payloads go in, and answers come out. Receiver thread.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stream_server.buffers import Buffer
+from stream_server.messages.client import (
+    ALL_FIELDS,
+    MAX_PART_BYTES,
+    Data,
+    End,
+    Open,
+    Opened,
+    Reason,
+    Refusal,
+)
+from stream_server.messages.notices import Share
+from stream_server.server.intake.account import RankAccount, Received
+from stream_server.server.intake.admission import Admission
+from stream_server.server.intake.assembly import Assembly
+from stream_server.server.intake.attempts import (
+    AttemptEvent,
+    AttemptState,
+    Connection,
+    ConnectionPhase,
+    MessageSeries,
+    StepRun,
+)
+from stream_server.server.intake.credit import CreditPool
+from stream_server.server.intake.filling import Payload, Unfit, fill_part, fill_steps
+from stream_server.server.intake.settlement import Settlement
+from stream_server.server.intake.state import IntakeState
+from stream_server.server.intake.validation_store import ValidationStore
+
+NO_LIMIT = 2**62
+
+
+class Intake:
+    """Admits client ranks, takes their steps, and hands them to the buffer turn by turn.
+
+    A turn is some calls of `take`, then `flush`. `credit_slots` is how many steps of all simulations together have a
+    slot beside a full buffer, so that a step inside its window always finds one, and half-assembled steps never keep
+    out those parts that would complete them. `nonfinite` says what happens to samples with NaN or infinity: "reject",
+    "keep" or "stop". A checkpoint is asked for when a simulation has sent `max_unsaved` steps since the last one.
+    """
+
+    def __init__(
+        self,
+        state: IntakeState,
+        *,
+        buffer: Buffer,
+        validation: ValidationStore,
+        credit_slots: int,
+        max_unsaved: int = NO_LIMIT,
+        nonfinite: str = "reject",
+    ) -> None:
+        self.slots = buffer.slots
+        self.state = state
+        credit = CreditPool(size=credit_slots, credit=state.credit)
+        self.admission = Admission(state, credit)
+        self.settlement = Settlement(
+            buffer, validation, credit, state.numbering, nonfinite=nonfinite, max_unsaved=max_unsaved
+        )
+        self.assembly = Assembly(state, self.settlement)
+        self._in_series: list[AttemptState] = []
+
+    def attempt(self, simulation: int) -> AttemptState | None:
+        """The current attempt of a simulation; None before its first one."""
+        return self.state.attempts.get(simulation)
+
+    def begin_attempt(self, simulation: int, attempt: int, *, goes_on: bool = False) -> None:
+        """Make this attempt the current one, and drop half-assembled steps of older ones.
+
+        `goes_on`: it ran in an earlier incarnation, and does not send again what is known of it.
+        """
+        old = self.attempt(simulation)
+        if old is not None:
+            if attempt <= old.attempt or old.end_state:
+                return
+            self._end(old, AttemptEvent.REPLACE)
+        begun = self.state.begin(simulation, attempt, goes_on=goes_on)
+        self.settlement.check_share(begun)
+        self.settlement.changed[simulation] = begun
+
+    def end_attempt(self, simulation: int, attempt: int) -> None:
+        """Accept nothing more from an attempt, which has ended."""
+        current = self.attempt(simulation)
+        if current is not None and current.attempt == attempt:
+            self._end(current, AttemptEvent.END)
+
+    def end_simulation(self, simulation: int, end_state: str) -> None:
+        """Accept nothing more from a simulation, which has its terminal state; an invalid one is withdrawn."""
+        current = self.attempt(simulation)
+        if current is not None:
+            current.end_state = end_state
+            self._end(current, AttemptEvent.CLOSE)
+            current.ends.clear()
+            current.layout.blocks.clear()
+        if end_state == "finished":
+            self.settlement.finish(simulation)
+        elif end_state == "invalid":
+            self.withdraw(simulation)
+
+    def withdraw(self, simulation: int) -> None:
+        """Withdraw the samples of a simulation that were not trained on yet."""
+        self._settle_all_series()
+        self.settlement.withdraw(simulation)
+
+    def open(self, peer: bytes, message: Open) -> Connection | Refusal | None:
+        """Admit a client rank, or refuse it; None: it has to wait, and `admit_waiting` will look at it again.
+
+        Raises:
+            ConfigError: the types of all fields are known now, and the system refuses the memory for the slots.
+        """
+        attempt = self.attempt(message.simulation)
+        answer = self.admission.answer(peer, message)
+        if attempt is not None and not isinstance(answer, Refusal):
+            self.settlement.changed[attempt.simulation] = attempt
+            if message.rank == 0:
+                attempt.num_known = len(attempt.entry.settled) if attempt.num_known is None else attempt.num_known
+        if isinstance(answer, Connection):
+            self.allocate()
+        return answer
+
+    def allocate(self) -> None:
+        """Make the arrays of the slots once the types of all fields are known.
+
+        Raises:
+            ConfigError: the system refuses the memory.
+        """
+        if self.state.dtypes_known:
+            self.settlement.allocate({name: self.state.dtypes[name] for name in self.state.fields})
+
+    def admit_waiting(self) -> list[tuple[bytes, Connection | Refusal]]:
+        """The answers to those `Open`s that need not wait any longer."""
+        answers = [(peer, self.open(peer, message)) for peer, message in list(self.admission.waiting.items())]
+        return [(peer, answer) for peer, answer in answers if answer is not None]
+
+    def has_finished(self, message: Open) -> bool:
+        """Whether the client had sent its `End`, and lost the connection before all was acknowledged as settled."""
+        attempt = self.attempt(message.simulation)
+        return (
+            attempt is not None
+            and attempt.finished
+            and (message.study, message.incarnation) == (self.state.study, self.state.incarnation)
+            and message.attempt == attempt.attempt
+        )
+
+    def opened(self, connection: Connection) -> Opened:
+        """The answer to an `Open` that was admitted."""
+        known = connection.attempt.entry.settled.packed()
+        return Opened(incarnation=self.state.incarnation, credit=self.state.credit, known=known)
+
+    def settle_waiting(self, connection: Connection) -> None:
+        """Settle the steps that are complete now that an admitted client rank is known to send no part of them."""
+        for run in self.assembly.complete_waiting(connection):
+            self.settlement.settle(run)
+
+    def lose(self, connection: Connection) -> None:
+        """Forget the parts of incomplete steps that came over a lost connection: they are sent again."""
+        self._settle_series(connection.attempt)
+        connection.phase = ConnectionPhase.LOST
+        self.assembly.abandon(connection, list(connection.attempt.partial_steps.values()))
+
+    def refuse(self, reason: Reason, text: str, sequence: int | None = None) -> Refusal:
+        """Make a refusal, and count it."""
+        return self.state.refuse(reason, text, sequence)
+
+    def expected(self, connection: Connection, header: bytes) -> MessageSeries | None:
+        """The series that a message goes on with, for `take_next`; None: it has to be decoded, for `take`."""
+        series = connection.series
+        if series is None or not series.goes_on(header):
+            return None
+        if not series.slots:
+            # Two connections may send the same steps; the second one must meet what the first one has settled.
+            self._settle_series(connection.attempt)
+            series.credit = self.assembly.credit_from(connection, series.index)
+        return series if series.credit >= series.num_steps else None
+
+    def take(self, connection: Connection, data: Data, header: bytes, payload: Payload) -> Refusal | None:
+        """Receive the payload of one message into the slots of its steps.
+
+        The steps are settled in this call or the next `flush`, which may raise.
+
+        Raises:
+            NonFiniteData: a sample has NaN or infinity, and the study is to stop then.
+        """
+        self._settle_series(connection.attempt)
+        connection.series = None
+        placed = self.assembly.place(connection, data, header)
+        if isinstance(placed, MessageSeries):
+            connection.series = placed
+            return self.take_next(connection, placed, payload)
+        self.settlement.touched[connection.peer] = connection
+        if isinstance(placed, Refusal):
+            return placed
+        if not any(placed):
+            return None
+        arrays = self.slots.arrays
+        try:
+            if data.field == ALL_FIELDS:
+                slots = [step.slot for step in placed if step is not None]
+                kept = None if len(slots) == len(placed) else [step is not None for step in placed]
+                fill_steps(arrays, connection.present(data), slots, payload, data.checksum, kept)
+            else:
+                assert placed[0] is not None
+                place = connection.places[data.field]
+                num_bytes = min(place.num_bytes - data.offset, MAX_PART_BYTES)
+                fill_part(arrays, place, data, placed[0].slot, num_bytes, payload)
+        except Unfit as problem:
+            self.assembly.abandon(connection, placed)
+            return self.refuse(problem.reason, str(problem), data.sequence)
+        whole = self.assembly.complete(connection, data, placed)
+        if isinstance(whole, Refusal):
+            return whole
+        for run in whole:
+            self.settlement.settle(run)
+        return None
+
+    def take_next(self, connection: Connection, series: MessageSeries, payload: Payload) -> Refusal | None:
+        """Receive the next message of a series; its steps are settled together with those of others."""
+        slots = self.settlement.claim(series.num_steps)
+        try:
+            finite = fill_steps(self.slots.arrays, series.places, slots, payload, series.checksum)
+        except Unfit as problem:
+            self._settle_series(connection.attempt)
+            self.settlement.touched[connection.peer] = connection
+            self.settlement.freed += slots
+            connection.series = None
+            connection.count_settled()
+            return self.refuse(problem.reason, str(problem), series.sequence)
+        if not series.slots:
+            self.settlement.touched[connection.peer] = connection
+            connection.attempt.sender = connection
+            self._in_series.append(connection.attempt)
+        series.add(slots, finite)
+        return None
+
+    def finish(self, connection: Connection, end: End) -> Refusal | None:
+        """Note that a client rank has sent all."""
+        attempt = connection.attempt
+        self._settle_series(attempt)
+        problem = self._end_problem(attempt, connection, end)
+        if problem is not None:
+            return self.refuse(Reason.WRONG_STEP, problem)
+        connection.phase = ConnectionPhase.ENDED
+        if connection.rank == 0 and connection.rank not in attempt.ends:
+            self.state.ledger.duplicates += attempt.num_known or 0
+        attempt.ends[connection.rank] = end
+        if len(attempt.ends) == attempt.layout.num_ranks:
+            attempt.num_expected, attempt.total = end.share, end.total
+        self.settlement.check_share(attempt)
+        self.settlement.changed[attempt.simulation] = attempt
+        self.settlement.touched |= {other.peer: other for other in attempt.connections.values()}
+        return None
+
+    def flush(self) -> None:
+        """End a turn: settle what has come, and give the buffer what it has room for.
+
+        Raises:
+            NonFiniteData: as for `take`.
+        """
+        self._settle_all_series()
+        self.settlement.flush()
+
+    def pop_touched(self) -> list[Connection]:
+        """The connections that may be owed an acknowledgement since the last call."""
+        touched = list(self.settlement.touched.values())
+        self.settlement.touched.clear()
+        return touched
+
+    def changes(self) -> list[Share]:
+        """The progress of the simulations that have changed since the last call."""
+        return self.settlement.changes()
+
+    @property
+    def has_none_waiting(self) -> bool:
+        """No step waits for room in the buffer."""
+        return not self.settlement.has_waiting
+
+    @property
+    def num_received(self) -> int:
+        """How many steps this rank has settled, ever."""
+        return sum(len(entry.settled) for entry in self.state.ledger.entries.values())
+
+    def account(self) -> RankAccount:
+        """The account of this rank so far."""
+        ledger = self.state.ledger
+        return RankAccount(
+            intake={
+                simulation: Received(accepted=entry.num_accepted, rejected=dict(entry.reasons))
+                for simulation, entry in ledger.entries.items()
+            },
+            duplicates=ledger.duplicates,
+            withdrawn=self.settlement.num_withdrawn,
+            refused=dict(self.state.refused),
+        )
+
+    @property
+    def num_under_way(self) -> int:
+        """Slots that steps hold before they are in the stream; never above `credit_slots`."""
+        return self.settlement.num_waiting + sum(len(it.partial_steps) for it in self.state.attempts.values())
+
+    def checkpoint_taken(self) -> None:
+        """Note that a checkpoint was taken: what came so far is in it."""
+        self.settlement.has_pressure = False
+        for attempt in self.state.attempts.values():
+            attempt.num_unsaved = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state to keep over a restart: the ledger, the types of the fields, and the counts."""
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a ledger, before anything has begun."""
+        self.state.load_state_dict(state)
+        self.allocate()
+
+    def restore_waiting(self, simulations: Sequence[int]) -> None:
+        """Let steps of these simulations wait, in this order, as they did in the buffer that was restored."""
+        self.settlement.restore_waiting(self.state.ledger, simulations)
+
+    def restore_ended(self, *, finished: Iterable[int], invalid: Iterable[int]) -> None:
+        """Note which simulations had ended in an earlier incarnation."""
+        for simulation in finished:
+            if simulation in self.settlement.validation:
+                self.settlement.validation.complete(simulation)
+        for simulation in invalid:
+            self.withdraw(simulation)
+
+    def _end(self, attempt: AttemptState, event: AttemptEvent) -> None:
+        self._settle_series(attempt)
+        attempt.hear(event)
+        self.settlement.release(attempt)
+
+    def _settle_all_series(self) -> None:
+        for attempt in self._in_series:
+            self._settle_series(attempt)
+        self._in_series.clear()
+
+    def _settle_series(self, attempt: AttemptState) -> None:
+        """Settle the steps of a series of this simulation that are received, if there are any."""
+        connection, attempt.sender = attempt.sender, None
+        if connection is None or connection.series is None:
+            return
+        series = connection.series
+        indices, slots, finite = series.take()
+        # Steps that are looked at one by one may be settled out of their order, but a message only as a whole.
+        size = len(slots) if finite else series.num_steps
+        for start in range(0, len(slots), size):
+            part = slice(start, start + size)
+            message = connection.count(size, size // series.num_steps)
+            origins = [(connection, message)]
+            run = StepRun(attempt, attempt.reservation, indices[part], slots[part], series.absent, origins)
+            self.settlement.settle(run, finite=finite)
+
+    def _end_problem(self, attempt: AttemptState, connection: Connection, end: End) -> str | None:
+        state = self.state
+        if (end.simulation, end.attempt, end.incarnation) != (attempt.simulation, attempt.attempt, state.incarnation):
+            return f"the connection was opened for simulation {attempt.simulation}, attempt {attempt.attempt}"
+        if end.total > state.numbering.limit:
+            return f"the simulation says that it sent {end.total} time steps, but it has only {state.numbering.limit}"
+        if attempt.num_expected is not None and end.share > attempt.num_expected:
+            text = f"client rank {connection.rank} says that it sent {end.share} steps to server rank {state.rank}"
+            return f"{text}, whose share is {attempt.num_expected}"
+        for rank, other in attempt.ends.items():
+            if (other.share, other.total) != (end.share, end.total):
+                return f"client rank {connection.rank} sent {end.total} steps, but rank {rank} sent {other.total}"
+        return None

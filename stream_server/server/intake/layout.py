@@ -1,0 +1,120 @@
+"""Which part of each field every client rank of a simulation sends. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stream_server.messages.client import Block, FieldSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """The destination of one block's payload: `slices` of a slot of `field`.
+
+    `direct`: the block is the whole field as it is kept, so that bytes can be received into the slot.
+    """
+
+    field: str
+    wire: np.dtype
+    count: tuple[int, ...]
+    num_bytes: int
+    slices: tuple[slice, ...]
+    direct: bool
+
+
+def place_of(block: Block, kept: np.dtype) -> Place:
+    """The place of a block in the slots of its field, whose kept type is `kept`."""
+    wire = np.dtype(block.dtype)
+    if wire.kind == "b":
+        # Any byte may come, but NumPy's own bool knows only 0 and 1.
+        wire = np.dtype(np.uint8)
+    return Place(
+        field=block.field,
+        wire=wire,
+        count=block.count,
+        num_bytes=math.prod(block.count) * wire.itemsize,
+        slices=tuple(slice(start, start + size) for start, size in zip(block.offset, block.count, strict=True)),
+        direct=block.count == block.shape and wire == kept,
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class BlockLayout:
+    """The blocks of the client ranks of one attempt, checked as they come.
+
+    `senders` has a bit for each client rank that sends anything, `owners[field]` for each one with a part of it.
+    """
+
+    fields: Mapping[str, FieldSpec]
+    num_ranks: int
+    blocks: dict[int, tuple[Block, ...]] = field(default_factory=dict)
+    senders: int = 0
+    owners: dict[str, int] = field(default_factory=dict)
+    num_free: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_free = {name: math.prod(spec.shape) for name, spec in self.fields.items()}
+
+    @property
+    def complete(self) -> bool:
+        """Every client rank has said what it sends."""
+        return len(self.blocks) == self.num_ranks
+
+    @property
+    def closed(self) -> bool:
+        """No further sender can come: all have said what they send, or every value of every field has its own."""
+        return self.complete or all(self.num_free[name] == 0 for name in self.fields)
+
+    def add(self, rank: int, blocks: Sequence[Block]) -> str | None:
+        """Take the blocks of a client rank; returns the problem with them, if any, and then forgets them."""
+        blocks = tuple(blocks)
+        if rank in self.blocks:
+            if self.blocks[rank] == blocks:
+                return None
+            return f"client rank {rank} opened with other blocks before: they are fixed for an attempt"
+        problem = next((p for block in blocks for p in [self._problem(block)] if p), None)
+        if problem is None and len(self.blocks) == self.num_ranks - 1:
+            problem = self._gap(blocks)
+        if problem is None:
+            self._take(rank, blocks)
+        return problem
+
+    def _take(self, rank: int, blocks: tuple[Block, ...]) -> None:
+        self.blocks[rank] = blocks
+        for block in blocks:
+            self.senders |= 1 << rank
+            self.owners[block.field] = self.owners.get(block.field, 0) | 1 << rank
+            self.num_free[block.field] -= math.prod(block.count)
+
+    def _problem(self, block: Block) -> str | None:
+        spec = self.fields[block.field]
+        if block.shape != spec.shape:
+            return f"field {spec.name} has shape {spec.shape} in the study, but the simulation sends {block.shape}"
+        ends = [start + size for start, size in zip(block.offset, block.count, strict=True)]
+        if any(end > size for end, size in zip(ends, spec.shape, strict=True)):
+            return f"the block at {block.offset} of size {block.count} reaches out of field {spec.name}, {spec.shape}"
+        for rank, others in self.blocks.items():
+            if any(other.field == block.field and _overlap(other, block) for other in others):
+                return f"the block of field {spec.name} at {block.offset} overlaps with that of client rank {rank}"
+        return None
+
+    def _gap(self, blocks: tuple[Block, ...]) -> str | None:
+        last = {block.field: math.prod(block.count) for block in blocks}
+        for name, spec in self.fields.items():
+            wanted = math.prod(spec.shape)
+            left = self.num_free[name] - last.get(name, 0)
+            if left and (left < wanted or not spec.optional):
+                return (
+                    f"the client ranks, {self.num_ranks} in all, send {wanted - left} of the {wanted} values of field "
+                    f"{name}: their blocks must cover it exactly"
+                )
+        return None
+
+
+def _overlap(one: Block, other: Block) -> bool:
+    return all(
+        start < other_start + other_size and other_start < start + size
+        for start, size, other_start, other_size in zip(one.offset, one.count, other.offset, other.count, strict=True)
+    )

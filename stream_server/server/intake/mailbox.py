@@ -1,0 +1,73 @@
+"""The messages between the training thread and the receiver thread of one rank: events, and commands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stream_server.messages import launcher_link
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationFinished:
+    """Event: every step of a simulation is accepted or rejected, on all ranks."""
+
+    simulation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceptionEnded:
+    """Event: no sample will come any more; the buffer of this rank is closed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationsFailed:
+    """Event (rank 0): the simulations cannot be made to run."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopAsked:
+    """Event (rank 0): an operator wants the study to save and leave."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishAsked:
+    """Event (rank 0): an operator wants no further simulation; the study ends when all that comes is trained."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromLauncher:
+    """Event (rank 0): word of the launcher that concerns people or the main thread."""
+
+    message: (
+        launcher_link.Ready
+        | launcher_link.Failed
+        | launcher_link.Status
+        | launcher_link.HeldBack
+        | launcher_link.Leave
+        | launcher_link.Bye
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BeginStudy:
+    """Command (rank 0), the first one: tell the launcher this plan, and all ranks what is over already."""
+
+    plan: launcher_link.Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointCommitted:
+    """Command: what was received up to `received_marks` is in a committed checkpoint, and so is durable."""
+
+    received_marks: Mapping[bytes, int]
+    checkpoint: int
+    batches: int
+
+
+Event = SimulationFinished | ReceptionEnded | SimulationsFailed | StopAsked | FinishAsked | FromLauncher
+Command = BeginStudy | launcher_link.StopSimulations | CheckpointCommitted | launcher_link.Leaving

@@ -1,0 +1,116 @@
+"""The state of one server rank's intake: the study's numbers, the current attempts, the ledger and the refusals."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stream_server.messages.client import (
+    MAX_UNKNOWN_STEPS,
+    FieldSpec,
+    Reason,
+    Refusal,
+    Routing,
+    TimeSteps,
+)
+from stream_server.messages.routing import share, stride
+from stream_server.server.intake.attempts import AttemptState
+from stream_server.server.intake.layout import BlockLayout
+from stream_server.server.intake.ledger import Ledger
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepNumbering:
+    """The indices of time steps, which count from 0 whatever the steps are called.
+
+    Those of one simulation that belong to the same server rank are `stride` apart; all are below `limit`.
+    """
+
+    time_steps: TimeSteps
+    stride: int
+    limit: int
+
+    def label(self, index: int) -> int:
+        """The time step that an index stands for."""
+        return self.time_steps.first + index * self.time_steps.every
+
+
+class IntakeState:
+    """The simulations as one server rank knows them. Receiver thread.
+
+    `attempts` are the current ones, by simulation. `credit` is how many steps a simulation may have under way.
+    `dtypes` are the types in which fields are kept: the study's, or else those in which the first simulation sends
+    them. `refused` counts by reason how often something was refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        num_ranks: int,
+        routing: Routing,
+        time_steps: TimeSteps,
+        fields: Iterable[FieldSpec],
+        study: str,
+        incarnation: int,
+        credit: int,
+    ) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.routing = routing
+        self.numbering = StepNumbering(
+            time_steps=time_steps,
+            stride=stride(routing, num_ranks),
+            limit=MAX_UNKNOWN_STEPS if time_steps.num is None else time_steps.num,
+        )
+        self.fields = {spec.name: spec for spec in fields}
+        self.study = study
+        self.incarnation = incarnation
+        self.credit = credit
+        self.dtypes = {spec.name: np.dtype(spec.dtype) for spec in self.fields.values() if spec.dtype}
+        self.attempts: dict[int, AttemptState] = {}
+        self.ledger = Ledger()
+        self.refused: Counter[str] = Counter()
+
+    @property
+    def dtypes_known(self) -> bool:
+        """The types of all fields are known, so that the slots can be allocated."""
+        return len(self.dtypes) == len(self.fields)
+
+    def begin(self, simulation: int, attempt: int, *, goes_on: bool) -> AttemptState:
+        """Make an attempt the current one; `goes_on`: it ran in an earlier incarnation, and repeats nothing known."""
+        total = self.numbering.time_steps.num
+        ours = share(self.routing, simulation, self.rank, self.num_ranks, self.numbering.limit)
+        begun = self.attempts[simulation] = AttemptState(
+            simulation=simulation,
+            attempt=attempt,
+            entry=self.ledger[simulation],
+            layout=BlockLayout(fields=self.fields, num_ranks=1),
+            first=ours.start if ours else self.numbering.limit,
+            num_expected=None if total is None and ours else len(ours),
+            total=total,
+            num_known=0 if goes_on else None,
+        )
+        return begun
+
+    def refuse(self, reason: Reason, text: str, sequence: int | None = None) -> Refusal:
+        """Make a refusal, and count it."""
+        self.refused[reason.name.lower()] += 1
+        return Refusal(reason=reason, text=text, sequence=sequence)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state to keep over a restart: the ledger, the types of the fields, and the counts."""
+        return {
+            "ledger": self.ledger.state_dict(),
+            "dtypes": {name: dtype.str for name, dtype in self.dtypes.items()},
+            "refused": dict(self.refused),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a ledger, before anything has begun."""
+        assert not self.attempts
+        self.ledger.load_state_dict(state["ledger"])
+        self.dtypes.update({name: np.dtype(text) for name, text in state["dtypes"].items()})
+        self.refused.update(state["refused"])

@@ -1,0 +1,167 @@
+"""The steps of held-out simulations, kept apart from the buffer: they are never trained on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.storage.sample_file import SampleLayout
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    """The stacked steps of the complete held-out simulations of one rank; rows that are not `present` are zero."""
+
+    simulation_ids: npt.NDArray[np.int64]
+    time_steps: npt.NDArray[np.int64]
+    fields: Arrays
+    present: dict[str, npt.NDArray[np.bool_]]
+
+    def __len__(self) -> int:
+        return len(self.simulation_ids)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Row:
+    time_step: int
+    fields: Arrays
+    present: dict[str, bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutRows:
+    """All rows of a store at one moment, the incomplete simulations' too; they never change."""
+
+    simulation_ids: tuple[int, ...]
+    rows: tuple[_Row, ...]
+    complete: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the fields' values, as plain containers and arrays."""
+        names = self.rows[0].fields if self.rows else ()
+        return {
+            "simulation_ids": np.array(self.simulation_ids, np.int64),
+            "time_steps": np.array([row.time_step for row in self.rows], np.int64),
+            "present": {name: np.array([row.present[name] for row in self.rows], bool) for name in names},
+            "complete": list(self.complete),
+        }
+
+    @property
+    def layout(self) -> SampleLayout:
+        """How the rows lie in a file."""
+        first = self.rows[0].fields if self.rows else {}
+        fields = tuple((name, array.dtype.str, array.shape) for name, array in first.items())
+        return SampleLayout(num_rows=len(self.rows), fields=fields)
+
+    def values(self, name: str, rows: range) -> npt.NDArray[Any]:
+        """The values of one field in some rows."""
+        return np.stack([row.fields[name] for row in self.rows[rows.start : rows.stop]])
+
+
+class ValidationStore:
+    """The samples that this rank received from the simulations with ids 0 to `num_simulations` - 1.
+
+    The receiver thread adds rows and says which simulations are complete; the training thread reads those. A set
+    that was handed out is never changed: the next one is new when more is complete.
+    """
+
+    def __init__(self, num_simulations: int) -> None:
+        self.num_simulations = num_simulations
+        self._lock = Lock()
+        self._rows: dict[int, list[_Row]] = {}
+        self._complete: set[int] = set()
+        self._stacked: HeldOut | None = None
+
+    def __contains__(self, simulation: int) -> bool:
+        """Whether a simulation is held out."""
+        return simulation < self.num_simulations
+
+    @property
+    def num_complete(self) -> int:
+        return len(self._complete)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the samples take."""
+        with self._lock:
+            return sum(a.nbytes for rows in self._rows.values() for row in rows for a in row.fields.values())
+
+    def add(self, simulation: int, time_step: int, fields: Mapping[str, Any], present: Mapping[str, bool]) -> None:
+        """Copy a step. Receiver thread."""
+        row = _Row(
+            time_step=time_step, fields={name: np.array(value) for name, value in fields.items()}, present=dict(present)
+        )
+        with self._lock:
+            self._rows.setdefault(simulation, []).append(row)
+
+    def complete(self, simulation: int) -> None:
+        """All steps of a simulation have come, on all ranks. Receiver thread."""
+        with self._lock:
+            self._complete.add(simulation)
+            self._stacked = None
+
+    def withdraw(self, simulation: int) -> None:
+        """Forget a simulation. Receiver thread."""
+        with self._lock:
+            self._rows.pop(simulation, None)
+            self._complete.discard(simulation)
+            self._stacked = None
+
+    def rows(self) -> HeldOutRows:
+        """All rows as they are now. The receiver must be between two turns."""
+        with self._lock:
+            return HeldOutRows(
+                simulation_ids=tuple(simulation for simulation, rows in self._rows.items() for _ in rows),
+                rows=tuple(row for rows in self._rows.values() for row in rows),
+                complete=tuple(sorted(self._complete)),
+            )
+
+    def load(self, state: Mapping[str, Any], fields: Arrays) -> None:
+        """Take back what `HeldOutRows` held: its `state`, and the values of each field, one row for each step."""
+        with self._lock:
+            for i, (simulation, time_step) in enumerate(
+                zip(state["simulation_ids"].tolist(), state["time_steps"].tolist(), strict=True)
+            ):
+                row = _Row(
+                    time_step=time_step,
+                    fields={name: array[i, ...] for name, array in fields.items()},
+                    present={name: bool(present[i]) for name, present in state["present"].items()},
+                )
+                self._rows.setdefault(simulation, []).append(row)
+            self._complete.update(state["complete"])
+            self._stacked = None
+
+    def stacked(self) -> HeldOut | None:
+        """The complete simulations in the order of their ids and time steps; None while there is no row."""
+        with self._lock:
+            if self._stacked is None:
+                self._stacked = self._stack()
+            return self._stacked
+
+    def _stack(self) -> HeldOut | None:
+        rows = [
+            (simulation, row)
+            for simulation in sorted(self._complete)
+            for row in sorted(self._rows.get(simulation, ()), key=lambda row: row.time_step)
+        ]
+        if not rows:
+            return None
+        first = rows[0][1]
+        stacked = HeldOut(
+            simulation_ids=np.array([simulation for simulation, _ in rows], np.int64),
+            time_steps=np.array([row.time_step for _, row in rows], np.int64),
+            fields={name: np.stack([row.fields[name] for _, row in rows]) for name in first.fields},
+            present={name: np.array([row.present[name] for _, row in rows], bool) for name in first.fields},
+        )
+        for i, (_, row) in enumerate(rows):
+            # The row's own copy goes; memory holds every sample once.
+            row.fields = {name: array[i : i + 1].reshape(array.shape[1:]) for name, array in stacked.fields.items()}
+        return stacked

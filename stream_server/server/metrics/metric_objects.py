@@ -1,0 +1,157 @@
+"""Metrics that collect over many batches, such as those of torchmetrics."""
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stream_server.errors import UserCodeError
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.user_code import call_user
+
+TOLERANCE = 1e-3
+
+_WRAPPERS = ("module", "_forward_module", "_original_module", "_orig_mod")
+
+
+class MetricObjects:
+    """The metrics objects that are attributes of a server, or of a module that is: what they saw of one validation set.
+
+    A metrics object is known by its `update`, `compute` and `reset`. Only those that `validation_step` updated, on
+    some rank, are computed, and reset afterwards; one that counts its updates in `update_count` may thus serve the
+    training instead. They bring the ranks together themselves in `compute`, which torchmetrics does through
+    torch.distributed; every rank calls it, in the same order. Main thread; all but `name` is collective.
+    """
+
+    def __init__(self, server: Any, ranks: Ranks) -> None:
+        self._owner = type(server).__name__
+        self._ranks = ranks
+        self._metrics = dict(find_metrics(server))
+        self._before = {name: _num_updates(metric) for name, metric in self._metrics.items()}
+        self._given: dict[str, str] = {}
+
+    def name(self, key: str, metric: Any) -> None:
+        """`validation_step` returned this metric under this name, which its value will have.
+
+        Raises:
+            UserCodeError: it is no attribute, so that ranks without a batch could not find it.
+        """
+        own = next((name for name, known in self._metrics.items() if known is metric), None)
+        if own is None:
+            raise UserCodeError(
+                f"{self._owner}.validation_step returned the metric {key!r}, which is no attribute of the server or of "
+                "its model: make it in prepare_training_attributes, as self.NAME = …"
+            )
+        self._given[own] = key
+
+    def take(self) -> dict[str, float]:
+        """The values over all ranks, by the names of the attributes or those that were given; resets the metrics.
+
+        Raises:
+            UserCodeError: a metric raised, or its value is no number, or another one on each rank.
+        """
+        values: dict[str, float] = {}
+        for own, name in self._in_use().items():
+            values |= _numbers(f"{self._owner}.{own}.compute", name, self._compute(own))
+            call_user(f"{self._owner}.{own}.reset", self._metrics[own].reset)
+            self._before[own] = _num_updates(self._metrics[own])
+        return self._agreed(values) if values else values
+
+    def drop(self) -> bool:
+        """Reset what was updated without asking for values; whether there was anything."""
+        in_use = self._in_use()
+        for own in in_use:
+            call_user(f"{self._owner}.{own}.reset", self._metrics[own].reset)
+        return bool(in_use)
+
+    def _in_use(self) -> dict[str, str]:
+        """The metrics that some rank updated, and the names of their values; the same on all ranks."""
+        if not self._metrics:
+            return {}
+        mine = {
+            own: self._given.get(own, own)
+            for own, metric in self._metrics.items()
+            if _num_updates(metric) is None or _num_updates(metric) != self._before[own]
+        }
+        gathered = self._ranks.gather(mine)
+        merged = None if gathered is None else {own: name for of_rank in gathered for own, name in of_rank.items()}
+        merged = self._ranks.broadcast(merged)
+        return {own: merged[own] for own in self._metrics if own in merged}
+
+    def _compute(self, own: str) -> Any:
+        with warnings.catch_warnings():
+            # On a rank that had no batch for it.
+            warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
+            return call_user(f"{self._owner}.{own}.compute", self._metrics[own].compute)
+
+    def _agreed(self, values: dict[str, float]) -> dict[str, float]:
+        gathered = self._ranks.gather(values)
+        different = None
+        if gathered is not None:
+            different = next((name for name in values if not _same([of_rank[name] for of_rank in gathered])), None)
+        first, different = self._ranks.broadcast([values, different])
+        if different is not None:
+            raise UserCodeError(
+                f"the metric {different!r} of {self._owner} has another value on each rank: its compute must bring the "
+                "ranks together, which torchmetrics does in a TorchServer alone; return numbers instead, whose means "
+                "are taken for you"
+            )
+        return dict(first)
+
+
+def find_metrics(server: Any) -> Iterator[tuple[str, Any]]:
+    """The metrics objects of a server by the name of the attribute, or its path in a module, without Fabric's wrappers.
+
+    Raises:
+        UserCodeError: two have the same name.
+    """
+    found: dict[str, Any] = {}
+    for attribute, value in vars(server).items():
+        for path, metric in _metrics_in(attribute, value):
+            if path in found and found[path] is not metric:
+                raise UserCodeError(f"{type(server).__name__} and its model have two metrics {path!r}: rename one")
+            if not any(metric is known for known in found.values()):
+                found[path] = metric
+                yield path, metric
+
+
+def is_metric(value: Any) -> bool:
+    """Whether this collects over batches, rather than being a number."""
+    return not isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("update", "compute", "reset")
+    )
+
+
+def _metrics_in(attribute: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if is_metric(value):
+        yield attribute, value
+    elif hasattr(value, "named_modules"):
+        inside = ""
+        for path, module in value.named_modules():
+            # A collection speaks for the metrics in it.
+            if is_metric(module) and not (inside and path.startswith(inside)):
+                inside = f"{path}."
+                yield ".".join(part for part in path.split(".") if part not in _WRAPPERS), module
+
+
+def _num_updates(metric: Any) -> int | None:
+    """How often it was updated since its reset; None if nobody knows."""
+    members = metric.modules() if hasattr(metric, "modules") else [metric]
+    counts = [member.update_count for member in members if hasattr(member, "update_count")]
+    return sum(counts) if counts else None
+
+
+def _numbers(where: str, name: str, value: Any) -> dict[str, float]:
+    if isinstance(value, Mapping):
+        numbers = (_numbers(where, f"{name}/{key}", inner) for key, inner in value.items())
+        return {key: number for inner in numbers for key, number in inner.items()}
+    try:
+        return {name: float(value)}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserCodeError(f"{where} must give single numbers: {error}") from error
+
+
+def _same(values: list[float]) -> bool:
+    if math.isnan(values[0]):
+        return all(math.isnan(value) for value in values)
+    return all(math.isclose(value, values[0], rel_tol=TOLERANCE) for value in values)

@@ -1,0 +1,231 @@
+"""Metrics of a training: numbers, histograms and figures, reduced over the ranks where they are written."""
+
+import io
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from stream_server.failpoints import failpoint
+from stream_server.server.metrics.histogram import Histogram
+from stream_server.server.metrics.log_record import AXES, Record, Writer
+from stream_server.server.progress.progress import Progress
+from stream_server.server.ranks.communicator import Ranks
+
+_log = logging.getLogger(__name__)
+
+
+class Gauge(Protocol):
+    """Something that is measured whenever metrics are written; it logs what it reads. Never communicates."""
+
+    def __call__(self, metrics: "Metrics", /) -> None: ...
+
+
+class Metrics:
+    """Collects what user code and the loop log on this rank, and writes it together with the other ranks'.
+
+    Main thread only. `log`, `log_histogram` and `log_figure` never communicate, so it does no harm when only
+    some ranks call them. `write` is a collective call: every rank makes it at the same batches. A written
+    number is the mean of all that any rank logged under its name since the last `write`; a histogram holds the values
+    of all ranks, and its mean, standard deviation, smallest and largest value are written as numbers beside it.
+
+    Leaving the `with` block closes the writers.
+
+    Attributes:
+        latest: the newest value of every name; rank 0 only.
+        gauges: what is measured before each `write`, once for a batch.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        writers: Sequence[Writer] = (),
+        *,
+        own: Sequence[Writer] = (),
+        observer: Callable[[Record], None] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Log for the `writers` of rank 0, and for this rank's `own`, which get its means before the reduction.
+
+        The `observer` is called with each record for the writers; its exceptions propagate. The `progress` says at
+        which update and sample a record stands.
+        """
+        self.latest: dict[str, float] = {}
+        self.gauges: list[Gauge] = []
+        self._ranks = ranks
+        self._writers = list(writers)
+        self._own = list(own)
+        self._observer = observer
+        self._progress = progress or Progress()
+        # The run that is continued here has measured at the batch at which it was saved.
+        self._gauged_at = self._progress.batches or None
+        self._values: dict[str, list[Any]] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._figures: dict[str, bytes] = {}
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def log(self, name: str, value: Any) -> None:
+        """Note a number; a tensor of one element is read only when it is written, so a GPU is not waited for.
+
+        Raises:
+            TypeError: `value` is not one number.
+            ValueError: `name` is that of an axis.
+        """
+        if name in AXES:
+            raise ValueError(f"log({name!r}, …) takes another name: every record has {', '.join(AXES)} already")
+        self._values.setdefault(name, []).append(_one_number(name, value))
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Note the distribution of an array of any shape."""
+        if hasattr(values, "detach"):
+            values = values.detach().cpu()
+        self._histograms.setdefault(name, Histogram()).add(Histogram.of(values))
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Keep a picture of a Matplotlib figure, which the caller may then change or close; rank 0 only.
+
+        On other ranks this does nothing.
+
+        Raises:
+            TypeError: `figure` has no `savefig`.
+        """
+        if not hasattr(figure, "savefig"):
+            raise TypeError(f"log_figure({name!r}, …) takes a Matplotlib figure, but got a {type(figure).__name__}")
+        if self._ranks.rank == 0:
+            image = io.BytesIO()
+            figure.savefig(image, format="png")
+            self._figures[name] = image.getvalue()
+
+    def write(self, batch: int, wall_s: float) -> None:
+        """Read the gauges, reduce over the ranks and write what was logged since the last time; collective."""
+        if batch != self._gauged_at:
+            for gauge in self.gauges:
+                gauge(self)
+            self._gauged_at = batch
+        own_histograms = {name: histogram for name, histogram in self._histograms.items() if histogram.num}
+        mine = self._take()
+        failpoint("metrics.before_write")
+        self._own = self._give(self._own, self._record(batch, wall_s, _means([mine["values"]]), own_histograms))
+        per_rank = self._ranks.gather(mine)
+        if per_rank is None:
+            return
+        histograms: dict[str, Histogram] = {}
+        for rank in per_rank:
+            for name, plain in rank["histograms"].items():
+                histograms.setdefault(name, Histogram()).add(Histogram.from_json(plain))
+        values = _means([rank["values"] for rank in per_rank])
+        for name, histogram in histograms.items():
+            values.update({f"{name}/{key}": value for key, value in histogram.statistics.items()})
+        figures, self._figures = self._figures, {}
+        self._write_reduced(self._record(batch, wall_s, values, histograms, figures))
+        failpoint("metrics.written")
+
+    def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:
+        """Write numbers that are the same on all ranks already, such as those of a validation; not collective."""
+        if self._ranks.rank == 0:
+            self._write_reduced(self._record(batch, wall_s, values))
+
+    def flush(self) -> None:
+        """Let the writers of this rank hand over what they have kept back."""
+        self._own = [writer for writer in self._own if _did(writer, writer.flush)]
+        self._writers = [writer for writer in self._writers if _did(writer, writer.flush)]
+
+    def close(self) -> None:
+        """Close the writers; what was logged and never written is dropped."""
+        writers, self._writers, self._own = [*self._own, *self._writers], [], []
+        for writer in writers:
+            _close(writer)
+
+    def _take(self) -> dict[str, dict[str, Any]]:
+        sums = {name: _sum(values) for name, values in self._values.items()}
+        histograms = {name: histogram.to_json() for name, histogram in self._histograms.items() if histogram.num}
+        self._values, self._histograms = {}, {}
+        return {"values": sums, "histograms": histograms}
+
+    def _record(
+        self,
+        batch: int,
+        wall_s: float,
+        values: Mapping[str, float],
+        histograms: Mapping[str, Histogram] = MappingProxyType({}),
+        figures: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Record:
+        return Record(
+            batch=batch,
+            update=self._progress.updates,
+            sample=self._progress.samples,
+            wall_s=wall_s,
+            values=values,
+            histograms=histograms,
+            figures=figures,
+        )
+
+    def _write_reduced(self, record: Record) -> None:
+        self.latest.update(record.values)
+        self._writers = self._give(self._writers, record)
+        if self._observer is not None and (record.values or record.histograms or record.figures):
+            self._observer(record)
+
+    @staticmethod
+    def _give(writers: list[Writer], record: Record) -> list[Writer]:
+        """Those of the writers that go on."""
+        if not (record.values or record.histograms or record.figures):
+            return writers
+        return [writer for writer in writers if _did(writer, partial(writer.write, record))]
+
+
+def _did(writer: Writer, action: Callable[[], None]) -> bool:
+    # A full disk, or a server of metrics that is away, must not end a training that has gone on for days.
+    try:
+        action()
+    except (Exception, SystemExit) as error:
+        _log.warning("%s writes no more metrics: %s", type(writer).__name__, error, exc_info=_trace(error))
+        with suppress(Exception, SystemExit):
+            writer.close()
+        return False
+    return True
+
+
+def _close(writer: Writer) -> None:
+    try:
+        writer.close()
+    except (Exception, SystemExit) as error:
+        _log.warning("%s could not be closed: %s", type(writer).__name__, error, exc_info=_trace(error))
+
+
+def _trace(error: BaseException) -> BaseException | None:
+    """The error, if its message alone does not tell the cause."""
+    return None if isinstance(error, OSError) else error
+
+
+def _one_number(name: str, value: Any) -> Any:
+    if hasattr(value, "detach"):
+        if value.numel() == 1:
+            return value.detach().clone()
+    elif not isinstance(value, str):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    found = f"an array of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+    raise TypeError(f"log({name!r}, …) takes one number, but got {found}; use log_histogram for many")
+
+
+def _sum(values: Sequence[Any]) -> tuple[float, int]:
+    return sum(float(value) for value in values), len(values)
+
+
+def _means(per_rank: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    names = dict.fromkeys(name for sums in per_rank for name in sums)
+    means = {}
+    for name in names:
+        sums = [rank[name] for rank in per_rank if name in rank]
+        means[name] = sum(total for total, _ in sums) / sum(num for _, num in sums)
+    return means

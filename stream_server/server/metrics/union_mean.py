@@ -1,0 +1,158 @@
+"""Means over the ranks which ranks without a batch join by themselves."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.errors import UserCodeError
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.storage.plain_state import as_array
+
+Signature = list[Any]
+
+
+class UnionMean:
+    """Weighted means of arrays over the ranks.
+
+    Outside of a step all ranks call `mean`. Within `step`, when some ranks have no batch, the lowest rank with one
+    announces the shapes of every call, so that the ranks without one, which run no user code, add zeros to each
+    until it announces the end. What else the ranks do together in a step is announced by a name in the same way.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._sizes: Sequence[int] = ()
+        self._joins: Mapping[str, Callable[[], None]] | None = None
+        self.num_joined = 0
+        """How many calls ranks without a batch joined in the last step; the same on all ranks."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """How many samples each rank has in the present step; empty outside of one."""
+        return self._sizes
+
+    @property
+    def share(self) -> float:
+        """The factor for this rank's mean loss with which the sum over all ranks is the mean loss of the union."""
+        return self._sizes[self._ranks.rank] / sum(self._sizes) if self._sizes else 1.0
+
+    @contextmanager
+    def step(self, sizes: Sequence[int], joins: Mapping[str, Callable[[], None]] | None = None) -> Iterator[None]:
+        """A step in which rank r has `sizes[r]` samples; ranks without any join the calls of the others here.
+
+        `joins`: what a rank without a batch does in each call that is announced by its name. Where there are any, calls
+        are announced even if all ranks have a batch, so that ranks that make different ones get an error.
+        """
+        self._sizes = sizes
+        self._joins = joins
+        self.num_joined = 0
+        try:
+            if not sizes[self._ranks.rank]:
+                self._join()
+            yield
+            if self._is_announcing and sizes[self._ranks.rank]:
+                self._announce(None)
+        finally:
+            self._sizes = ()
+            self._joins = None
+
+    def announce(self, name: str) -> None:
+        """All ranks with a batch do now what is called `name`.
+
+        Raises:
+            UserCodeError: other ranks do something else.
+        """
+        if self._is_announcing:
+            self._announce([name])
+
+    def mean(self, arrays: Any, weight: float | None = None) -> Any:
+        """The mean over the ranks of an array or of each array in a list, tuple or dict.
+
+        Raises:
+            UserCodeError: the ranks passed arrays of different shapes.
+            ValueError: the weights add up to nothing.
+        """
+        own = self._sizes[self._ranks.rank] if self._sizes else 1.0
+        leaves: list[Any] = []
+        rebuild = _take_apart(arrays, leaves)
+        values = [as_array(leaf) for leaf in leaves]
+        signature: Signature = [list(value.shape) for value in values]
+        dtype = np.result_type(np.float32, *{value.dtype for value in values})
+        if 0 in self._sizes:
+            self.num_joined += 1
+        if self._is_announcing:
+            self._announce([signature, dtype.name])
+        means = self._reduce(values, dtype, own if weight is None else weight)
+        if means is None:
+            raise ValueError("all_reduce: the weights of all ranks add up to 0")
+        return rebuild(iter(_like(mean, leaf) for mean, leaf in zip(means, leaves, strict=True)))
+
+    @property
+    def _is_announcing(self) -> bool:
+        return 0 in self._sizes or (self._joins is not None and self._ranks.size > 1)
+
+    def _join(self) -> None:
+        joins = self._joins or {}
+        while (call := self._ranks.broadcast(None, self._lowest())) is not None:
+            if len(call) == 1:
+                joins[call[0]]()
+                continue
+            shapes, dtype = call
+            self.num_joined += 1
+            self._reduce([np.zeros(shape, dtype) for shape in shapes], np.dtype(dtype), 0)
+
+    def _announce(self, call: Signature | None) -> None:
+        lowest = self._lowest()
+        announced = self._ranks.broadcast(call, lowest)
+        if announced != call:
+            raise UserCodeError(
+                "training_step and validation_step must communicate in the same way on all ranks, but rank "
+                f"{lowest} made {_described(announced)} where rank {self._ranks.rank} made {_described(call)}"
+            )
+
+    def _lowest(self) -> int:
+        return next(rank for rank, size in enumerate(self._sizes) if size)
+
+    def _reduce(self, values: Sequence[NDArray[Any]], dtype: np.dtype[Any], weight: float) -> list[NDArray[Any]] | None:
+        flat = np.empty(sum(value.size for value in values) + 1, dtype)
+        parts = np.split(flat[:-1], np.cumsum([value.size for value in values[:-1]])) if values else []
+        for part, value in zip(parts, values, strict=True):
+            np.multiply(value.reshape(-1), weight, out=part, casting="unsafe")
+        flat[-1] = weight
+        total = self._ranks.all_reduce(flat)
+        if not total[-1]:
+            return None
+        total[:-1] /= total[-1]
+        ends = np.cumsum([value.size for value in values])
+        return [total[end - value.size : end].reshape(value.shape) for end, value in zip(ends, values, strict=True)]
+
+
+def _take_apart(arrays: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
+    """Append the arrays of a structure to `leaves`; the result puts such a structure together again."""
+    if isinstance(arrays, Mapping):
+        parts = {key: _take_apart(value, leaves) for key, value in arrays.items()}
+        return lambda values: {key: part(values) for key, part in parts.items()}
+    if isinstance(arrays, list | tuple):
+        items = [_take_apart(value, leaves) for value in arrays]
+        kind = cast("Callable[[Any], Any]", list if isinstance(arrays, list) else tuple)
+        return lambda values: kind([item(values) for item in items])
+    leaves.append(arrays)
+    return lambda values: next(values)
+
+
+def _like(mean: NDArray[Any], leaf: Any) -> Any:
+    """The mean as the kind of array that the user passed."""
+    if hasattr(leaf, "new_tensor"):
+        return leaf.new_tensor(mean)
+    floating = isinstance(leaf, np.ndarray | np.generic) and np.issubdtype(leaf.dtype, np.floating)
+    found = mean.astype(leaf.dtype, copy=False) if floating else mean
+    return found if found.ndim else found[()]
+
+
+def _described(call: Signature | None) -> str:
+    if call is None:
+        return "no further call"
+    return call[0] if len(call) == 1 else f"an all_reduce of arrays of shapes {call[0]} as {call[1]}"

@@ -1,0 +1,253 @@
+"""The writers of metrics: their registry, how they are opened, and those of plain files."""
+
+import csv
+import io
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stream_server.errors import ConfigError
+from stream_server.server.metrics.log_record import AXES, LoggedRun, Record, Writer
+from stream_server.storage.disk import remove_leftovers, replace_file
+from stream_server.user_code import arguments_for, load_class
+
+WantedWriters = Sequence[tuple[str, Mapping[str, Any]]]
+WriterMaker = tuple[str, Callable[[LoggedRun], Writer]]
+
+_log = logging.getLogger(__name__)
+
+
+def _csv(run: LoggedRun) -> Writer:
+    return CsvWriter(run.folder / f"{_stem(run)}.csv", run.after, is_validated=run.is_validated)
+
+
+def _tensorboard(run: LoggedRun) -> Writer:
+    # Imported here, so that ranks that have no such writer do without TensorBoard's package.
+    from stream_server.server.metrics.tensorboard_writer import TensorBoardWriter
+
+    folder = run.folder / "tensorboard"
+    return TensorBoardWriter(folder if run.rank is None else folder / _stem(run), run.after)
+
+
+WRITERS: dict[str, Callable[[LoggedRun], Writer]] = {"csv": _csv, "tensorboard": _tensorboard}
+"""The built-in writers, by the names that `metrics.writers` gives them."""
+
+DEFAULT_WRITERS: WantedWriters = (("csv", {}), ("tensorboard", {}))
+
+
+def open_writers(run: LoggedRun, wanted: WantedWriters = DEFAULT_WRITERS, study_dir: Path = Path()) -> list[Writer]:
+    """Open the writers of what all ranks have logged, which continue what earlier starts have written. Rank 0 only.
+
+    The JSON lines, which `stream-study` reads, are always among them. What ranks that are no more have logged after
+    batch `run.after` is dropped, too.
+
+    Args:
+        run: what the writers belong to.
+        wanted: names of built-in writers, or FILE.py:Class, with their arguments.
+        study_dir: folder of study.json, at which a FILE starts.
+
+    Raises:
+        ConfigError: there is no such writer, or it does not take these arguments. A writer that cannot be opened for
+            another reason is left out, with a warning.
+        UserCodeError: a user's file raised while it was imported.
+    """
+    makers = writer_makers(wanted, study_dir)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    for path in run.folder.glob("rank-*.jsonl"):
+        if int(path.stem.removeprefix("rank-")) >= run.num_ranks:
+            _cut(path, run.after)
+    return [
+        JsonLinesWriter(run.folder / f"{_stem(run)}.jsonl", run.after, is_validated=run.is_validated),
+        HistogramsWriter(run.folder / "histograms.jsonl", run.after),
+        *_opened(makers, run),
+    ]
+
+
+def open_own_writers(run: LoggedRun, rank: int, wanted: WantedWriters = (), study_dir: Path = Path()) -> list[Writer]:
+    """Open the writers of what one rank has logged for itself; see `open_writers`. Every rank."""
+    makers = writer_makers(wanted, study_dir)
+    run = replace(run, rank=rank)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    return [JsonLinesWriter(run.folder / f"{_stem(run)}.jsonl", run.after), *_opened(makers, run)]
+
+
+def writer_makers(wanted: WantedWriters, study_dir: Path) -> list[WriterMaker]:
+    """The name of each writer and what opens it for a run.
+
+    Raises:
+        ConfigError: there is no such writer, or it does not take these arguments.
+        UserCodeError: a user's file raised while it was imported.
+    """
+    makers: list[WriterMaker] = []
+    for name, args in wanted:
+        found = WRITERS.get(name) or load_class(name, study_dir, kind="metrics.writers")
+        lacks = [] if name in WRITERS else [it for it in ("write", "flush", "close") if not hasattr(found, it)]
+        if lacks:
+            raise ConfigError(f"metrics.writers: {name} must define {' and '.join(lacks)}")
+        # The run itself is known only where the writer is opened.
+        given = arguments_for(found, args, {"run": None}, kind=f"the arguments of {name} in metrics.writers")
+        makers.append((name, partial(_made, found, given)))
+    return makers
+
+
+def _made(found: Callable[..., Writer], given: Mapping[str, Any], run: LoggedRun) -> Writer:
+    return found(**{**given, "run": run} if "run" in given else given)
+
+
+def _opened(makers: Sequence[WriterMaker], run: LoggedRun) -> list[Writer]:
+    writers = []
+    for name, make in makers:
+        # A server of metrics that is down must not keep a study from going on after a restart.
+        try:
+            writers.append(make(run))
+        except (Exception, SystemExit) as error:
+            _log.warning("%s cannot be opened, and writes no metrics: %s", name, error, exc_info=error)
+    return writers
+
+
+def _stem(run: LoggedRun) -> str:
+    return "metrics" if run.rank is None else f"rank-{run.rank}"
+
+
+class JsonLinesWriter:
+    """One JSON object per log point, `null` for a number that is not finite."""
+
+    def __init__(self, path: Path, after: int = 0, *, is_validated: bool = True) -> None:
+        _cut(path, after, is_validated=is_validated)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        if not record.values:
+            return
+        finite = {name: value if math.isfinite(value) else None for name, value in record.values.items()}
+        self._file.write(json.dumps({**record.axes, **finite}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class HistogramsWriter:
+    """One JSON object per histogram, with lower end, upper end and count of each interval that has values in it."""
+
+    def __init__(self, path: Path, after: int = 0) -> None:
+        _cut(path, after)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        for name, histogram in record.histograms.items():
+            intervals = [(_short(lower), _short(upper), num) for lower, upper, num in histogram.intervals()]
+            self._file.write(json.dumps({**record.axes, "name": name, "intervals": intervals}) + "\n")
+        self._file.flush()
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class CsvWriter:
+    """One row per log point and one column per name; a name that comes later adds its column to the rows before."""
+
+    def __init__(self, path: Path, after: int = 0, *, is_validated: bool = True) -> None:
+        remove_leftovers(path)
+        self._path = path
+        self._columns = list(AXES)
+        rows: list[dict[str, Any]] = []
+        if path.exists():
+            # A crash may have torn the last line, also so that it still looks like one; one of the system any line.
+            whole, _, _ = path.read_text(encoding="utf-8", errors="replace").replace("\0", "").rpartition("\n")
+            reader = csv.DictReader(whole.splitlines())
+            if "batch" in (reader.fieldnames or ()):
+                self._columns = list(reader.fieldnames or ())
+                rows = [
+                    row
+                    for row in reader
+                    if _is_whole(row) and _stays(row, int(row["batch"]), after, is_validated=is_validated)
+                ]
+        self._rewrite(rows)
+        self._file = path.open("a", newline="", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        if not record.values or not self._is_ours:
+            return
+        row = {**record.axes, **record.values}
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._add_columns(new)
+        csv.DictWriter(self._file, self._columns, lineterminator="\n").writerow(row)
+        self._file.flush()
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def _is_ours(self) -> bool:
+        """A newer start of the server, if there is one, has put its own file in the place of this one."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _add_columns(self, names: list[str]) -> None:
+        self._file.close()
+        with self._path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        self._columns += names
+        self._rewrite(rows)
+        self._file = self._path.open("a", newline="", encoding="utf-8")
+
+    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, self._columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        replace_file(self._path, table.getvalue().encode())
+
+
+def _short(value: float) -> float:
+    """As many digits as a picture needs."""
+    return float(f"{value:.6g}")
+
+
+def _cut(path: Path, after: int, *, is_validated: bool = True) -> None:
+    """Take the lines after batch `after`, and those that a crash has damaged, out of a file, if there is one."""
+    remove_leftovers(path)
+    if not path.exists():
+        return
+    *lines, _ = path.read_bytes().split(b"\n")
+    kept = [line + b"\n" for line in lines if _line_stays(line, after, is_validated=is_validated)]
+    replace_file(path, b"".join(kept))
+
+
+def _line_stays(line: bytes, after: int, *, is_validated: bool) -> bool:
+    try:
+        record = json.loads(line)
+        return _stays(record, record["batch"], after, is_validated=is_validated)
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
+        return False
+
+
+def _stays(record: dict[str, Any], batch: int, after: int, *, is_validated: bool) -> bool:
+    """Whether the record of a batch until `after` is not of a validation that is done again."""
+    if batch != after or is_validated:
+        return batch <= after
+    return not all(name.startswith("val/") for name, value in record.items() if name not in AXES and value != "")
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    batch = row["batch"]
+    return None not in row and None not in row.values() and batch.isascii() and batch.isdigit() and len(batch) < 20

@@ -1,0 +1,184 @@
+"""The best models, kept on disk beside the checkpoints."""
+
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stream_server.errors import DamagedCheckpoint, OtherFormat
+from stream_server.failpoints import failpoint
+from stream_server.server.metrics.monitor import Monitor
+from stream_server.server.progress.phases import Phases
+from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.framework import Step
+from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
+from stream_server.storage.disk import read_file, remove_tree
+from stream_server.storage.folders import (
+    PendingFile,
+    damaged_files,
+    records_from_json,
+    records_to_json,
+    replacing,
+    withdraw,
+)
+
+if TYPE_CHECKING:
+    from stream_server.config.sections import Checkpoint
+
+FORMAT = 2
+BEST = "best"
+FACTS_FILE = "facts.json"
+
+_OURS = re.compile(r"batch-\d{6,}(\.tmp|\.old)?")
+
+_log = logging.getLogger(__name__)
+
+
+class BestModels(Callback):
+    """After each validation: keeps the model if it is among the `checkpoint.keep_best` best by `checkpoint.monitor`.
+
+    Of equal ones the earlier stay. `capture` gives the files of the model as it is now, on rank 0, which writes them in
+    the main thread. A failure costs nothing but this model.
+
+    After a restart those that are newer than the checkpoint are removed, for their batches are trained again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: Step,
+        settings: "Checkpoint",
+        *,
+        capture: Callable[[], Sequence[PendingFile]],
+        phases: Phases | None = None,
+    ) -> None:
+        self._folder = BestFolder(folder)
+        self._step = step
+        self._num = settings.keep_best
+        self._monitor = Monitor(name=settings.monitor, mode=settings.mode, key="checkpoint.monitor")
+        self._capture = capture
+        self._phases = phases or Phases()
+        self._kept: list[dict[str, Any]] = []
+
+    @property
+    def best(self) -> list[dict[str, Any]]:
+        """The kept models, the best first: batch, value, and the name of the folder. Rank 0."""
+        return [
+            {**it, "monitor": self._monitor.name, "folder": self._folder.path(it["batch"]).name} for it in self._kept
+        ]
+
+    def on_train_start(self, server: Any) -> None:
+        if server.rank == 0:
+            there = [it for it in self._kept if self._folder.path(it["batch"]).is_dir()]
+            self._kept = there[: self._num]
+            self._prune()
+
+    def on_validation_end(self, server: Any, metrics: dict[str, float]) -> None:
+        value = self._monitor.of_validation(metrics)
+        # On all ranks, whether or not this one writes.
+        self._step.synchronize()
+        if server.rank == 0 and math.isfinite(value):
+            with self._phases.measure("checkpoint"):
+                self._consider(server.progress.batches, value, metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"monitor": self._monitor.name, "mode": self._monitor.mode, "kept": [dict(it) for it in self._kept]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Values of another monitor cannot be compared: those models go."""
+        same = (state["monitor"], state["mode"]) == (self._monitor.name, self._monitor.mode)
+        self._kept = [dict(it) for it in state["kept"]] if same else []
+
+    def _consider(self, batch: int, value: float, metrics: Mapping[str, float]) -> None:
+        others = [it for it in self._kept if it["batch"] != batch]
+        place = next((i for i, it in enumerate(others) if self._monitor.is_better(value, it["value"])), len(others))
+        if place >= self._num:
+            return
+        try:
+            self._write(batch, value, metrics)
+        except OSError as error:
+            _log.warning("the model after batch %d is among the best, but cannot be written: %s", batch, error)
+            self._kept = others
+        else:
+            self._kept = [*others[:place], {"batch": batch, "value": value}, *others[place:]][: self._num]
+        self._prune()
+
+    def _write(self, batch: int, value: float, metrics: Mapping[str, float]) -> None:
+        facts = {
+            "batch": batch,
+            "monitor": self._monitor.name,
+            "value": value,
+            "metrics": {name: number if math.isfinite(number) else None for name, number in metrics.items()},
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        self._folder.write(batch, self._capture(), facts)
+
+    def _prune(self) -> None:
+        self._folder.keep_only([it["batch"] for it in self._kept])
+
+
+class BestFolder:
+    """Models under the number of the batch after which they were validated. Rank 0 only.
+
+    Each is a folder with the files of the model, by the paths that they have in a checkpoint, and facts.json; it is
+    there completely or not at all.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, batch: int) -> Path:
+        """The folder of the model after this batch."""
+        return self.folder / f"batch-{batch:06d}"
+
+    def write(self, batch: int, files: Sequence[PendingFile], facts: Mapping[str, Any]) -> Path:
+        """Put a model on disk, in the place of one of the same batch; `facts` are plain.
+
+        Raises:
+            OSError: the disk is full or fails; a model of the same batch is as it was.
+        """
+        path = self.path(batch)
+        with replacing(path) as writer:
+            records = {file.path: writer.write(file.path, file.write) for file in files}
+            text = checksummed_json({"format": FORMAT, **facts, "files": records_to_json(records)})
+            writer.write(FACTS_FILE, lambda file: file.write(text))
+            failpoint("best.before_rename")
+        failpoint("best.renamed")
+        return path
+
+    def keep_only(self, batches: Collection[int]) -> None:
+        """Remove the models of all other batches, and what was left half-written; what cannot be removed is logged."""
+        kept = {self.path(batch).name for batch in batches}
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        for name in sorted(name for name in names if _OURS.fullmatch(name) and name not in kept):
+            try:
+                (remove_tree if Path(name).suffix else withdraw)(self.folder / name)
+            except OSError as error:
+                _log.warning("%s could not be removed: %s", self.folder / name, error)
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """The facts of a best model, every byte of which is as it was written.
+
+    Raises:
+        DamagedCheckpoint: a file is missing or is another one.
+        OtherFormat: another release wrote it.
+    """
+    try:
+        facts = parse_checksummed_json(read_file(folder / FACTS_FILE))
+        if facts["format"] != FORMAT:
+            raise OtherFormat(f"{folder} has format {facts['format']}, and this release reads format {FORMAT}")
+        damaged = damaged_files(folder, records_from_json(facts["files"]))
+        if type(facts["batch"]) is not int:
+            raise ValueError(f"{FACTS_FILE} tells of no batch")
+    except OtherFormat:
+        raise
+    except (OSError, ValueError, KeyError, DamagedCheckpoint) as error:
+        raise DamagedCheckpoint(f"{folder} is no model that can be read: {error}") from error
+    if damaged:
+        raise DamagedCheckpoint(f"{folder} is not as it was written: {'; '.join(damaged.values())}")
+    return facts

@@ -1,0 +1,229 @@
+"""The warm start: a fresh study begins with the model that another one has trained."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.checkpoint.folder import MODEL, STUDY
+from stream_server.server.checkpoint.user_state import load_user_state
+from stream_server.server.model.model_export import MODEL_FILE, bare_name
+from stream_server.server.model.saved_model import SavedModel, find_saved_model
+from stream_server.server.user.framework import Framework, Step, framework_of
+from stream_server.server.user.normalization import Normalization
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.checksums import check_sum
+from stream_server.storage.plain_state import read_state
+from stream_server.storage.tensor_file import SUFFIX, nested, read_tensors
+from stream_server.user_code import call_user
+
+if TYPE_CHECKING:
+    from stream_server.config import StudyConfig
+
+
+def warm_start(config: "StudyConfig", server: StreamServer, step: Step, normalization: Normalization) -> str:
+    """Take what the section `load` of study.json names into a server that is set up, on every rank. Main thread.
+
+    Only for a study that begins: one that goes on has all of it in its own checkpoint. Nothing is unpickled, except the
+    user's own state where `checkpoint.allow_pickle` says so.
+
+    Returns:
+        A sentence for the log, with the names of all that was skipped.
+
+    Raises:
+        ConfigError: there is nothing to start from, or it does not fit this study.
+        DamagedCheckpoint: it is not as it was saved.
+        UserCodeError: the `load_state_dict` of the user's class raised.
+    """
+    load = config.load
+    assert load is not None
+    source = find_source(Path(load.checkpoint))
+    if isinstance(source, Path) and load.what != "model":
+        raise ConfigError(f'load.what must be "model", for there is nothing but a model in {source}')
+    framework = framework_of(server)
+    skipped: list[str] = []
+    if not framework.trains_model:
+        _refuse_what_a_learner_ignores(config, server)
+        _load_learner(config, server, source)
+    elif isinstance(source, Path):
+        skipped = _load_weights(server, _read(source, as_torch=True), source=str(source), strict=load.strict)
+    else:
+        skipped = _load_saved(config, server, framework, step, source)
+    if load.what == "all" and isinstance(source, SavedModel):
+        _load_normalization(source, normalization)
+    where = source if isinstance(source, Path) else f"{source.folder}, after batch {source.batches}"
+    rest = f"; skipped: {'; '.join(skipped)}" if skipped else ""
+    return f"the study starts from {where} ({load.what}){rest}"
+
+
+def find_source(path: Path) -> SavedModel | Path:
+    """Find what `load.checkpoint` names: a checkpoint, or the .safetensors file of a model.
+
+    Raises:
+        ConfigError: there is neither.
+        DamagedCheckpoint: a checkpoint, or a model with checksums beside it, that is not as it was saved.
+    """
+    file = path if path.suffix == SUFFIX else path / MODEL_FILE
+    if file.is_file():
+        check_sum(file)
+        return file
+    try:
+        return find_saved_model(path)
+    except ConfigError as error:
+        exported = path / "model" / MODEL_FILE
+        if exported.is_file():
+            check_sum(exported)
+            return exported
+        raise ConfigError(
+            "load.checkpoint must be the output folder of a study, a checkpoint, one of its best models, or a "
+            f"{SUFFIX} file, but {path} {'is none of these' if path.exists() else 'is not there'}"
+        ) from error
+
+
+def _refuse_what_a_learner_ignores(config: "StudyConfig", server: StreamServer) -> None:
+    owner = type(server).__name__
+    assert config.load is not None
+    if config.load.what == "model+optimizer":
+        raise ConfigError(
+            f'load.what must be "model" or "all" for {owner}, which is no TorchServer: its state_dict is one whole'
+        )
+    if not config.load.strict:
+        raise ConfigError(f"load.strict must be left out for {owner}, whose own load_state_dict decides what fits")
+
+
+def _load_learner(config: "StudyConfig", server: StreamServer, source: SavedModel | Path) -> None:
+    if isinstance(source, SavedModel):
+        load_user_state(Path(source.folder), server, allow_pickle=config.checkpoint.allow_pickle)
+        return
+    state = nested(_read(source, as_torch=False))
+    call_user(f"{type(server).__name__}.load_state_dict", server.load_state_dict, state)
+
+
+def _read(source: Path, *, as_torch: bool) -> dict[str, Any]:
+    try:
+        return read_tensors(source, as_torch=as_torch)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"load.checkpoint cannot be read: {error}") from error
+
+
+def _load_saved(
+    config: "StudyConfig", server: StreamServer, framework: Framework, step: Step, source: SavedModel
+) -> list[str]:
+    load = config.load
+    assert load is not None
+    state = read_state(Path(source.folder) / MODEL)
+    if not state.get("model"):
+        raise ConfigError(
+            f"load.checkpoint: there is no {server.framework} model in {source.folder}, which {type(server).__name__} "
+            "needs"
+        )
+    if load.what != "model" and "optimizers" not in state:
+        raise ConfigError(f'load.what must be "model", for {source.folder} is one of the best models, and only a model')
+    model = framework.restored(state.get("evaluated", state["model"]))
+    left_out = config.checkpoint.exclude
+    skipped = _load_weights(server, model, source=source.folder, strict=load.strict, left_out=left_out)
+    if skipped and load.what != "model":
+        raise ConfigError(
+            f'load.what must be "model", for the optimizers in {source.folder} are those of a model that does not fit '
+            f"as a whole: {'; '.join(skipped)}"
+        )
+    if load.what == "model+optimizer":
+        _load_optimizers(server, framework, state, source=source.folder)
+    elif load.what == "all":
+        _load_all(config, server, step, source, state)
+    return skipped
+
+
+def _load_all(config: "StudyConfig", server: StreamServer, step: Step, source: SavedModel, state: Any) -> None:
+    try:
+        step.load_state_dict(state)
+    except UserCodeError as error:
+        raise ConfigError(
+            f"load.checkpoint: the optimizers and schedulers in {source.folder} do not fit those of "
+            f'{type(server).__name__} ({error.__cause__}). Make the same ones, or set load.what to "model"'
+        ) from error
+    load_user_state(Path(source.folder), server, allow_pickle=config.checkpoint.allow_pickle)
+
+
+def _load_normalization(source: SavedModel, normalization: Normalization) -> None:
+    folder = Path(source.folder)
+    # One of the best models has the state of the behaviours beside it.
+    file = folder / STUDY if (folder / STUDY).is_file() else folder / MODEL
+    state = read_state(file).get("callbacks", {}).get(Normalization.__name__)
+    if state is not None:
+        normalization.load_state_dict(state)
+
+
+def _load_weights(
+    server: Any, tensors: Mapping[str, Any], *, source: str, strict: bool, left_out: Sequence[str] = ()
+) -> list[str]:
+    """Take tensors by name into the model of a server, on every rank; those that match `left_out` may be missing.
+
+    Returns:
+        The names that were skipped, each with the reason; there are none if `strict`.
+
+    Raises:
+        ConfigError: nothing fits, or names or shapes differ and `strict` says that they must not.
+    """
+    own = {bare_name(name): (name, value) for name, value in server.model.state_dict().items()}
+    saved = {bare_name(name): value for name, value in tensors.items()}
+    fitting = {
+        own[name][0]: value for name, value in saved.items() if name in own and _shape(value) == _shape(own[name][1])
+    }
+    wanted = {
+        name: value
+        for name, (_, value) in own.items()
+        if name in saved or not any(fnmatchcase(name, pattern) for pattern in left_out)
+    }
+    problems = _problems(wanted, saved)
+    if problems and (strict or not fitting):
+        text = f"load.checkpoint: {source} does not fit the model of {type(server).__name__}: {'; '.join(problems)}"
+        advice = "Make a model of the same names and shapes" + (", or set load.strict to false" if fitting else "")
+        raise ConfigError(f"{text}. {advice}")
+    server.model.load_state_dict(fitting, strict=False)
+    return problems
+
+
+def _load_optimizers(server: Any, framework: Framework, state: Mapping[str, Any], *, source: str) -> None:
+    """Take the moments of the optimizers of a step; what they are set to, such as the learning rate, stays as it is.
+
+    Raises:
+        ConfigError: they are of other optimizers.
+    """
+    from stream_server.server.training.torch.model import check_kinds
+
+    own = server.optimizer if isinstance(server.optimizer, list | tuple) else [server.optimizer]
+    try:
+        check_kinds(state["kinds"]["optimizers"], own, "optimizer")
+        for optimizer, its_state in zip(own, framework.restored(state["optimizers"]), strict=True):
+            settings = [{key: it for key, it in group.items() if key != "params"} for group in optimizer.param_groups]
+            optimizer.load_state_dict(its_state)
+            for group, its_settings in zip(optimizer.param_groups, settings, strict=True):
+                group.update(its_settings)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(
+            f"load.checkpoint: the optimizers in {source} do not fit those of {type(server).__name__} ({error}). Make "
+            'the same ones, or set load.what to "model"'
+        ) from error
+
+
+def _problems(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    only_own = [name for name in own if name not in saved]
+    only_saved = [name for name in saved if name not in own]
+    other_shape = [
+        f"{name} ({_described(saved[name])} there, {_described(own[name])} in the model)"
+        for name in own
+        if name in saved and _shape(saved[name]) != _shape(own[name])
+    ]
+    kinds = (("only in the model", only_own), ("only there", only_saved), ("of another shape", other_shape))
+    return [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return tuple(value.shape) if hasattr(value, "shape") else None
+
+
+def _described(value: Any) -> str:
+    shape = _shape(value)
+    return type(value).__name__ if shape is None else " × ".join(map(str, shape)) or "a number"

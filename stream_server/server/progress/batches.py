@@ -1,0 +1,60 @@
+"""The batches of one training step of all ranks, and its outcome."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """The samples of one training step on one rank.
+
+    `keys` are the simulation ids and the time steps of the samples, shape (2, size); `num_first` of them are drawn
+    for the first time.
+    """
+
+    data: Any
+    size: int
+    keys: NDArray[np.int64]
+    num_first: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnionBatch:
+    """The batches of one step: `own` of this rank, if it has one, and `sizes`, the number of samples of each rank.
+
+    `num_first` of the union batch are drawn for the first time. `lonely`: ranks that wait for data take part empty.
+    `elapsed_s`: the seconds of training on rank 0's clock. `num_missing`: samples that rank 0 knows will never come.
+    """
+
+    own: Batch | None
+    sizes: tuple[int, ...]
+    num_first: int
+    lonely: bool
+    elapsed_s: float = 0.0
+    num_missing: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def lowest_rank(self) -> int:
+        """The lowest rank with a batch."""
+        return next(rank for rank, size in enumerate(self.sizes) if size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """The outcome of a step: this rank's loss, if it had a batch and returned one, and whether an update was made.
+
+    `skipped`: the gradient was not finite, or no batch gave a loss, so that the model was left as it was.
+    `num_left_out`: samples first drawn in batches of any rank for which `training_step` returned None.
+    """
+
+    loss: float | None = None
+    updated: bool = True
+    skipped: bool = False
+    num_left_out: int = 0

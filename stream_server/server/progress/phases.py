@@ -1,0 +1,65 @@
+"""The time that a thread spends in each phase of its work."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+
+class Phases:
+    """Seconds that one thread spent in each named phase.
+
+    Phases nest, and every second belongs to the innermost one alone: an all-reduce inside a step does not
+    count as step. One object belongs to one thread; the receiver thread has its own. Other threads may read
+    `seconds` and `current`.
+
+    The names in use are receive (the receiver thread's), wait_for_data, gather, transform, round, step, forward,
+    backward, optimizer, all_reduce, validation, checkpoint and log.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._stack: list[str] = []
+        self._since = 0.0
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds per phase, without the part of the current one that is not over yet."""
+        return dict(self._seconds)
+
+    @property
+    def current(self) -> str | None:
+        """The innermost phase that is under way."""
+        return self._stack[-1] if self._stack else None
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Count the time in the `with` block as `name`."""
+        self._settle()
+        self._stack.append(name)
+        try:
+            yield
+        finally:
+            self._settle()
+            self._stack.pop()
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count time that was measured elsewhere, outside every other phase."""
+        self._seconds[name] += seconds
+
+    def load_state_dict(self, seconds: Mapping[str, float]) -> None:
+        """Go on counting from here."""
+        self._seconds.update(seconds)
+
+    def _settle(self) -> None:
+        now = self._clock()
+        if self._stack:
+            self._seconds[self._stack[-1]] += now - self._since
+        self._since = now
+
+
+def mean_over_ranks(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds per phase that a rank spent on average; a phase that a rank never had counts as 0 there."""
+    names = sorted({name for seconds in per_rank for name in seconds})
+    return {name: sum(seconds.get(name, 0.0) for seconds in per_rank) / len(per_rank) for name in names}

@@ -1,0 +1,161 @@
+"""Rank 0's part: carries out what the roster decides, and tells the other ranks. It acts through its doors alone."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from stream_server.errors import MalformedMessage
+from stream_server.failpoints import failpoint
+from stream_server.messages import launcher_link, notices, operator, wire
+from stream_server.messages.client import Data, End, Hello, Invalidate, Message, Open, Ping, Reason, Refusal
+from stream_server.server.intake import mailbox
+from stream_server.server.reception.operator_desk import OperatorDesk
+from stream_server.server.run.curve import CurveAccess
+from stream_server.server.simulations.handshake import Action, Reply
+from stream_server.server.simulations.roster import Roster
+
+
+class Coordinator:
+    """Carries out what the roster and the handshake decide. Rank 0, receiver thread.
+
+    `reply` answers a client on the control socket and `answer` an operator, `tell_launcher` and `tell_main` send to the
+    launcher and the main thread, `apply` gives a notice to this rank, `channels` lead to the other ranks, `refuse`
+    makes a refusal. `desk` is where operators ask.
+
+    A client is welcomed to an attempt only when every rank knows of it, since it connects to all of them at once.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        channels: Mapping[int, notices.Channel],
+        *,
+        access: CurveAccess,
+        refuse: Callable[[Reason, str], Refusal],
+        reply: Callable[[bytes, Message], None],
+        answer: Callable[[bytes, operator.Answer], None],
+        tell_launcher: Callable[[launcher_link.ToLauncher], None],
+        tell_main: Callable[[mailbox.Event], None],
+        apply: Callable[[notices.Notice], None],
+    ) -> None:
+        self.roster = roster
+        self.channels = channels
+        self.access = access
+        self.refuse = refuse
+        self.reply = reply
+        self.answer = answer
+        self.tell_launcher = tell_launcher
+        self.tell_main = tell_main
+        self.apply = apply
+        self.desk = OperatorDesk(roster, tell_launcher=tell_launcher, tell_main=tell_main)
+        self._unheard: dict[tuple[int, int], dict[int, int]] = {}
+        self._plan: launcher_link.Plan | None = None
+
+    def begin(self, plan: launcher_link.Plan) -> None:
+        """Tell the launcher what to run, and all ranks if nothing is left to come."""
+        self._plan = plan
+        self._tell_plan()
+        self.perform(self.roster.begin())
+
+    def perform(self, actions: Iterable[Action]) -> None:
+        """Carry out what the roster decided."""
+        for action in actions:
+            if isinstance(action, Reply):
+                self.reply(action.peer, action.message)
+            elif isinstance(action, notices.Notice):
+                self.tell(action)
+            elif isinstance(action, mailbox.SimulationsFailed):
+                self.tell_main(action)
+            else:
+                self.tell_launcher(action)
+
+    def tell(self, notice: notices.Notice) -> None:
+        """Give a notice to every rank."""
+        failpoint("receiver.before_notice")
+        numbers = {rank: channel.post(notice) for rank, channel in self.channels.items()}
+        self.apply(notice)
+        if isinstance(notice, notices.AttemptNotice):
+            self._unheard[notice.simulation, notice.attempt] = numbers
+            self.heard()
+
+    def heard(self) -> None:
+        """Other ranks may have confirmed notices."""
+        for attempt, numbers in list(self._unheard.items()):
+            if all(self.channels[rank].num_delivered > number for rank, number in numbers.items()):
+                del self._unheard[attempt]
+                self.perform(self.roster.ready(*attempt))
+
+    def hear(self, peer: bytes, header: bytes, user: str | None) -> None:
+        """Deal with one message of a client or an operator.
+
+        `user` is its key, None where that is of no concern: over TCP without CURVE, and in the private folder.
+        """
+        if self.access.is_operator(user):
+            self.answer(peer, self.desk.hear(header))
+            return
+        try:
+            message = wire.decode(header)
+        except MalformedMessage as problem:
+            self.reply(peer, self.refuse(Reason.MALFORMED, str(problem)))
+            return
+        if isinstance(message, Open | Data | End | Ping):
+            text = f"{type(message).__name__} belongs on a data connection; the server was started again: say Hello"
+            self.reply(peer, self.refuse(Reason.STALE_INCARNATION, text))
+        elif not isinstance(message, Hello | Invalidate):
+            text = f"{type(message).__name__} is nothing that a client says on the control connection"
+            self.reply(peer, self.refuse(Reason.MALFORMED, text))
+        elif user is not None and (text := self.access.problem(user, message)):
+            self.reply(peer, self.refuse(Reason.WRONG_KEY, text))
+        elif isinstance(message, Invalidate):
+            self.perform(self.roster.invalidate(peer, message))
+        else:
+            self._welcome(peer, message)
+
+    def launcher(self, message: launcher_link.ToServer) -> None:
+        """Word of the launcher."""
+        match message:
+            case launcher_link.AskPlan():
+                self._tell_plan()
+                self.perform(self.roster.standing())
+            case launcher_link.Attempt():
+                if message.goes_on:
+                    # Of a simulation that is over all ranks hear nothing, but its clients may still ask here.
+                    self.access.allow(message.simulation, message.attempt, message.public_key)
+                self.perform(self.roster.launched(message))
+            case launcher_link.GaveUp():
+                self.perform(self.roster.gave_up(message))
+            case launcher_link.Dropped():
+                self.perform(self.roster.dropped(message))
+                self.tell_main(mailbox.FinishAsked(reason=message.reason))
+            case launcher_link.Attached():
+                self.perform(self.roster.attached(message.token, message.simulation, message.attempt))
+            case launcher_link.NoneLeft():
+                self.perform(self.roster.handshake.none_left(message))
+            case launcher_link.TooMany():
+                self.perform(self.roster.too_many(message.text))
+            case launcher_link.Failed():
+                self.perform(self.roster.failed(message.simulation, message.attempt, message.reason, message.log))
+                self.tell_main(mailbox.FromLauncher(message=message))
+            case _:
+                self.tell_main(mailbox.FromLauncher(message=message))
+
+    def share(self, rank: int, share: notices.Share) -> None:
+        """A rank says how far its share of a simulation has come."""
+        self.perform(self.roster.share(rank, share))
+
+    def _tell_plan(self) -> None:
+        if self._plan is None:
+            # A launcher that is quick asks before there is one; `begin` tells it.
+            return
+        if self.roster.finish_order is not None:
+            # Before the plan, of which nothing is to be started then.
+            self.tell_launcher(self.roster.finish_order)
+        self.tell_launcher(replace(self._plan, simulations=tuple(self.roster.plan)))
+        if self.roster.stop_order is not None:
+            # Whoever asks now was not there when it was said.
+            self.tell_launcher(self.roster.stop_order)
+
+    def _welcome(self, peer: bytes, message: Hello) -> None:
+        actions = self.roster.handshake.hello(peer, message)
+        self.perform(actions)
+        if not any(isinstance(action, Reply) and action.peer == peer for action in actions):
+            self.reply(peer, Refusal(reason=Reason.BUSY, text="the answer follows once the simulation may begin"))

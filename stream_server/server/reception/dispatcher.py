@@ -1,0 +1,208 @@
+"""The conversations of one server rank: with client ranks on its data socket, and with rank 0. Receiver thread."""
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.errors import MalformedMessage, WrongProtocol
+from stream_server.failpoints import failpoint
+from stream_server.messages import notices, wire
+from stream_server.messages.client import (
+    Ack,
+    Data,
+    End,
+    Hello,
+    Invalidate,
+    Message,
+    Open,
+    Ping,
+    Reason,
+    Refusal,
+    Stop,
+)
+from stream_server.server.intake import mailbox
+from stream_server.server.intake.attempts import Connection
+from stream_server.server.intake.filling import Payload
+from stream_server.server.intake.intake import Intake
+from stream_server.server.reception.acknowledgements import Acknowledgements
+from stream_server.server.run.curve import CurveAccess
+
+MAX_LEFT = 1024
+
+
+class Dispatcher:
+    """Passes what client ranks and rank 0 say to the intake, and answers clients.
+
+    Strangers and junk are refused, counted and forgotten. `reply` sends to a client and never blocks.
+    `parameters` are those of the simulations that have begun, in the order of study.json. `is_final`: every simulation
+    has ended, and no other will come.
+    """
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        access: CurveAccess,
+        reply: Callable[[bytes, Message], None],
+        tell_main: Callable[[mailbox.Event], None],
+    ) -> None:
+        self.intake = intake
+        self.access = access
+        self.reply = reply
+        self.tell_main = tell_main
+        self.parameters: dict[int, npt.NDArray[np.float64]] = {}
+        self.connections: dict[bytes, Connection] = {}
+        self.acknowledgements = Acknowledgements(self.connections, reply)
+        self.is_final = False
+        self.stopped = False
+        self._left: deque[bytes] = deque()
+
+    def hear(self, peer: bytes, header: bytes, payload: Payload, user: str | None) -> None:
+        """Deal with one message; `user` is the key of a newcomer over TCP, None where that is of no concern."""
+        connection = self.connections.get(peer)
+        if connection is not None and not self.stopped:
+            series = self.intake.expected(connection, header)
+            if series is not None:
+                self._answer(peer, self.intake.take_next(connection, series, payload))
+                return
+        try:
+            message = wire.decode(header)
+        except WrongProtocol as problem:
+            self._refuse(peer, Reason.WRONG_PROTOCOL, str(problem))
+            return
+        except MalformedMessage as problem:
+            self._refuse(peer, Reason.MALFORMED, str(problem))
+            return
+        if self.stopped:
+            self.reply(peer, Ack(received=0, durable=0, stop=True))
+        elif type(message) is Data and connection is not None and connection.attempt.finished:
+            # The last step once more.
+            self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
+        elif type(message) is Data and connection is not None:
+            self._answer(peer, self.intake.take(connection, message, header, payload))
+        elif isinstance(message, Open):
+            self._open(peer, message, user)
+        elif connection is not None and isinstance(message, Ping):
+            self.acknowledgements.send(connection)
+        elif connection is not None and isinstance(message, End):
+            refusal = self.intake.finish(connection, message)
+            failpoint("receiver.end_noted")
+            self._answer(peer, refusal)
+        elif peer in self.intake.admission.waiting:
+            self._ask_for_patience(peer)
+        elif isinstance(message, Data | End | Ping):
+            sequence = message.sequence if isinstance(message, Data) else None
+            self._refuse(peer, Reason.NOT_OPEN, "nothing was opened on this connection", sequence)
+        elif isinstance(message, Hello | Invalidate):
+            text = f"{type(message).__name__} belongs on the control connection; the server was started again"
+            self._refuse(peer, Reason.STALE_INCARNATION, text)
+        else:
+            text = f"{type(message).__name__} is nothing that a client says on a data connection"
+            self._refuse(peer, Reason.MALFORMED, text)
+
+    def apply(self, notice: notices.Notice) -> None:
+        """Do what a notice of rank 0 asks for; rank 0 itself is no exception."""
+        match notice:
+            case notices.AttemptNotice():
+                failpoint("receiver.before_attempt")
+                self._leave(notice.simulation)
+                self.intake.begin_attempt(notice.simulation, notice.attempt, goes_on=notice.goes_on)
+                self.parameters[notice.simulation] = np.array(list(notice.parameters.values()), np.float64)
+                self.access.allow(notice.simulation, notice.attempt, notice.key)
+            case notices.Over():
+                self.intake.end_attempt(notice.simulation, notice.attempt)
+            case notices.Terminal():
+                self._end_simulation(notice)
+            case notices.Final():
+                self.is_final = True
+            case notices.StopNotice():
+                self._stop(notice.reason)
+
+    def end_turn(self) -> None:
+        """Hand over what has come, admit those for whom there is credit now, and acknowledge."""
+        self.intake.flush()
+        if self.intake.admission.waiting and not self.stopped:
+            for peer, answer in self.intake.admit_waiting():
+                self._opened(peer, answer)
+            self.intake.flush()
+        self.acknowledgements.acknowledge_received(self.intake.pop_touched())
+
+    def _open(self, peer: bytes, message: Open, user: str | None) -> None:
+        connection = self.connections.get(peer)
+        if connection is not None:
+            if connection.opening == message:
+                self.reply(peer, self.intake.opened(connection))
+            else:
+                self._refuse(peer, Reason.WRONG_BLOCKS, "the connection was opened before")
+            return
+        if user is not None and (problem := self.access.problem(user, message)):
+            self._refuse(peer, Reason.WRONG_KEY, problem)
+            return
+        if self.intake.has_finished(message):
+            self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
+            return
+        self._replace_lost(message)
+        answer = self.intake.open(peer, message)
+        if answer is None:
+            self._ask_for_patience(peer)
+        else:
+            self._opened(peer, answer)
+
+    def _replace_lost(self, message: Open) -> None:
+        """Give up the connection of a client rank that opens again: it is lost, and what still comes over it is late.
+
+        It would take up credit of the new connection, which knows nothing of it.
+        """
+        self.intake.admission.forget(message)
+        attempt = self.intake.attempt(message.simulation)
+        lost = None if attempt is None else attempt.connections.get(message.rank)
+        if lost is not None and lost.opening == message and self.connections.pop(lost.peer, None) is not None:
+            self.intake.lose(lost)
+
+    def _opened(self, peer: bytes, answer: Connection | Refusal) -> None:
+        if isinstance(answer, Refusal):
+            self.reply(peer, answer)
+            return
+        failpoint("receiver.before_open")
+        self.connections[peer] = answer
+        self.reply(peer, self.intake.opened(answer))
+        self.intake.settle_waiting(answer)
+
+    def _leave(self, simulation: int) -> None:
+        """Let go of the connections of an attempt that is over: they may still ask how it went, but not for ever."""
+        attempt = self.intake.attempt(simulation)
+        if attempt is None:
+            return
+        self._left += [connection.peer for connection in attempt.connections.values()]
+        attempt.connections.clear()
+        while len(self._left) > MAX_LEFT:
+            self.connections.pop(self._left.popleft(), None)
+
+    def _end_simulation(self, notice: notices.Terminal) -> None:
+        failpoint("receiver.before_terminal")
+        self.intake.end_simulation(notice.simulation, notice.state)
+        if notice.state == "finished":
+            self.tell_main(mailbox.SimulationFinished(simulation=notice.simulation))
+        else:
+            self.access.forget(notice.simulation)
+        self._leave(notice.simulation)
+
+    def _stop(self, reason: str) -> None:
+        """Tell all clients that nothing more is wanted, and why; those who ask later, that it is so."""
+        self.stopped = True
+        self.intake.pop_touched()
+        for connection in self.connections.values():
+            self.reply(connection.peer, Stop(text=reason))
+            self.reply(connection.peer, connection.ack(stop=True))
+
+    def _answer(self, peer: bytes, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self.reply(peer, refusal)
+
+    def _refuse(self, peer: bytes, reason: Reason, text: str, sequence: int | None = None) -> None:
+        self.reply(peer, self.intake.refuse(reason, text, sequence))
+
+    def _ask_for_patience(self, peer: bytes) -> None:
+        self.reply(peer, Refusal(reason=Reason.BUSY, text="there is no room for another simulation yet"))

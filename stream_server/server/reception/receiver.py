@@ -1,0 +1,298 @@
+"""The receiver thread of one server rank."""
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from threading import Lock, Thread
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.buffers import Buffer
+from stream_server.errors import MalformedMessage
+from stream_server.messages import launcher_link, notices, operator, wire
+from stream_server.messages.client import MAX_PART_BYTES, Message
+from stream_server.server.intake import mailbox
+from stream_server.server.intake.account import RankAccount
+from stream_server.server.intake.intake import Intake
+from stream_server.server.intake.source import ReceptionSnapshot
+from stream_server.server.reception.coordinator import Coordinator
+from stream_server.server.reception.dispatcher import Dispatcher
+from stream_server.server.reception.sockets import Endpoints, ReceiverSettings, Sockets
+from stream_server.server.run.curve import CurveAccess
+from stream_server.server.simulations.roster import Roster
+
+MESSAGES_PER_TURN = 64
+REPORT_S = 0.2
+HERE_S = 1.0
+# A turn takes the interpreter lock from the training and has a fixed cost, whatever comes in it; so messages gather for
+# a moment first. What a simulation with the smallest window waits for it is far less than a time step.
+PAUSE_S = 0.0005
+LARGEST_ITEM_BYTES = 16
+
+log = logging.getLogger(__name__)
+
+
+class Receiver:
+    """Receives what simulations send, on a thread of its own, and keeps the ranks of the server informed.
+
+    In the main thread: `bind`, `meet` with the other ranks' endpoints, then `with receiver:`; `post` and `account`
+    while it runs, and `events` for what has happened. A message is dealt with to its end under `turn`: whoever holds
+    that lock sees no half-done state. An exception in the thread closes the buffer with it and stays in `error`.
+    `receive_s` is the time spent in turns.
+    """
+
+    def __init__(
+        self,
+        *,
+        buffer: Buffer,
+        intake: Intake,
+        access: CurveAccess,
+        settings: ReceiverSettings,
+    ) -> None:
+        self.buffer = buffer
+        self.intake = intake
+        self.rank = rank = intake.state.rank
+        self.access = access
+        self.events: queue.SimpleQueue[mailbox.Event] = queue.SimpleQueue()
+        self.error: BaseException | None = None
+        self.turn = Lock()
+        self.receive_s = 0.0
+        self.sockets = Sockets(rank=rank, max_unread=_most_messages(intake), access=access, settings=settings)
+        self.dispatcher = Dispatcher(intake=intake, access=access, reply=self._reply, tell_main=self.events.put)
+        self._coordinator: Coordinator | None = None
+        self._channels = {
+            other: notices.Channel() for other in (range(1, intake.state.num_ranks) if rank == 0 else [0])
+        }
+        self._commands: deque[mailbox.Command] = deque()
+        self._is_leaving = False
+        self._has_ended = False
+        self._is_behind = False
+        self._reported_at = self._here_at = float("-inf")
+        self._thread = Thread(target=self._run, name=f"receiver-{rank}")
+
+    def bind(self) -> Endpoints:
+        """Open the sockets; returns where this rank can be reached. Main thread."""
+        return self.sockets.open()
+
+    def meet(self, endpoints: Sequence[Endpoints], roster: Roster | None = None) -> None:
+        """Get to know all ranks; `roster` is rank 0's. Main thread, before the thread starts."""
+        assert (roster is not None) == (self.rank == 0)
+        self.sockets.meet(endpoints[0])
+        if roster is None:
+            self._channels[0].post(notices.Present(rank=self.rank))
+            return
+        self._coordinator = Coordinator(
+            roster,
+            self._channels,
+            access=self.access,
+            refuse=self.intake.refuse,
+            reply=lambda peer, message: self.sockets.send_control(peer, wire.encode(message)),
+            answer=lambda peer, answer: self.sockets.send_control(peer, [operator.encode(answer)]),
+            tell_launcher=lambda message: self.sockets.send_link(launcher_link.encode(message)),
+            tell_main=self.events.put,
+            apply=self.dispatcher.apply,
+        )
+
+    def __enter__(self) -> Self:
+        self.buffer.on_room = self.sockets.wake
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_leaving = True
+        self.sockets.wake()
+        self._thread.join()
+        self.buffer.on_room = None
+        self.sockets.close()
+
+    def close(self) -> None:
+        """Close the sockets of a receiver that was bound but never started."""
+        self.sockets.close()
+
+    def post(self, command: mailbox.Command) -> None:
+        """Give the receiver something to do. Main thread."""
+        self._commands.append(command)
+        self.sockets.wake()
+
+    def show(self, training: operator.TrainingStatus) -> None:
+        """Keep how the training is doing, for an operator who asks. Rank 0's main thread; never waits."""
+        assert self._coordinator is not None
+        self._coordinator.desk.training = training
+
+    @property
+    def parameters(self) -> dict[int, npt.NDArray[np.float64]]:
+        """Those of the simulations that have begun, in the order of study.json."""
+        return self.dispatcher.parameters
+
+    def account(self) -> RankAccount:
+        """An account of all received so far. Main thread."""
+        with self.turn:
+            return self.intake.account()
+
+    @property
+    def num_received(self) -> int:
+        """How many steps this rank has settled, ever. Main thread; the receiver waits meanwhile."""
+        with self.turn:
+            return self.intake.num_received
+
+    def snapshot(self) -> ReceptionSnapshot:
+        """Freeze what has been received so far. Main thread; the receiver waits meanwhile."""
+        recorder = self.intake.settlement.recorder
+        with self.turn:
+            self.intake.checkpoint_taken()
+            sync = None if recorder is None else partial(recorder.sync, recorder.position())
+            return ReceptionSnapshot(
+                buffer=self.buffer.freeze(),
+                validation=self.intake.settlement.validation.rows(),
+                state={
+                    "intake": self.intake.state_dict(),
+                    "parameters": dict(self.dispatcher.parameters),
+                    "withdrawn": self.intake.settlement.num_withdrawn,
+                    "receive_s": self.receive_s,
+                },
+                roster=None if self._coordinator is None else self._coordinator.roster.state_dict(),
+                received_marks=self.dispatcher.acknowledgements.received_marks(),
+                sync_record=sync or (lambda: None),
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the `state` of a snapshot was taken. Main thread, before the thread starts."""
+        self.intake.load_state_dict(state["intake"])
+        self.dispatcher.parameters.update(state["parameters"])
+        self.intake.settlement.num_withdrawn = state["withdrawn"]
+        self.receive_s = state["receive_s"]
+
+    def _run(self) -> None:
+        try:
+            # A value too large for the type that is kept becomes infinite, which the intake notices.
+            with np.errstate(all="ignore"):
+                # Before anything that a client may already have asked for: the launcher drops what strangers say.
+                self._say_here()
+                while not self._is_leaving:
+                    self.sockets.wait(REPORT_S)
+                    started = time.perf_counter()
+                    with self.turn:
+                        self._take_turn()
+                    self.receive_s += time.perf_counter() - started
+                    if not self._is_behind:
+                        time.sleep(PAUSE_S)
+                with self.turn:
+                    self._take_turn()
+        except BaseException as error:
+            log.exception("The receiver of rank %d failed", self.rank)
+            self.error = error
+            self.buffer.close(error)
+
+    def _take_turn(self) -> None:
+        sockets, dispatcher = self.sockets, self.dispatcher
+        num_heard = 0
+        for peer, header, user in sockets.data(dispatcher.connections, MESSAGES_PER_TURN):
+            dispatcher.hear(peer, header, sockets.payload, user)
+            num_heard += 1
+        self._is_behind = num_heard == MESSAGES_PER_TURN
+        dispatcher.end_turn()
+        if sockets.has_words:
+            self._hear_others()
+        if self._commands:
+            self._obey()
+        self._report()
+        self._end_reception()
+        if self._channels:
+            self._send_letters()
+
+    def _hear_others(self) -> None:
+        # In this order: the launcher names an attempt and its key before the attempt's client is there to use them.
+        if self._coordinator is not None:
+            for frame in self.sockets.link():
+                self._coordinator.launcher(launcher_link.to_server(frame))
+        self._hear_ranks()
+        self.sockets.answer_newcomers()
+        if self._coordinator is not None:
+            for peer, header, user in self.sockets.control():
+                self._coordinator.hear(peer, header, user)
+
+    def _reply(self, peer: bytes, message: Message) -> None:
+        self.sockets.send_data(peer, wire.encode(message))
+
+    def _hear_ranks(self) -> None:
+        for rank, frame in self.sockets.letters():
+            try:
+                letter = notices.decode(frame)
+                channel = self._channels[rank]
+            except (MalformedMessage, KeyError):
+                self.intake.state.refused["notice"] += 1
+                continue
+            notice = channel.receive(letter)
+            if isinstance(notice, notices.Present):
+                channel.renew()
+            elif isinstance(notice, notices.Share):
+                assert self._coordinator is not None
+                self._coordinator.share(rank, notice)
+            elif notice is not None:
+                self.dispatcher.apply(notice)
+        if self._coordinator is not None:
+            self._coordinator.heard()
+
+    def _obey(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            match command:
+                case mailbox.BeginStudy():
+                    assert self._coordinator is not None
+                    self._coordinator.begin(command.plan)
+                case mailbox.CheckpointCommitted():
+                    self.dispatcher.acknowledgements.acknowledge_durable(command.received_marks)
+                    if self._coordinator is not None:
+                        said = launcher_link.Committed(checkpoint=command.checkpoint, batches=command.batches)
+                        self.sockets.send_link(launcher_link.encode(said))
+                case launcher_link.Leaving():
+                    self.sockets.send_link(launcher_link.encode(command))
+                case launcher_link.StopSimulations() if self._coordinator is None:
+                    self.dispatcher.apply(notices.StopNotice(reason=command.reason))
+                case launcher_link.StopSimulations():
+                    self._coordinator.perform(self._coordinator.roster.stop(command))
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._here_at >= HERE_S:
+            self._say_here()
+        if not self.intake.settlement.has_complete_share and now - self._reported_at < REPORT_S:
+            return
+        self._reported_at = now
+        for share in self.intake.changes():
+            if self._coordinator is not None:
+                self._coordinator.share(0, share)
+            else:
+                self._channels[0].post(share)
+
+    def _say_here(self) -> None:
+        self._here_at = time.monotonic()
+        if self._coordinator is not None:
+            self.sockets.send_link(launcher_link.encode(launcher_link.Here(incarnation=self.intake.state.incarnation)))
+
+    def _end_reception(self) -> None:
+        if self.dispatcher.is_final and not self._has_ended and self.intake.has_none_waiting:
+            self.intake.flush()
+            self._has_ended = True
+            self.buffer.close()
+            self.events.put(mailbox.ReceptionEnded())
+
+    def _send_letters(self) -> None:
+        now = time.monotonic()
+        for rank, channel in self._channels.items():
+            for letter in channel.outgoing(now):
+                self.sockets.send_letter(rank, notices.encode(letter))
+
+
+def _most_messages(intake: Intake) -> int:
+    """How many messages one client rank may have under way: its credit, each step in as many parts as it has."""
+    sizes = [int(np.prod(spec.shape, dtype=np.int64)) * LARGEST_ITEM_BYTES for spec in intake.state.fields.values()]
+    return intake.state.credit * sum(-(-size // MAX_PART_BYTES) for size in sizes) + MESSAGES_PER_TURN

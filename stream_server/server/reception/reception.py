@@ -1,0 +1,314 @@
+"""The reception of samples: one rank's receiver, and on rank 0 the roster and the launcher, run together."""
+
+import logging
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.buffers import Buffer
+from stream_server.config import StudyConfig
+from stream_server.errors import ProducerFailed, RankLost
+from stream_server.failpoints import failpoint
+from stream_server.messages import launcher_link
+from stream_server.messages.operator import TrainingStatus
+from stream_server.server.checkpoint.restore import RankRestore, finished_simulations
+from stream_server.server.intake import mailbox
+from stream_server.server.intake.account import RankAccount
+from stream_server.server.intake.source import ReceptionSnapshot
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.reception.build import (
+    make_access,
+    make_connection,
+    make_intake,
+    make_ipc_folder,
+    make_operator_file,
+    make_roster,
+)
+from stream_server.server.reception.receiver import Receiver
+from stream_server.server.reception.simulation_stop import SimulationStop
+from stream_server.server.reception.sockets import Endpoints, ReceiverSettings
+from stream_server.server.replay.record_format import RecordFacts
+from stream_server.server.replay.recorder import Recorder
+from stream_server.server.run.identity import Identity
+from stream_server.server.run.output import OutputFolder
+from stream_server.server.run.plan import RankPlan
+from stream_server.server.run.start import Start
+from stream_server.server.simulations.design import ParameterDesign, write_csv
+from stream_server.server.simulations.launcher_process import LauncherProcess
+from stream_server.server.simulations.roster import Roster
+
+log = logging.getLogger(__name__)
+
+
+class Reception:
+    """Receives samples into `buffer` and `validation_store` while the `with` block lasts. Collective; main thread.
+
+    `roster` and `launcher` are rank 0's.
+    """
+
+    # Whatever is accepted is in the buffer, or waits for it.
+    num_left = 0
+
+    def __init__(
+        self,
+        config: StudyConfig,
+        ranks: Ranks,
+        folder: OutputFolder,
+        identity: Identity,
+        *,
+        plan: RankPlan,
+        design: ParameterDesign,
+        buffer: Buffer,
+        start: Start,
+        restored: RankRestore | None = None,
+        roster_state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.folder = folder
+        self.identity = identity
+        self.plan = plan
+        self.design = design
+        self.buffer = buffer
+        self.start = start
+        self.restored = restored
+        self.roster_state = roster_state
+        self.validation_store = ValidationStore(config.validation.simulations)
+        self._receiver: Receiver | None = None
+        self.roster: Roster | None = None
+        self.launcher: LauncherProcess | None = None
+        self.recorder: Recorder | None = None
+        self._stack = ExitStack()
+
+    @property
+    def receiver(self) -> Receiver:
+        """This rank's receiver, once it was made."""
+        assert self._receiver is not None
+        return self._receiver
+
+    @property
+    def account(self) -> RankAccount | None:
+        """The account of this rank's samples; None before there was a receiver."""
+        return None if self._receiver is None else self._receiver.account()
+
+    def count(self, stack: ExitStack) -> None:
+        """Nobody knows before the simulations have run."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            ipc_folder = make_ipc_folder(self.ranks, stack)
+            receiver = self._receiver = self._make_receiver(ipc_folder)
+            if self.restored is not None:
+                self._restore(receiver, self.restored)
+            # Where all types are known, a rank without the memory is noticed before any simulation runs.
+            receiver.intake.allocate()
+            if self.config.checkpoint.record:
+                self.recorder = receiver.intake.settlement.recorder = stack.enter_context(self._make_recorder(receiver))
+            stack.callback(self.receiver.close)
+            endpoints = self._meet()
+            if self.restored is not None:
+                self._restore_ended(receiver, self.restored)
+            failpoint("server.before_announcement")
+            stack.enter_context(self.receiver)
+            if self.roster is not None:
+                self._announce(self.roster, endpoints[0])
+                if self.start.link is None:
+                    self.launcher = stack.enter_context(self._make_launcher(ipc_folder))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def snapshot(self) -> ReceptionSnapshot:
+        """Freeze what this rank has received so far."""
+        return self.receiver.snapshot()
+
+    def committed(self, snapshot: ReceptionSnapshot, checkpoint: int, batches: int) -> None:
+        """Tell the clients that a snapshot is in a committed checkpoint: they may forget its steps."""
+        marks = snapshot.received_marks
+        self.receiver.post(mailbox.CheckpointCommitted(received_marks=marks, checkpoint=checkpoint, batches=batches))
+
+    @property
+    def num_received(self) -> int:
+        """How many steps this rank has accepted or rejected, ever."""
+        return self.receiver.num_received
+
+    @property
+    def num_missing(self) -> int:
+        """How many steps of training simulations will never come, less those of simulations that were redrawn."""
+        return 0 if self.roster is None else self.roster.num_missing
+
+    @property
+    def has_pressure(self) -> bool:
+        """Some simulation may soon have to forget steps that are in no checkpoint yet."""
+        return self.receiver.intake.settlement.has_pressure
+
+    @property
+    def simulations(self) -> Roster | None:
+        """How the simulations fare. Rank 0."""
+        return self.roster
+
+    @property
+    def receive_s(self) -> float:
+        """How long this rank has spent receiving."""
+        return 0.0 if self._receiver is None else self._receiver.receive_s
+
+    @property
+    def warnings(self) -> list[str]:
+        """Problems that did not stop the study."""
+        error = None if self.recorder is None else self.recorder.error
+        if error is None and (self.recorder is None or not self.recorder.is_over):
+            return []
+        return [f"not all samples are recorded: {error or 'the recording had ended in an earlier incarnation'}"]
+
+    def parameters_of(self, simulation: int) -> NDArray[np.float64]:
+        """The parameters of a simulation that has begun, in the order of study.json."""
+        return self.receiver.parameters[simulation]
+
+    def before_draw(self) -> None:
+        """The receiver fills the buffer."""
+
+    def counts(self) -> tuple[dict[str, int], int]:
+        """How many simulations are in each state, and how many samples all ranks have. Rank 0."""
+        assert self.roster is not None
+        with self.receiver.turn:
+            return self.roster.counts(), self.roster.num_settled
+
+    @property
+    def awaited(self) -> str:
+        """The external input that the study is waiting for, "" if none. Rank 0."""
+        assert self.roster is not None
+        with self.receiver.turn:
+            return self.roster.awaited
+
+    def show(self, training: TrainingStatus) -> None:
+        """Keep how the training is doing, for an operator who asks. Rank 0."""
+        self.receiver.show(training)
+
+    def events(self) -> list[mailbox.Event]:
+        """The events since the last call. A launcher of ours that was killed is started again.
+
+        Raises:
+            RankLost: it ended by itself although nobody told it to.
+        """
+        if self.launcher is not None and (exit_code := self.launcher.exit_code) is not None:
+            if exit_code >= 0:
+                raise RankLost(
+                    f"the launcher ended with exit code {exit_code}; logs/launcher.log in the output folder says why"
+                )
+            log.warning("the launcher was killed; another one takes over what runs")
+            self.launcher.restart()
+        found: list[mailbox.Event] = []
+        with suppress(Empty):
+            while True:
+                found.append(self.receiver.events.get_nowait())
+        return found
+
+    def stop_simulations(self, stops: StopRequests) -> None:
+        """Tell the simulations that nothing more is wanted, and wait until they have ended.
+
+        The sockets of all ranks stay open until the last process has.
+        """
+        stop = SimulationStop(self.ranks, self.receiver, self.launcher)
+        stop.run(stops, timeout_s=self.config.simulation.timeout_s)
+        if self.receiver.error is not None:
+            raise ProducerFailed("the receiver failed after the last batch") from self.receiver.error
+
+    def _make_receiver(self, ipc_folder: Path) -> Receiver:
+        link_address = self.start.link or launcher_address(ipc_folder)
+        settings = ReceiverSettings(
+            ipc_folder=ipc_folder,
+            host=socket.gethostname(),
+            interface=self.config.network.interface or "*",
+            ports=self.config.network.ports,
+            link=link_address if self.ranks.rank == 0 else None,
+        )
+        return Receiver(
+            buffer=self.buffer,
+            intake=make_intake(
+                self.config, self.plan, self.identity, self.ranks, buffer=self.buffer, validation=self.validation_store
+            ),
+            access=make_access(self.identity),
+            settings=settings,
+        )
+
+    def _restore(self, receiver: Receiver, restored: RankRestore) -> None:
+        """Take back ledger, buffer and validation store of this rank from an earlier incarnation."""
+        receiver.load_state_dict(restored.state["reception"])
+        restored.into_buffer(self.buffer)
+        receiver.intake.restore_waiting(restored.waiting)
+        restored.into_store(self.validation_store, self.ranks.rank, self.ranks.size)
+
+    def _restore_ended(self, receiver: Receiver, restored: RankRestore) -> None:
+        """Agree on what had ended in an earlier incarnation. Collective.
+
+        The parts of a checkpoint were captured one after the other: what rank 0 believed then may be more than the
+        others had, or less. So finished is what the ledgers of all ranks have whole.
+        """
+        gathered = self.ranks.gather([sorted(it.items()) for it in restored.complete(self.ranks.rank)])
+        if self.roster is not None and self.roster_state is not None and gathered is not None:
+            finished = finished_simulations([dict(pairs) for of_rank in gathered for pairs in of_rank])
+            self.roster.load_state_dict(self.roster_state, finished)
+        ended = self.ranks.broadcast(None if self.roster is None else self.roster.ended())
+        receiver.intake.restore_ended(finished=ended["finished"], invalid=ended["invalid"])
+        if not ended["final"]:
+            self.buffer.reopen()
+
+    def _make_recorder(self, receiver: Receiver) -> Recorder:
+        position, gone = (0, {}) if self.restored is None else self.restored.recorded(self.ranks.rank, self.ranks.size)
+        return Recorder(
+            self.folder.record,
+            RecordFacts.of(self.config, self.design.names, self.ranks.size),
+            rank=self.ranks.rank,
+            incarnation=self.identity.incarnation,
+            position=position,
+            rows=self.buffer.slots,
+            parameters_of=receiver.parameters.__getitem__,
+            gone=gone,
+        )
+
+    def _meet(self) -> list[Endpoints]:
+        gathered = self.ranks.gather(self.receiver.bind().to_dict())
+        endpoints = [Endpoints.from_dict(plain) for plain in self.ranks.broadcast(gathered)]
+        if self.ranks.rank == 0:
+            self.roster = make_roster(self.config, self.design, self.identity, endpoints)
+            write_csv(self.folder.parameters, self.roster.parameters)
+        self.receiver.meet(endpoints, self.roster)
+        return endpoints
+
+    def _announce(self, roster: Roster, endpoints: Endpoints) -> None:
+        """Tell where the study is: those who attach by the connection file, the launcher by the plan."""
+        connection = make_connection(self.identity, endpoints)
+        connection.write(self.folder.connection)
+        make_operator_file(self.identity, endpoints).write(self.folder.operator)
+        plan = launcher_link.Plan(
+            study=self.identity.study,
+            incarnation=self.identity.incarnation,
+            output_dir=str(self.folder.path),
+            connection=asdict(connection),
+            simulations=tuple(roster.plan),
+        )
+        self.receiver.post(mailbox.BeginStudy(plan=plan))
+
+    def _make_launcher(self, ipc_folder: Path) -> LauncherProcess:
+        return LauncherProcess(
+            self.folder.study,
+            launcher_address(ipc_folder),
+            log=self.folder.path / "logs" / "launcher.log",
+            simulations=self.folder.simulations,
+        )
+
+
+def launcher_address(ipc_folder: Path) -> str:
+    """The address on which the launcher listens for rank 0."""
+    return f"ipc://{ipc_folder}/launcher"

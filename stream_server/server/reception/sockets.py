@@ -1,0 +1,323 @@
+"""The server's only door to ZeroMQ: the sockets of one rank's receiver, as frames in and frames out."""
+
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import zmq
+
+from stream_server.errors import ConfigError
+from stream_server.messages.client import MAX_PART_BYTES
+from stream_server.server.run.curve import CurveAccess
+
+LINGER_MS = 1000
+MAX_WORDS = 64
+MAX_WORD_BYTES = 1024 * 1024
+MAX_NOTICE_BYTES = 256 * 1024 * 1024
+# ZeroMQ compares what is on the wire, where CURVE adds 33 bytes to a frame.
+MAX_FRAME_BYTES = MAX_PART_BYTES + 64
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+RANK = b"rank-"
+
+Socket = zmq.Socket[bytes]
+Frame = bytes | memoryview | npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoints:
+    """The addresses of one server rank, the `ipc://` one first, which means something on `host` only.
+
+    `data` is for clients; `control`, also for clients, `operator`, for those who hold the key in operator.json, and
+    `peers`, for the other ranks, are rank 0's alone.
+    """
+
+    host: str
+    data: tuple[str, ...]
+    control: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+    operator: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, to be gathered over the ranks."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Endpoints":
+        """Made from `to_dict`, also after JSON."""
+        return cls(
+            host=plain["host"],
+            data=tuple(plain["data"]),
+            control=tuple(plain["control"]),
+            peers=tuple(plain["peers"]),
+            operator=tuple(plain["operator"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceiverSettings:
+    """Settings of a receiver, beside its collaborators.
+
+    `ipc_folder` is private to this node (0700) and its path short: one of a socket has at most 107 bytes. `host` is
+    the name that other nodes know this one by; `interface` the address or the name of the network interface to
+    listen on, "*" for all; `ports` the range to choose from, None for any. `link` is the launcher's address (rank 0).
+    """
+
+    ipc_folder: Path
+    host: str
+    interface: str = "*"
+    ports: tuple[int, int] | None = None
+    link: str | None = None
+
+
+class SocketPayload:
+    """The rest of the message that is being read; see `filling.Payload`. Begins anew with each header."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._get = socket.getsockopt
+        self._recv = socket.recv
+        self._recv_into = socket.recv_into
+        self._more: bool | None = False
+
+    def header(self) -> zmq.Frame:
+        frame = self._recv(copy=False)
+        self._more = frame.more
+        return frame
+
+    def more(self) -> bool:
+        # A frame knows it for nothing; after a receive into memory only the socket does, at 1 µs a question.
+        if self._more is None:
+            self._more = bool(self._get(zmq.RCVMORE))
+        return self._more
+
+    def into(self, buffer: npt.NDArray[Any], /) -> int:
+        self._more = None
+        return self._recv_into(buffer.data)
+
+    def frame(self) -> memoryview:
+        frame = self._recv(copy=False)
+        self._more = frame.more
+        return frame.buffer
+
+    def drain(self) -> None:
+        while self.more():
+            self.frame()
+
+
+class Sockets:
+    """The sockets of one rank. Opened and closed in the main thread, used in the receiver thread in between.
+
+    `max_unread` bounds how many messages of one client ZeroMQ keeps for us. `payload` is the rest of the message that
+    `data` has just given.
+    """
+
+    def __init__(self, *, rank: int, max_unread: int, access: CurveAccess, settings: ReceiverSettings) -> None:
+        self.rank = rank
+        self.max_unread = max_unread
+        self.access = access
+        self.settings = settings
+        self._opened: list[Socket] = []
+        self._is_awake = False
+        self._ready: dict[Any, int] = {}
+
+    def open(self) -> Endpoints:
+        """Bind everything; returns where this rank can be reached."""
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_reader, zmq.POLLIN)
+        try:
+            return self._bind_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def meet(self, zero: Endpoints) -> None:
+        """Connect to rank 0, or, as rank 0, to the launcher."""
+        if self.rank > 0:
+            self._peers.connect(self._way_to(zero))
+        elif self.settings.link is not None:
+            self._link.connect(self.settings.link)
+
+    def close(self) -> None:
+        """Close everything, once; what is on its way out may take a second more."""
+        if self._context.closed:
+            return
+        self._is_awake = True
+        for socket in self._opened:
+            socket.close(linger=LINGER_MS)
+        self._opened.clear()
+        self._context.term()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def wake(self) -> None:
+        """Make `wait` return. Any thread; nothing happens after `close`."""
+        if not self._is_awake:
+            self._is_awake = True
+            os.write(self._wake_writer, b".")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until something has come or `wake` is called; whether anything has."""
+        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        if self._wake_reader in ready:
+            # In this order: a `wake` in between finds us awake. The other way round its byte would be read here while
+            # the flag stays up, and no later `wake` would ever write again.
+            os.read(self._wake_reader, 4096)
+            self._is_awake = False
+        self._ready = ready
+        return bool(ready)
+
+    @property
+    def has_words(self) -> bool:
+        """Something has come on another socket than that for data."""
+        return not self._ready.keys() <= self._usual
+
+    def answer_newcomers(self) -> None:
+        """Answer libzmq's questions about who may connect."""
+        if self._zap in self._ready:
+            while self._zap.poll(0):
+                self._zap.send_multipart(self.access.answer(self._zap.recv_multipart()))
+
+    def data(self, known: Container[bytes], limit: int) -> Iterator[tuple[bytes, bytes, str | None]]:
+        """At most `limit` messages of clients: peer, header, and of peers that are not `known` the key, if any."""
+        if self._data not in self._ready:
+            return
+        receive, payload = self._data.recv, self.payload
+        for _ in range(limit):
+            try:
+                peer = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            header = payload.header()
+            yield peer, header.bytes, None if peer in known else _user(header)
+            payload.drain()
+
+    def control(self) -> Iterator[tuple[bytes, bytes, str | None]]:
+        """The messages of clients to rank 0: peer, message, and the key, if any."""
+        for frames in self._words(self._control):
+            yield frames[0].bytes, frames[1].bytes, _user(frames[1])
+
+    def letters(self) -> Iterator[tuple[int, bytes]]:
+        """The frames from other ranks: rank and frame."""
+        for frames in self._words(self._peers):
+            sender = frames[0].bytes
+            if self.rank > 0:
+                yield 0, sender
+            elif sender.startswith(RANK) and self._is_ours(frames[-1]):
+                number = sender.removeprefix(RANK)
+                if number.isdigit():
+                    yield int(number), frames[-1].bytes
+
+    def link(self) -> Iterator[bytes]:
+        """The messages of the launcher."""
+        for frames in self._words(self._link):
+            yield frames[0].bytes
+
+    def send_data(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        """To a client; dropped if it is gone or does not read."""
+        self._data.send_multipart((peer, *frames), zmq.NOBLOCK)  # type: ignore[arg-type]
+
+    def send_control(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        """To a client on the control socket; dropped if it is gone or does not read."""
+        self._control.send_multipart((peer, *frames), zmq.NOBLOCK)  # type: ignore[arg-type]
+
+    def send_letter(self, rank: int, frame: bytes) -> None:
+        """To another rank; dropped if it has not appeared yet."""
+        self._peers.send_multipart([frame] if self.rank > 0 else [RANK + str(rank).encode(), frame])
+
+    def send_link(self, frame: bytes) -> None:
+        """To the launcher."""
+        if self.settings.link is not None:
+            self._link.send(frame)
+
+    def _bind_all(self) -> Endpoints:
+        self._zap = self._socket(zmq.REP)
+        self._zap.bind(ZAP_ADDRESS)
+        self._data = self._socket(zmq.ROUTER, unread=self.max_unread, unsent=MAX_WORDS, num_bytes=MAX_FRAME_BYTES)
+        self.payload = SocketPayload(self._data)
+        self._usual = {self._wake_reader, self._data}
+        endpoints = {"data": self._bind(self._data, f"d{self.rank}")}
+        operator: tuple[str, ...] = ()
+        if self.rank == 0:
+            self._control = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
+            # A client keeps its name when it connects anew: its new connection takes over from the lost one.
+            self._control.router_handover = True
+            endpoints["control"] = self._bind(self._control, "c")
+            operator = self._bind_operator(endpoints["control"])
+            # Ranks say little to rank 0, and say it again. Whoever has a key may come here, too.
+            self._peers = self._socket(zmq.ROUTER, unread=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
+            endpoints["peers"] = self._bind(self._peers, "p")
+            self._link = self._socket(zmq.DEALER)
+        else:
+            self._peers = self._socket(zmq.DEALER, num_bytes=MAX_NOTICE_BYTES)
+            self._peers.routing_id = RANK + str(self.rank).encode()
+        return Endpoints(host=self.settings.host, operator=operator, **endpoints)
+
+    def _socket(self, kind: int, *, unread: int = 0, unsent: int = 0, num_bytes: int = -1) -> Socket:
+        socket = self._context.socket(kind)
+        self._opened.append(socket)
+        socket.rcvhwm, socket.sndhwm, socket.maxmsgsize = unread, unsent, num_bytes
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
+
+    def _bind_operator(self, addresses: tuple[str, str]) -> tuple[str, ...]:
+        """Bind the control socket once more, to where nobody comes in without a key, also in the private folder."""
+        self.access.secure_server_socket(self._control)
+        path = f"ipc://{self.settings.ipc_folder / 'o'}"
+        self._control.bind(path)
+        return (path, addresses[1]) if self.access.encrypts_tcp else (path,)
+
+    def _bind(self, socket: Socket, name: str) -> tuple[str, str]:
+        path = f"ipc://{self.settings.ipc_folder / name}"
+        # A bind keeps the options of its moment: ipc, in its private folder, stays free of keys.
+        socket.bind(path)
+        if self.access.encrypts_tcp:
+            self.access.secure_server_socket(socket)
+        return path, self._bind_tcp(socket)
+
+    def _bind_tcp(self, socket: Socket) -> str:
+        interface, ports = self.settings.interface, self.settings.ports
+        for port in ["*"] if ports is None else range(ports[0], ports[1] + 1):
+            try:
+                socket.bind(f"tcp://{interface}:{port}")
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EADDRINUSE:
+                    continue
+                raise ConfigError(f"network.interface {interface}: cannot listen there, {error}") from error
+            bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            return bound if interface != "*" else f"tcp://{self.settings.host}:{bound.rpartition(':')[2]}"
+        raise ConfigError(f"network.ports {ports}: none of them is free; a server rank takes 1, the first one 3")
+
+    def _way_to(self, zero: Endpoints) -> str:
+        ipc, tcp = zero.peers
+        if zero.host == self.settings.host and os.path.exists(ipc.removeprefix("ipc://")):
+            return ipc
+        if self.access.encrypts_tcp:
+            self.access.secure_peer_socket(self._peers)
+        return tcp
+
+    def _words(self, socket: Socket) -> Iterator[list[zmq.Frame]]:
+        if socket not in self._ready:
+            return
+        for _ in range(MAX_WORDS):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            yield frames
+
+    def _is_ours(self, frame: zmq.Frame) -> bool:
+        return _user(frame) in (None, self.access.server.public)
+
+
+def _user(frame: zmq.Frame) -> str | None:
+    """The key of the client that sent a frame; None where no keys are used."""
+    try:
+        return str(frame.get("User-Id")) or None
+    except zmq.ZMQError:
+        return None

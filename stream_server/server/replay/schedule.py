@@ -1,0 +1,143 @@
+"""The order of a replay: which rank is given which recorded sample, and when. Pure."""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.messages import routing
+from stream_server.messages.client import Routing, TimeSteps
+from stream_server.server.replay.record_format import SAMPLES, Entries, EntryKind
+
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplaySchedule:
+    """Deals the files of `num_recorded` ranks to the `num_ranks` ranks of a replay.
+
+    With as many ranks as files, each rank is given one file. Otherwise each rank goes through all files at once, in
+    turn an entry of each, and takes what belongs to it by the study's routing.
+    """
+
+    num_recorded: int
+    num_ranks: int
+    routing: Routing
+    time_steps: TimeSteps
+
+    @property
+    def is_same(self) -> bool:
+        """Every rank of the replay has a file of its own."""
+        return self.num_ranks == self.num_recorded
+
+    def files(self, rank: int) -> range:
+        """The files that a rank goes through."""
+        return range(rank, rank + 1) if self.is_same else range(self.num_recorded)
+
+    def owner(self, file: int, simulation: int, index: int) -> int:
+        """The rank that is given step `index` of a simulation, recorded in `file`."""
+        return file if self.is_same else routing.server_rank(self.routing, simulation, index, self.num_ranks)
+
+    def index(self, time_step: int) -> int:
+        """The index of a time step, which counts from 0 whatever the steps are called."""
+        return (time_step - self.time_steps.first) // self.time_steps.every
+
+    def places(self, rank: int, lengths: Sequence[int], position: int = 0) -> Iterator[Place]:
+        """The entries that a rank goes through, as pairs of file and number.
+
+        `lengths` are those of all files, `position` the number of entries to skip, whoever they belong to.
+        """
+        files = self.files(rank)
+        for place, number in in_turn([lengths[file] for file in files], position):
+            yield files[place], number
+
+
+class RecordCounts:
+    """The samples and simulations in some files of a record.
+
+    Attributes:
+        samples: for each rank of the replay, how many samples of which simulation it is given.
+        parameters: those of the simulations.
+        finished, withdrawn: simulations of which all steps came, and those that are not to be trained on.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.samples: list[Counter[int]] = [Counter() for _ in range(num_ranks)]
+        self.parameters: dict[int, npt.NDArray[np.float64]] = {}
+        self.finished: set[int] = set()
+        self.withdrawn: set[int] = set()
+
+    @property
+    def simulations(self) -> list[int]:
+        """The simulations of which there is a sample."""
+        return sorted({simulation for of_rank in self.samples for simulation in of_rank})
+
+    def num_samples(self, simulation: int) -> int:
+        """The number of samples of a simulation on all ranks."""
+        return sum(of_rank[simulation] for of_rank in self.samples)
+
+    def add(self, file: int, heads: Entries, schedule: ReplaySchedule) -> None:
+        """Count entries of a file by their heads. `parameters` are not in a head: whoever reads them sets them."""
+        samples = heads[np.isin(heads["kind"], SAMPLES)]
+        steps, num = schedule.time_steps, schedule.num_ranks
+        # Which rank has a step depends on its index only by the remainder of a division by the number of ranks.
+        remainders = (samples["time_step"] - steps.first) // steps.every % num
+        pairs, counts = np.unique(samples["simulation"] * num + remainders, return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            simulation, remainder = divmod(pair, num)
+            self.samples[schedule.owner(file, simulation, remainder)][simulation] += count
+        self.finished |= _simulations(heads, EntryKind.FINISHED)
+        self.withdrawn |= _simulations(heads, EntryKind.WITHDRAWN)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the other ranks."""
+        return {
+            "samples": [dict(of_rank) for of_rank in self.samples],
+            "parameters": {simulation: values.tolist() for simulation, values in self.parameters.items()},
+            "finished": sorted(self.finished),
+            "withdrawn": sorted(self.withdrawn),
+        }
+
+    @classmethod
+    def sum(cls, counts: Sequence[Mapping[str, Any]], num_ranks: int) -> Self:
+        """The counts of all files, from those of each rank as `to_json` gave them."""
+        total = cls(num_ranks)
+        for plain in counts:
+            for mine, samples in zip(total.samples, plain["samples"], strict=True):
+                mine.update({int(simulation): num for simulation, num in samples.items()})
+            for simulation, values in plain["parameters"].items():
+                total.parameters[int(simulation)] = np.array(values, np.float64)
+            total.finished.update(plain["finished"])
+            total.withdrawn.update(plain["withdrawn"])
+        return total
+
+
+def in_turn(lengths: Sequence[int], position: int) -> Iterator[Place]:
+    """Go through files of these lengths, in turn an entry of each: pairs of file and number, from `position` on."""
+    first = _rounds_before(lengths, position)
+    skipped = position - _num_before(lengths, first)
+    for number in range(first, max(lengths, default=0)):
+        for file, length in enumerate(lengths):
+            if number < length:
+                if skipped:
+                    skipped -= 1
+                else:
+                    yield file, number
+
+
+def _num_before(lengths: Sequence[int], number: int) -> int:
+    return sum(min(length, number) for length in lengths)
+
+
+def _rounds_before(lengths: Sequence[int], position: int) -> int:
+    """The number of whole rounds before `position`."""
+    rounds = range(max(lengths, default=0) + 1)
+    return bisect_right(rounds, position, key=lambda number: _num_before(lengths, number)) - 1
+
+
+def _simulations(heads: Entries, kind: EntryKind) -> set[int]:
+    return set(heads["simulation"][heads["kind"] == kind].tolist())

@@ -1,0 +1,192 @@
+"""The share of one rank in a replay: the samples that it is given of a record, counted before the first is read."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError, DamagedRecord
+from stream_server.server.intake.account import RankAccount, Received
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.replay.record_format import SAMPLES, EntryHead, EntryKind
+from stream_server.server.replay.recording import RankRecord, RecordEntry, Recording
+from stream_server.server.replay.schedule import Place, RecordCounts, ReplaySchedule
+from stream_server.server.run import build
+
+T = TypeVar("T")
+
+
+class Playback:
+    """Iterates over the samples of this rank, in an order that depends only on the record and the `schedule`.
+
+    Between them come the entries of simulations that have finished. Samples of simulations that are not `wanted`
+    are skipped. Nothing is read ahead: what comes next is a function of `position` alone.
+    """
+
+    def __init__(
+        self, files: Sequence[RankRecord], schedule: ReplaySchedule, rank: int, *, wanted: Callable[[int], bool]
+    ) -> None:
+        self._files = files
+        self._schedule = schedule
+        self._rank = rank
+        self._wanted = wanted
+        self.position = 0
+        self._places: Iterator[Place] = iter(())
+        self.seek(0)
+
+    def seek(self, position: int) -> None:
+        """Continue at an earlier `position`: the number of entries before it, whoever they belong to."""
+        self.position = position
+        self._places = self._schedule.places(self._rank, [len(file) for file in self._files], position)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> RecordEntry:
+        for file, number in self._places:
+            self.position += 1
+            if self._concerns_me(file, self._files[file].head(number)):
+                entry = self._files[file].read(number)
+                if entry.kind in SAMPLES or entry.kind is EntryKind.FINISHED:
+                    return entry
+        raise StopIteration
+
+    def _concerns_me(self, file: int, head: EntryHead) -> bool:
+        if head.kind not in SAMPLES:
+            return True
+        index = self._schedule.index(head.time_step)
+        return self._wanted(head.simulation) and self._schedule.owner(file, head.simulation, index) == self._rank
+
+
+class ReplayShare:
+    """An open record that fits a study, and this rank's share of it. `counts` are of the whole record."""
+
+    def __init__(
+        self, config: StudyConfig, rank: int, recording: Recording, schedule: ReplaySchedule, counts: RecordCounts
+    ) -> None:
+        self.counts = counts
+        self._config = config
+        self._rank = rank
+        self._recording = recording
+        self._schedule = schedule
+
+    @classmethod
+    def open(
+        cls, config: StudyConfig, ranks: Ranks, folder: Path, parameters: tuple[str, ...], stack: ExitStack
+    ) -> Self:
+        """Open a record, until `stack` ends; each rank counts some of the files. Collective.
+
+        Raises:
+            ConfigError: the record does not fit the study, or is damaged; the same on all ranks.
+        """
+
+        def look() -> Recording:
+            recording = stack.enter_context(Recording(folder))
+            recording.check(config, parameters)
+            return recording
+
+        recording = on_all_ranks(ranks, look)
+        schedule = ReplaySchedule(
+            num_recorded=len(recording.ranks),
+            num_ranks=ranks.size,
+            routing=build.routing(config),
+            time_steps=build.time_steps(config),
+        )
+        return cls(config, ranks.rank, recording, schedule, _count(ranks, recording, schedule))
+
+    @property
+    def dtypes(self) -> dict[str, npt.DTypeLike]:
+        """The types in which the fields are kept."""
+        return self._recording.dtypes(self._config)
+
+    @property
+    def account(self) -> RankAccount:
+        """All that was recorded counts as accepted by the rank that is given it."""
+        mine = self.counts.samples[self._rank]
+        withdrawn = self.counts.withdrawn
+        return RankAccount(
+            intake={simulation: Received(accepted=num) for simulation, num in mine.items()},
+            withdrawn=sum(num for i, num in mine.items() if i in withdrawn and not self._is_held_out(i)),
+        )
+
+    @property
+    def samples_of_ranks(self) -> list[int]:
+        """The number of samples that each rank is given to train on."""
+        return [sum(num for i, num in mine.items() if self._is_trained(i)) for mine in self.counts.samples]
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples that this rank is given to train on."""
+        return self.samples_of_ranks[self._rank]
+
+    def samples(self) -> Playback:
+        """The samples to train on."""
+        return self._playback(self._is_trained)
+
+    def read_held_out(self, store: ValidationStore) -> None:
+        """Put this rank's held-out samples into a store."""
+        counts = self.counts
+        held_out = [i for i in counts.simulations if self._is_held_out(i) and i not in counts.withdrawn]
+        if not held_out:
+            return
+        dtypes = self.dtypes
+        shapes = {name: spec.shape for name, spec in self._config.study.fields.items()}
+        for entry in self._playback(lambda simulation: simulation in held_out):
+            if entry.kind in SAMPLES:
+                fields = {name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()}
+                for name, value in entry.fields.items():
+                    fields[name][...] = value
+                present = {name: name in entry.fields for name in shapes}
+                store.add(entry.simulation, entry.time_step, fields, present)
+        for simulation in held_out:
+            if simulation in counts.finished:
+                store.complete(simulation)
+
+    def _playback(self, wanted: Callable[[int], bool]) -> Playback:
+        return Playback(self._recording.ranks, self._schedule, self._rank, wanted=wanted)
+
+    def _is_held_out(self, simulation: int) -> bool:
+        return simulation < self._config.validation.simulations
+
+    def _is_trained(self, simulation: int) -> bool:
+        return not self._is_held_out(simulation) and simulation not in self.counts.withdrawn
+
+
+def on_all_ranks(ranks: Ranks, act: Callable[[], T]) -> T:
+    """Do what may fail on one rank; then all ranks raise the same error. Collective.
+
+    Raises:
+        ConfigError: `act` raised it, or an OSError, on some rank.
+    """
+    problem, done = "", []
+    try:
+        done.append(act())
+    except (ConfigError, OSError) as error:
+        problem = str(error)
+    problems = ranks.broadcast(ranks.gather(problem))
+    if any(problems):
+        raise ConfigError(next(filter(None, problems)))
+    return done[0]
+
+
+def _count(ranks: Ranks, recording: Recording, schedule: ReplaySchedule) -> RecordCounts:
+    mine = RecordCounts(ranks.size)
+
+    def count() -> None:
+        for record in recording.ranks[ranks.rank :: ranks.size]:
+            for heads in record.heads():
+                mine.add(record.rank, heads, schedule)
+                for head in heads[heads["kind"] == EntryKind.PARAMETERS]:
+                    mine.parameters[int(head["simulation"])] = record.read(int(head["number"])).parameters
+
+    on_all_ranks(ranks, count)
+    total = RecordCounts.sum(ranks.broadcast(ranks.gather(mine.to_json())), ranks.size)
+    unknown = [simulation for simulation in total.simulations if simulation not in total.parameters]
+    if unknown:
+        raise DamagedRecord(f"{recording.folder}: the parameters of simulation {unknown[0]} were expected in it")
+    return total

@@ -1,0 +1,285 @@
+"""The source of samples of a replay: a record, in the place of simulations and a receiver."""
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.buffers import Buffer
+from stream_server.config import StudyConfig
+from stream_server.messages.operator import TrainingStatus
+from stream_server.server.intake import mailbox
+from stream_server.server.intake.account import RankAccount, SimulationEnd
+from stream_server.server.intake.source import REPLAY, ReceptionSnapshot
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.replay.record_format import EntryKind
+from stream_server.server.replay.recording import RecordEntry
+from stream_server.server.replay.schedule import RecordCounts
+from stream_server.server.replay.share import Playback, ReplayShare, on_all_ranks
+from stream_server.server.simulations.simulation_state import SimulationPhase
+
+
+class Restored(Protocol):
+    """The part of this rank in a checkpoint."""
+
+    @property
+    def state(self) -> Mapping[str, Any]: ...
+
+    def into_buffer(self, buffer: Buffer) -> None: ...
+
+
+class RecordedSimulations:
+    """The simulations of a record, for the display and the report, as a roster has those of a live study. Rank 0 only.
+
+    All have ended, and as many steps as were recorded are all that a simulation has.
+    """
+
+    awaited = ""
+
+    def __init__(self, counts: RecordCounts, names: tuple[str, ...], *, num_held_out: int) -> None:
+        self.failures: list[dict[str, object]] = []
+        self.failing: list[dict[str, object]] = []
+        self.num_survived = 0
+        self.parameters = {
+            simulation: dict(zip(names, counts.parameters[simulation].tolist(), strict=True))
+            for simulation in counts.simulations
+        }
+        self.ends = {
+            simulation: SimulationEnd(
+                state=(SimulationPhase.INVALID if simulation in counts.withdrawn else SimulationPhase.FINISHED).value,
+                num_steps=counts.num_samples(simulation),
+                held_out=simulation < num_held_out,
+            )
+            for simulation in counts.simulations
+        }
+
+    def counts(self) -> tuple[dict[str, int], int]:
+        """The number of simulations in each state, and of samples on all ranks."""
+        states = dict.fromkeys((state.value for state in SimulationPhase), 0)
+        num_samples = 0
+        for end in self.ends.values():
+            states[end.state] += 1
+            num_samples += end.num_steps or 0
+        return states, num_samples
+
+
+class ReplaySource:
+    """Feeds a record to `buffer` and `validation_store` while the `with` block lasts. Main thread, no other.
+
+    `fill` comes before each draw. What is put and when depends on the record, the study and the draws so far, never on
+    time: so a replay that was saved between two draws goes on with the same batches. As much is fed as the buffer
+    admits; only when `training.draws_per_sample` bounds the reuse, the next samples wait until those that are there
+    have been drawn often enough, as they do in a stream that is slower than the training.
+
+    Entering is collective: the ranks count the samples together. The other members are those of
+    `server.intake.source.Source`; `simulations` are rank 0's.
+    """
+
+    awaited = ""
+    # All that is in the record comes.
+    num_missing = 0
+    # Nobody keeps samples back until they are in a checkpoint.
+    has_pressure = False
+
+    def __init__(
+        self,
+        config: StudyConfig,
+        ranks: Ranks,
+        folder: Path,
+        *,
+        parameters: tuple[str, ...],
+        buffer: Buffer,
+        restored: Restored | None = None,
+    ) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.folder = folder
+        self.buffer = buffer
+        self.validation_store = ValidationStore(config.validation.simulations)
+        self.simulations: RecordedSimulations | None = None
+        self.receive_s = 0.0
+        self.num_received = 0
+        self.warnings: list[str] = []
+        self._events: list[mailbox.Event] = []
+        self._names = parameters
+        self._restored = restored
+        self._share: ReplayShare | None = None
+        self._playback: Playback | None = None
+        self._finished: set[int] = set()
+        self._closed = False
+        self._stack = ExitStack()
+        self._has_room = Event()
+        self._waits_for_reuse = config.training.draws_per_sample is not None
+
+    def count(self, stack: ExitStack) -> list[int]:
+        """Open the record, until `stack` ends, and count how many of its samples each rank is given to train on.
+
+        Raises:
+            ConfigError: as on entering.
+        """
+        self._share = ReplayShare.open(self.config, self.ranks, self.folder, self._names, stack)
+        return self._share.samples_of_ranks
+
+    def __enter__(self) -> Self:
+        """Open the record, if `count` did not, and keep what is held out.
+
+        Raises:
+            ConfigError: the record does not fit the study, or is damaged; the same on all ranks.
+        """
+        with ExitStack() as stack:
+            if self._share is None:
+                self.count(stack)
+            share = self._share
+            assert share is not None
+            self._playback = share.samples()
+            if self.ranks.rank == 0:
+                num_held_out = self.config.validation.simulations
+                self.simulations = RecordedSimulations(share.counts, self._names, num_held_out=num_held_out)
+            if not self.buffer.slots.arrays:
+                self.buffer.slots.allocate(share.dtypes)
+            on_all_ranks(self.ranks, lambda: share.read_held_out(self.validation_store))
+            if self._restored is not None:
+                self._restored.into_buffer(self.buffer)
+                self.load_state_dict(self._restored.state["reception"])
+            self.buffer.on_room = self._has_room.set
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.buffer.on_room = None
+        self._stack.close()
+
+    @property
+    def account(self) -> RankAccount | None:
+        """The account of what this rank has been or will be given; None before the record was opened."""
+        return None if self._share is None else self._share.account
+
+    @property
+    def num_left(self) -> int:
+        """The number of samples to train on that have not been put into the buffer yet."""
+        return 0 if self._share is None else self._share.num_samples - self.num_received
+
+    def parameters_of(self, simulation: int) -> npt.NDArray[np.float64]:
+        """The parameters of a simulation, in the order of study.json."""
+        assert self._share is not None
+        return self._share.counts.parameters[simulation]
+
+    def before_draw(self) -> None:
+        """Put into the buffer what belongs there before the next draw, and close it after the last sample.
+
+        Raises:
+            DamagedRecord: what was read is not what was recorded.
+        """
+        started = time.perf_counter()
+        while not self._closed and self._wants_more():
+            self._feed()
+        self.receive_s += time.perf_counter() - started
+
+    def counts(self) -> tuple[dict[str, int], int]:
+        """The number of simulations in each state, and of samples on all ranks. Rank 0."""
+        assert self.simulations is not None
+        return self.simulations.counts()
+
+    def show(self, training: TrainingStatus) -> None:
+        """A replay has no sockets, and so no operator who could ask."""
+
+    def events(self) -> list[mailbox.Event]:
+        """Take the events since the last call."""
+        found, self._events = self._events, []
+        return found
+
+    def stop_simulations(self, stops: StopRequests) -> None:
+        """Do nothing: no simulation runs."""
+
+    def snapshot(self) -> ReceptionSnapshot:
+        """Freeze the buffer and save the position in the record; what is held out is read again after a restart."""
+        held_out = ValidationStore(0).rows()
+        state = self.state_dict()
+        return ReceptionSnapshot(buffer=self.buffer.freeze(), validation=held_out, state=state)
+
+    def committed(self, snapshot: ReceptionSnapshot, checkpoint: int, batches: int) -> None:
+        """Do nothing: nobody waits for a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the record, for a checkpoint that also has the buffer as it is now."""
+        assert self._playback is not None
+        return {
+            REPLAY: {
+                "position": self._playback.position,
+                "num_fed": self.num_received,
+                "told": sorted(self._finished),
+                "closed": self._closed,
+            },
+            "receive_s": self.receive_s,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue, on as many ranks, where `state_dict` was called; the buffer was restored too."""
+        replay = state[REPLAY]
+        assert self._playback is not None
+        self._playback.seek(int(replay["position"]))
+        self.num_received = int(replay["num_fed"])
+        self.receive_s = float(state["receive_s"])
+        self._finished = set(replay["told"])
+        self._closed = bool(replay["closed"])
+        if self._closed:
+            self.buffer.close()
+
+    def _wants_more(self) -> bool:
+        """Return whether a sample is to be put before the next draw."""
+        policy = self.buffer.policy
+        if self._waits_for_reuse and policy.ready(self.config.training.batch_size):
+            return False
+        return policy.room > 0
+
+    def _feed(self) -> None:
+        """Put the next sample, or close the buffer after the last one.
+
+        One by one, since how many are put at once decides which ones a reservoir evicts, and a checkpoint that is being
+        written may keep slots back for a time that nobody knows.
+        """
+        sample = self._next_sample()
+        if sample is None:
+            self._closed = True
+            self.buffer.close()
+            self._events.append(mailbox.ReceptionEnded())
+            return
+        [slot] = self.buffer.claim(1)
+        self._fill_slot(slot, sample)
+        self.buffer.enqueue([slot])
+        while True:
+            self._has_room.clear()
+            if self.buffer.admit():
+                break
+            self._has_room.wait()
+        self.num_received += 1
+
+    def _next_sample(self) -> RecordEntry | None:
+        assert self._playback is not None
+        for entry in self._playback:
+            if entry.kind is not EntryKind.FINISHED:
+                return entry
+            self._finish(entry.simulation)
+        return None
+
+    def _fill_slot(self, slot: int, entry: RecordEntry) -> None:
+        slots = self.buffer.slots
+        slots.simulation_ids[slot] = entry.simulation
+        slots.time_steps[slot] = entry.time_step
+        for name, array in slots.arrays.items():
+            if name in entry.fields:
+                array[slot] = entry.fields[name]
+            else:
+                slots.leave_out(name, [slot])
+
+    def _finish(self, simulation: int) -> None:
+        if simulation not in self._finished:
+            self._finished.add(simulation)
+            self._events.append(mailbox.SimulationFinished(simulation=simulation))

@@ -1,0 +1,87 @@
+"""The translation of study.json into the objects of a rank: buffer policy, slots, fields, time steps and routing."""
+
+import math
+from functools import partial
+
+import numpy as np
+
+from stream_server.buffers import Policy, Slots, policy_class
+from stream_server.config import StudyConfig
+from stream_server.config.sections import WATERMARK_PART
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.messages.client import FieldSpec, Routing, TimeSteps
+from stream_server.user_code import arguments_for, call_user
+
+BUFFER_STREAM = 2
+NOISE_STREAM = 3
+
+
+def make_policy(config: StudyConfig, rank: int) -> Policy:
+    """The buffer's policy, with a random stream of its own on every rank.
+
+    Raises:
+        ConfigError: `buffer.policy` names no policy, or one that does not take what study.json gives it.
+        UserCodeError: the user's policy raised.
+    """
+    settings, training = config.buffer, config.training
+    found = policy_class(settings.policy, config.study_dir)
+    offered = {
+        "capacity": settings.capacity,
+        "watermark": settings.watermark,
+        "pseudo_epochs": settings.pseudo_epochs,
+        "draws_per_sample": training.draws_per_sample,
+        "seed": (config.study.seed, BUFFER_STREAM, rank),
+    }
+    given = arguments_for(found, settings.args, offered, kind="buffer.args")
+    is_default = {
+        "buffer.watermark": settings.watermark in (1, max(1, settings.capacity // WATERMARK_PART)),
+        "buffer.pseudo_epochs": settings.pseudo_epochs == 1,
+        "training.draws_per_sample": training.draws_per_sample is None,
+    }
+    for key, unset in is_default.items():
+        name = key.rpartition(".")[2]
+        if not unset and name not in given:
+            raise ConfigError(
+                f"{key}: {offered[name]} would be ignored, for {found.__name__} takes no {name}: leave it out"
+            )
+    policy: Policy = call_user(settings.policy, partial(found, **given))
+    if training.draws_per_sample is not None and policy.draws_per_sample is None:
+        raise UserCodeError(f"{found.__name__}.draws_per_sample must not be None where study.json gives it")
+    return policy
+
+
+def make_slots(config: StudyConfig, num_slots: int) -> Slots:
+    """The rows in which samples wait."""
+    return Slots({name: spec.shape for name, spec in config.study.fields.items()}, num_slots)
+
+
+def field_specs(config: StudyConfig) -> tuple[FieldSpec, ...]:
+    """The fields of a sample, as clients are given them."""
+    return tuple(
+        FieldSpec(
+            name=name,
+            shape=spec.shape,
+            dtype=np.dtype(spec.dtype).newbyteorder("<").str if spec.dtype else "",
+            optional=spec.optional,
+        )
+        for name, spec in config.study.fields.items()
+    )
+
+
+def time_steps(config: StudyConfig) -> TimeSteps:
+    """The time steps of a simulation, as clients are given them."""
+    steps = config.study.time_steps
+    return TimeSteps(num=None) if steps is None else TimeSteps(num=steps.num, first=steps.first, every=steps.every)
+
+
+def routing(config: StudyConfig) -> Routing:
+    """The rule by which steps are sent to ranks."""
+    return Routing.STEPS if config.buffer.routing == "steps" else Routing.SIMULATIONS
+
+
+def num_redraws(config: StudyConfig) -> int:
+    """The number of simulations that can be redrawn before the study stops for too many failures."""
+    if config.simulation.on_failure != "redraw":
+        return 0
+    num_planned = config.study.simulations + config.validation.simulations
+    return math.floor(config.simulation.max_failed * num_planned) + 1

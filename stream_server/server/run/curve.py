@@ -1,0 +1,111 @@
+"""Access control over TCP: CURVE keys, an allow-list of them, and the answers to libzmq's ZAP requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+from stream_server.messages.client import ATTACHING, Hello, Invalidate, Open
+
+DOMAIN = "stream"
+HANDSHAKE_MS = 5000
+ZAP_VERSION = b"1.0"
+ZAP_FRAMES = 7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyPair:
+    """A CURVE key pair as z85 text."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def make(cls) -> "KeyPair":
+        public, secret = zmq.curve_keypair()
+        return cls(public=public.decode(), secret=secret.decode())
+
+
+class CurveAccess:
+    """The allow-list of one server rank. Receiver thread, once it runs.
+
+    All ranks of a server share the run's key pair, and know each other by it. A client's key speaks for one attempt
+    of one simulation; `attaching`, the key in the study's own connection file, for clients that were not launched.
+    That of the `operator` is for none of them: it asks about the study and stops it. Unless it `encrypts_tcp`, clients
+    come over TCP without keys, and an operator does not.
+    Sockets that `secure_server_socket` has configured authenticate each connection by ZAP (ZeroMQ's RFC 27), at
+    `inproc://zeromq.zap.01`, and refuse all connections while no handler answers there.
+    """
+
+    def __init__(
+        self,
+        server: KeyPair,
+        *,
+        attaching: str | None = None,
+        operator: str | None = None,
+        encrypts_tcp: bool = True,
+    ) -> None:
+        self.server = server
+        self.attaching = attaching
+        self.operator = operator
+        self.encrypts_tcp = encrypts_tcp
+        self._key_of: dict[int, tuple[int, str]] = {}
+        self._attempt_of: dict[str, tuple[int, int]] = {}
+
+    def allow(self, simulation: int, attempt: int, key: str | None) -> None:
+        """Make `key` the only one of this simulation, valid for this attempt; None leaves it to `attaching`."""
+        self.forget(simulation)
+        if key is not None:
+            self._key_of[simulation] = (attempt, key)
+            self._attempt_of[key] = (simulation, attempt)
+
+    def forget(self, simulation: int) -> None:
+        """No key speaks for this simulation any more."""
+        _, key = self._key_of.pop(simulation, (0, ""))
+        self._attempt_of.pop(key, None)
+
+    def may_speak(self, user: str, simulation: int, attempt: int) -> bool:
+        """Whether the holder of key `user` may speak for this attempt."""
+        if user == self.attaching:
+            return simulation not in self._key_of
+        return self._attempt_of.get(user) == (simulation, attempt)
+
+    def is_operator(self, user: str | None) -> bool:
+        """Whether the holder of key `user` may ask about the study and stop it."""
+        return user is not None and user == self.operator
+
+    def problem(self, user: str, message: Hello | Invalidate | Open) -> str:
+        """Why the holder of key `user` may not say this; "" if it may."""
+        if message.simulation is None or (isinstance(message, Hello) and message.attempt == ATTACHING):
+            may_speak = user == self.attaching
+        else:
+            may_speak = self.may_speak(user, message.simulation, message.attempt)
+        if may_speak:
+            return ""
+        return f"this key does not speak for simulation {message.simulation}, attempt {message.attempt}"
+
+    def secure_server_socket(self, socket: "zmq.Socket[bytes]") -> None:
+        """Make a socket authenticate its peers at the addresses that it is bound to from now on."""
+        socket.curve_server = True
+        socket.curve_secretkey = self.server.secret.encode()
+        socket.zap_domain = DOMAIN.encode()
+        socket.zap_enforce_domain = True
+        socket.handshake_ivl = HANDSHAKE_MS
+
+    def secure_peer_socket(self, socket: "zmq.Socket[bytes]") -> None:
+        """Let a socket connect to another rank of this server."""
+        socket.curve_serverkey = self.server.public.encode()
+        socket.curve_publickey = self.server.public.encode()
+        socket.curve_secretkey = self.server.secret.encode()
+
+    def answer(self, request: Sequence[bytes]) -> list[bytes]:
+        """The reply to a ZAP request of libzmq: 200 and the key as the user's id, or 400."""
+        if len(request) != ZAP_FRAMES or request[0] != ZAP_VERSION:
+            return [ZAP_VERSION, request[1] if len(request) > 1 else b"", b"500", b"malformed request", b"", b""]
+        _, number, domain, _, _, mechanism, credentials = request
+        key = z85.encode(credentials).decode() if len(credentials) == 32 else ""
+        known = key in self._attempt_of or key in (self.server.public, self.attaching, self.operator)
+        if mechanism == b"CURVE" and domain == DOMAIN.encode() and key and known:
+            return [ZAP_VERSION, number, b"200", b"OK", key.encode(), b""]
+        return [ZAP_VERSION, number, b"400", b"this key is not on the list", b"", b""]

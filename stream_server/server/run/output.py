@@ -1,0 +1,167 @@
+"""The output folder of a study: the names of its files, and the checks before a run begins or goes on in it."""
+
+import contextlib
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream_server.config import StudyConfig, check_continuation
+from stream_server.errors import ConfigError
+from stream_server.failpoints import failpoint
+from stream_server.machine.study_lock import LOCKS
+from stream_server.storage.disk import make_folder, remove_file, remove_leftovers, replace_file
+
+
+def shown(path: Path) -> str:
+    """The path as a word of a shell, from the current folder if it lies in there."""
+    # The current folder may have been removed.
+    with contextlib.suppress(OSError, ValueError):
+        path = path.relative_to(Path.cwd())
+    return shlex.quote(str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFolder:
+    """The files of a run, by name."""
+
+    path: Path
+
+    @property
+    def study(self) -> Path:
+        return self.path / "study.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def exit(self) -> Path:
+        """The failure of the first rank that failed."""
+        return self.path / "exit.json"
+
+    @property
+    def connection(self) -> Path:
+        return self.path / "connection.json"
+
+    @property
+    def operator(self) -> Path:
+        """The address and the key with which `stream-study` reaches rank 0; of use while the server runs."""
+        return self.path / "operator.json"
+
+    @property
+    def parameters(self) -> Path:
+        return self.path / "parameters.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoints, unless `checkpoint.dir` is somewhere else."""
+        return self.path / "checkpoints"
+
+    @property
+    def record(self) -> Path:
+        """The samples in the order of their arrival, for a replay."""
+        return self.path / "record"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+    @property
+    def model(self) -> Path:
+        """The trained model, once the training has ended."""
+        return self.path / "model"
+
+    @property
+    def simulations(self) -> Path:
+        """A folder for each simulation, and in it one for each attempt."""
+        return self.path / "simulations"
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """The results that are there: the name of each, and the command that shows it."""
+        path, tensorboard = shown(self.path), self.metrics / "tensorboard"
+        commands = [
+            ("model", self.model, f"stream-server --config {shown(self.study)} --evaluate {path}"),
+            ("pictures", self.metrics, f"stream-study plot {path}"),
+            ("curves", tensorboard, f"tensorboard --logdir {shown(tensorboard)}"),
+            ("logs", self.path / "logs", f"less {shown(self.path / 'logs')}/*.log"),
+            ("report", self.report, f"less {shown(self.report)}"),
+        ]
+        return [(name, command) for name, place, command in commands if place.exists()]
+
+    def is_finished(self, num_simulations: int) -> bool:
+        """The study in this folder came to its end with `num_simulations` or more: there is nothing left to do."""
+        try:
+            report, before = json.loads(self.report.read_text()), json.loads(self.study.read_text())
+            has_ended = (report["exit_code"], report["exit_reason"]) == (0, "finished")
+            return has_ended and bool(num_simulations <= before["study"]["simulations"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return False
+
+    def check(self, *, resume: bool) -> None:
+        """See that a run may begin or go on here; nothing is changed.
+
+        Raises:
+            ConfigError: what is in the folder is no run; or `resume` insists on a run, and there is none.
+        """
+        if self.study.exists():
+            return
+        if resume:
+            raise ConfigError(f"--resume was given, but there is no run in {self.path}; leave it out to start one")
+        if self._holds_anything and not self._is_ours:
+            raise ConfigError(
+                f"{self.path} is not empty, but holds no run of a study: write another study.output_dir or move it"
+            )
+
+    def set_aside(self) -> bool:
+        """Give the folder of an earlier run, if there is one, the name NAME.1 or the next that is free."""
+        if not self._holds_anything:
+            return False
+        self.path.rename(self._free_name())
+        return True
+
+    def prepare(self, config: StudyConfig, *, resume: bool) -> None:
+        """Make the folder, or see that `config` can continue the run in it, and put the resolved study into it.
+
+        The report of the last run is removed, since it is not known yet how this one ends.
+
+        Raises:
+            ConfigError: what is in the folder is no run, or one of another study; or `resume` insists on a run, and
+                there is none.
+        """
+        self.check(resume=resume)
+        if self.study.exists():
+            check_continuation(self._earlier_study(), config)
+        make_folder(self.path)
+        failpoint("server.before_study_file")
+        for file in (self.study, self.report, self.connection, self.operator):
+            remove_leftovers(file)
+        remove_file(self.report)
+        remove_file(self.exit)
+        replace_file(self.study, (json.dumps(config.resolved(), indent=2) + "\n").encode())
+
+    @property
+    def _holds_anything(self) -> bool:
+        return self.path.exists() and any(entry.name not in LOCKS for entry in self.path.iterdir())
+
+    @property
+    def _is_ours(self) -> bool:
+        """There is nothing but what is made before a run has begun, and what a killed start left."""
+        names = {entry.name for entry in self.path.iterdir()}
+        return all(name in ("journal.jsonl", "logs", *LOCKS) or name.startswith(self.study.name) for name in names)
+
+    def _earlier_study(self) -> Any:
+        try:
+            return json.loads(self.study.read_text())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{self.study}, from which a run would be continued, cannot be read: {error}. --fresh starts over"
+            ) from error
+
+    def _free_name(self) -> Path:
+        number = 1
+        while (candidate := self.path.with_name(f"{self.path.name}.{number}")).exists():
+            number += 1
+        return candidate

@@ -1,0 +1,167 @@
+"""The sizes of a study, derived from study.json: slots, credit and connections of a rank, and the memory of a node."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stream_server.config import StudyConfig
+from stream_server.machine.cgroups import CGROUPS, own_groups
+from stream_server.server.intake.credit import credit_per_simulation
+
+HELD_BATCHES = 2
+SPARE_SHARE = 10
+
+PROC = Path("/proc")
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlan:
+    """Sizes per server rank.
+
+    `credit` is how many steps one simulation may have unacknowledged at this rank. All of them have a
+    place beside a full buffer, so `num_slots` is capacity + credit × simulations at once + held batches + `spare`.
+    The spare slots are for what leaves the buffer while a checkpoint is written and is not on disk yet.
+    """
+
+    capacity: int
+    watermark: int
+    credit: int
+    max_clients: int
+    spare: int
+    num_slots: int
+    sample_bytes: int
+    connections: int
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self.num_slots * self.sample_bytes
+
+
+def make_plan(config: StudyConfig) -> RankPlan:
+    """Derive the sizes from the study; the credit is that of `credit_per_simulation`.
+
+    With fewer spare slots than all windows have together, samples that waited for the buffer and were withdrawn while
+    a checkpoint is written could keep others from finding a slot.
+    """
+    size = sum(spec.num_bytes for spec in config.study.fields.values())
+    max_clients = config.max_simulations_at_once
+    capacity = config.buffer.capacity
+    credit = credit_per_simulation(
+        window_bytes=config.client.window, sample_bytes=size, capacity=capacity, max_simulations=max_clients
+    )
+    under_way, held = credit * max_clients, HELD_BATCHES * config.training.batch_size
+    spare = max(-(-capacity // SPARE_SHARE), held, under_way)
+    return RankPlan(
+        capacity=capacity,
+        watermark=config.buffer.watermark,
+        credit=credit,
+        max_clients=max_clients,
+        spare=spare,
+        num_slots=capacity + under_way + held + 1 + spare,
+        sample_bytes=size,
+        connections=max_clients * config.simulation.ranks + 2,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryLimit:
+    """The most bytes that the processes of this node may use, together, and where that is written."""
+
+    num_bytes: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNeed:
+    """Bytes of one rank for its slots, the spare ones included, and for the validation store."""
+
+    buffer: int
+    validation: int
+
+    @classmethod
+    def of(cls, config: StudyConfig, plan: RankPlan, num_ranks: int) -> "MemoryNeed":
+        """The need of a rank when the buffer is full; validation simulations of unknown length are not counted."""
+        steps, num_held_out = config.study.time_steps, config.validation.simulations
+        num_rows = 0
+        if steps is not None and config.buffer.routing == "steps":
+            num_rows = -(-num_held_out * steps.num // num_ranks)
+        elif steps is not None:
+            num_rows = -(-num_held_out // num_ranks) * steps.num
+        return cls(buffer=plan.buffer_bytes, validation=num_rows * plan.sample_bytes)
+
+    @property
+    def rank(self) -> int:
+        return self.buffer + self.validation
+
+    def problem(self, limit: MemoryLimit, num_ranks: int) -> str:
+        """The error message if `num_ranks` ranks cannot have so much on one node; "" if they can."""
+        needed = self.rank * num_ranks
+        if needed <= limit.num_bytes:
+            return ""
+        together = "" if num_ranks == 1 else f", {_gib(needed)} for the {num_ranks} ranks of a node"
+        return (
+            f"buffer.capacity: the samples of a rank take {self}{together}, but this node has {_gib(limit.num_bytes)} "
+            f"({limit.source}). Write a smaller capacity, give study.fields a smaller dtype, or use more memory"
+        )
+
+    def __str__(self) -> str:
+        return f"{_gib(self.rank)} ({_gib(self.buffer)} for the buffer, {_gib(self.validation)} for validation)"
+
+
+def memory_problem(config: StudyConfig, num_ranks: int, num_local: int) -> str:
+    """The error message if `num_local` of the ranks cannot have their samples on this node; "" if they can."""
+    limit = limit_of_node()
+    return "" if limit is None else MemoryNeed.of(config, make_plan(config), num_ranks).problem(limit, num_local)
+
+
+def memory_warning(config: StudyConfig, num_ranks: int, num_local: int) -> str:
+    """A warning if others use so much of this node that the samples may not fit; "" if they do not."""
+    free = free_on_node()
+    needed = num_local * MemoryNeed.of(config, make_plan(config), num_ranks).rank
+    if free is None or needed <= free.num_bytes:
+        return ""
+    return (
+        f"the samples will take {_gib(needed)} of this node when the buffer is full, but {_gib(free.num_bytes)} are "
+        f"free now ({free.source})"
+    )
+
+
+def limit_of_node(proc: Path = PROC, cgroup: Path = CGROUPS) -> MemoryLimit | None:
+    """The smallest of the memory of this machine and the limits of the cgroups of this process; None if unknown."""
+    limits = [*_of_machine(proc, "MemTotal"), *_of_cgroups(proc, cgroup)]
+    return min(limits, key=lambda it: it.num_bytes, default=None)
+
+
+def free_on_node(proc: Path = PROC) -> MemoryLimit | None:
+    """The memory that could be used now without swapping; None if unknown."""
+    return next(_of_machine(proc, "MemAvailable"), None)
+
+
+def _of_machine(proc: Path, key: str) -> Iterator[MemoryLimit]:
+    file = proc / "meminfo"
+    for line in _text(file).splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if name == key and words and words[0].isdigit():
+            yield MemoryLimit(num_bytes=1024 * int(words[0]), source=f"{key} in {file}")
+
+
+def _of_cgroups(proc: Path, root: Path) -> Iterator[MemoryLimit]:
+    """The limits of the control groups of this process."""
+    for group in own_groups("memory", root, proc / "self" / "cgroup"):
+        for file in (group / "memory.max", group / "memory.limit_in_bytes"):
+            # "max", or in version 1 a number above all memory, means that there is none.
+            if (text := _text(file).strip()).isdigit():
+                yield MemoryLimit(num_bytes=int(text), source=str(file))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,192 @@
+"""report.json: how a study ended, as one object for people and for whatever started the study."""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from stream_server.errors import NotBalanced
+from stream_server.server.intake.account import Account, Learned, RankAccount, SimulationEnd, close_account
+from stream_server.server.progress.phases import mean_over_ranks
+from stream_server.server.run.cores import Cores
+from stream_server.storage.disk import make_folder, replace_file
+
+FORMAT = 1
+PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch", "lightning-fabric")
+TERMINAL = ("finished", "given_up", "invalid", "stopped")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """The reason for which the study ended.
+
+    `reason` is one of finished, early_stop, max_batches, max_s, saved and failed; `message` is for people.
+    """
+
+    exit_code: int
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankReport:
+    """The report of a rank to rank 0 at the end; `warnings` are what people should know although all went on."""
+
+    account: RankAccount
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for rank 0."""
+        return {
+            "account": self.account.to_json(),
+            "phases_s": dict(self.phases_s),
+            "memory_bytes": dict(self.memory_bytes),
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "RankReport":
+        return cls(**{**plain, "account": RankAccount.from_json(plain["account"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyReport:
+    """The facts that rank 0 itself knows at the end.
+
+    `batches` counts the steps of the whole study (a step in which several ranks had a batch is one), `updates`
+    those of the optimizer, `draws` every use of a sample. `training_s` is what throughput is measured against.
+    `awaited` is what had to come from outside for the study to go on.
+    """
+
+    study: str
+    started: str
+    wall_s: float
+    training_s: float
+    learned: Learned
+    batches: int = 0
+    batches_per_rank: Sequence[int] = ()
+    updates: int = 0
+    draws: int = 0
+    lonely_steps: int = 0
+    restarts: int = 0
+    num_survived: int = 0
+    simulations: Mapping[int, SimulationEnd] = field(default_factory=dict)
+    failures: Sequence[Mapping[str, Any]] = ()
+    validation: Sequence[Mapping[str, Any]] = ()
+    best_models: Sequence[Mapping[str, Any]] = ()
+    best: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    cores: Cores = field(default_factory=Cores)
+    awaited: str = ""
+
+
+def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankReport | None]) -> dict[str, Any]:
+    """The whole of report.json; `ranks[r]` is None when rank r was lost.
+
+    A study that would have ended well but whose account does not balance ends with the exit code of
+    `NotBalanced`, and the message says what does not add up.
+    """
+    known = [rank for rank in ranks if rank is not None]
+    complete = outcome.reason == "finished" and outcome.exit_code == 0
+    accounts = [None if rank is None else rank.account for rank in ranks]
+    account = close_account(accounts, study.simulations, study.learned, complete=complete)
+    outcome = _judge(outcome, account)
+    return {
+        "format": FORMAT,
+        "study": study.study,
+        "exit_code": outcome.exit_code,
+        "exit_reason": outcome.reason,
+        "message": outcome.message,
+        "balanced": account.balanced,
+        "unbalanced": list(account.problems),
+        "warnings": [
+            *study.cores.warnings,
+            *(f"rank {number}: {it}" for number, rank in enumerate(ranks) if rank is not None for it in rank.warnings),
+        ],
+        "started": study.started,
+        "wall_s": round(study.wall_s, 3),
+        "restarts": study.restarts,
+        "ranks": len(ranks),
+        "versions": dict(study.versions),
+        "cores": study.cores.to_report(),
+        "simulations": {**_count(study.simulations), "survived_restarts": study.num_survived},
+        "awaited": study.awaited,
+        "failures": [dict(failure) for failure in study.failures],
+        "samples": account.to_report(),
+        "lonely_steps": study.lonely_steps,
+        "draws": study.draws,
+        "batches": study.batches,
+        "batches_per_rank": list(study.batches_per_rank),
+        "updates": study.updates,
+        "validation": [dict(entry) for entry in study.validation],
+        "best_models": [dict(entry) for entry in study.best_models],
+        "best": dict(study.best),
+        "throughput": {
+            "samples_per_s": _per_second(study.draws, study.training_s),
+            "batches_per_s": _per_second(study.batches, study.training_s),
+        },
+        "phases_s": {name: round(s, 3) for name, s in mean_over_ranks([rank.phases_s for rank in known]).items()},
+        "memory_bytes": _sum([rank.memory_bytes for rank in known]),
+    }
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """Put the report in place so that whoever reads `path` finds all of it or the one before.
+
+    The file is on disk when this returns. Numbers that are not finite become `null`.
+    """
+    make_folder(path.parent)
+    text = json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
+    replace_file(path, text.encode())
+
+
+@cache
+def versions(mpi: str = "") -> Mapping[str, str]:
+    """Versions of Python and of the packages that matter, without importing them; `mpi` names the MPI."""
+    # Once, since it reads files of each package (2 ms in all), and rank 0 asks at every checkpoint.
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {**found, "mpi": mpi} if mpi else found
+
+
+def _judge(outcome: Outcome, account: Account) -> Outcome:
+    if account.balanced or outcome.exit_code != 0:
+        return outcome
+    message = "the account does not balance: " + "; ".join(account.problems)
+    return Outcome(exit_code=NotBalanced.exit_code, reason="failed", message=message)
+
+
+def _count(simulations: Mapping[int, SimulationEnd]) -> dict[str, int]:
+    counts = {"requested": len(simulations), **dict.fromkeys(TERMINAL, 0)}
+    for end in simulations.values():
+        counts[end.state if end.state in TERMINAL else "stopped"] += 1
+    return counts
+
+
+def _per_second(num: int, seconds: float) -> float:
+    return round(num / seconds, 3) if seconds > 0 else 0.0
+
+
+def _sum(per_rank: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    names = sorted({name for of_rank in per_rank for name in of_rank})
+    return {name: sum(of_rank.get(name, 0) for of_rank in per_rank) for name in names}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value

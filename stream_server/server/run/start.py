@@ -1,0 +1,24 @@
+"""The options with which a study was started."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# Ranks that find the same mistake give rank 0 so long to report it: Open MPI ends all as soon as one leaves.
+RANK_0_REPORTS_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The options of the command line beside the study itself.
+
+    `fresh` starts over, `resume` insists on an earlier run. `replay` is a record to train from instead of simulations.
+    After `time_limit_s` the job ends whatever we do. `link` and `alive` are the addresses of a launcher that has
+    started us: rank 0 starts one of its own otherwise.
+    """
+
+    fresh: bool = False
+    resume: bool = False
+    replay: Path | None = None
+    time_limit_s: float | None = None
+    link: str | None = None
+    alive: str | None = None

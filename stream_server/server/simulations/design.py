@@ -1,0 +1,113 @@
+"""The parameters of the simulations: the design of the ensemble, and their table by id."""
+
+import csv
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.random import SeedSequence
+from numpy.typing import NDArray
+
+from stream_server.config import StudyConfig
+from stream_server.config.parameters import ID_COLUMN, DesignFile
+from stream_server.errors import ConfigError
+from stream_server.server.simulations.samplers import Sampler, make_sampler
+
+TRAINING_STREAM = 0
+VALIDATION_STREAM = 1
+
+
+class ParameterDesign:
+    """Parameters as a function of the study's seed and the simulation's id, in any order of asking.
+
+    Ids 0 … V-1 are the validation simulations, V … V+N-1 the training ones, redraws take the next: the two
+    kinds are sampled from streams of their own, so that V does not change the training parameters. A CSV
+    file is in the order of ids, as `write_csv` writes it.
+    """
+
+    def __init__(self, config: StudyConfig) -> None:
+        self._num_validation = config.validation.simulations
+        self._file: DesignFile | None = None
+        if config.parameters.file is not None:
+            self._file = _read(config.parameters.file)
+            self.names = self._file.names
+        else:
+            self.names = tuple(config.parameters.bounds or ())
+            self._training = _sampler(config, TRAINING_STREAM, config.study.simulations)
+            self._validation = _sampler(config, VALIDATION_STREAM, config.validation.simulations)
+
+    def has(self, simulation: int) -> bool:
+        """Whether there are parameters for this id; a CSV file ends, a sampler does not."""
+        return self._file is None or simulation < len(self._file.rows)
+
+    def parameters(self, simulation: int) -> dict[str, float]:
+        """The parameters of a simulation, in the order of study.json.
+
+        Raises:
+            ConfigError: the CSV file has no row for it.
+            UserCodeError: the user's sampler raised, or suggested something that is no point.
+        """
+        return dict(zip(self.names, self._values(simulation), strict=True))
+
+    def _values(self, simulation: int) -> tuple[float, ...]:
+        if self._file is not None:
+            if not self.has(simulation):
+                raise ConfigError(
+                    f"parameters.file has {len(self._file.rows)} rows, but simulation {simulation} needs one: add rows"
+                )
+            return self._file.rows[simulation]
+        if simulation < self._num_validation:
+            return self._validation.values(simulation)
+        return self._training.values(simulation - self._num_validation)
+
+
+class ParameterTable:
+    """Rows of parameters, each asked for once: a batch then takes its rows in one operation. Training thread only."""
+
+    def __init__(self, parameters_of: Callable[[int], NDArray[np.float64]]) -> None:
+        self._parameters_of = parameters_of
+        self._known = np.zeros(0, bool)
+        self._rows = np.zeros((0, 0))
+
+    def take(self, simulation_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """A copy of the rows of these simulations, shape (len(simulation_ids), P)."""
+        if simulation_ids.max(initial=-1) >= len(self._known) or not self._known[simulation_ids].all():
+            self._learn(simulation_ids)
+        return self._rows.take(simulation_ids, 0)
+
+    def _learn(self, simulation_ids: NDArray[np.int64]) -> None:
+        for simulation in np.unique(simulation_ids).tolist():
+            if simulation < len(self._known) and self._known[simulation]:
+                continue
+            parameters = np.asarray(self._parameters_of(simulation), np.float64)
+            if simulation >= len(self._known):
+                self._grow(max(2 * len(self._known), simulation + 1), len(parameters))
+            self._rows[simulation] = parameters
+            self._known[simulation] = True
+
+    def _grow(self, num: int, num_parameters: int) -> None:
+        known, rows = np.zeros(num, bool), np.zeros((num, num_parameters))
+        known[: len(self._known)] = self._known
+        rows[: len(self._rows), : self._rows.shape[1]] = self._rows
+        self._known, self._rows = known, rows
+
+
+def write_csv(path: Path, parameters: Mapping[int, Mapping[str, float]]) -> None:
+    """Write the parameters of all simulations by id, so that `parameters.file` can name the file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([ID_COLUMN, *next(iter(parameters.values()))])
+        writer.writerows([simulation, *map(repr, values.values())] for simulation, values in parameters.items())
+
+
+def _read(path: Path) -> DesignFile:
+    try:
+        return DesignFile.read(path)
+    except ValueError as error:
+        raise ConfigError(f"parameters.file: {error}") from error
+
+
+def _sampler(config: StudyConfig, stream: int, num: int) -> Sampler:
+    seed = SeedSequence(config.study.seed, spawn_key=(stream,))
+    parameters = config.parameters
+    return make_sampler(parameters.sampler, parameters.bounds or {}, seed, num, folder=config.study_dir)

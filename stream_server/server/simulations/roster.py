@@ -1,0 +1,354 @@
+"""The roster: which simulations the study has, and how far each has come.
+
+Rank 0 only; pure: events in, actions out.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from stream_server.machine.screen import escaped
+from stream_server.messages import launcher_link, notices
+from stream_server.messages.client import Invalidate, Invalidated, Reason
+from stream_server.server.intake.account import SimulationEnd
+from stream_server.server.intake.attempts import why_stale
+from stream_server.server.intake.mailbox import SimulationsFailed
+from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
+from stream_server.server.simulations.simulation_state import SimulationPhase, SimulationState
+
+MOST_NAMED = 5
+
+
+class Roster:
+    """The simulations of a study: ids, parameters, attempts and terminal states.
+
+    Ids run from 0; `parameters[i]` are those of id i. The first `num_planned` ids run from the start, the first
+    `num_held_out` of them for validation; the others are taken one by one when a simulation is redrawn. A simulation is
+    *finished* when every rank says that its share is complete: the ledgers decide, whatever a scheduler says.
+    `num_survived` counts simulations that went on, while they ran, after the server had been away. `num_missing` are
+    the steps of training simulations that will never come; those that redraws bring in their place are taken off.
+    Unless the study `starts_jobs`, simulations only attach by themselves. `final`: every simulation has its terminal
+    state and no other will come.
+    """
+
+    def __init__(
+        self,
+        facts: StudyFacts,
+        parameters: Sequence[Mapping[str, float]],
+        *,
+        num_planned: int,
+        num_held_out: int,
+        num_ranks: int,
+        starts_jobs: bool = True,
+    ) -> None:
+        self.facts = facts
+        self.num_ranks = num_ranks
+        self.failures: list[dict[str, object]] = []
+        self.num_survived = 0
+        self.num_missing = 0
+        self._failed_attempts: dict[int, dict[str, object]] = {}
+        self.entries = {i: SimulationState(parameters=dict(parameters[i])) for i in range(num_planned)}
+        self.handshake = Handshake(facts, self.entries, tuple(parameters[0]))
+        self._num_planned = num_planned
+        self._spare = iter(range(num_planned, len(parameters)))
+        self._parameters = parameters
+        self._num_held_out = num_held_out
+        self.starts_jobs = starts_jobs
+        self._awaited_at_the_end = ""
+        self.stop_order: launcher_link.StopSimulations | None = None
+        self.finish_order: launcher_link.FinishSimulations | None = None
+        self._failed = False
+        self.final = False
+
+    @property
+    def parameters(self) -> dict[int, dict[str, float]]:
+        """The parameters of every simulation by id: those of redraws, and those that attached clients brought, too."""
+        return {i: entry.parameters for i, entry in self.entries.items()}
+
+    @property
+    def plan(self) -> list[launcher_link.Planned]:
+        """The simulations that the launcher is to run: all without a terminal state."""
+        return [
+            launcher_link.Planned(
+                simulation=i, parameters=entry.parameters, attempt=entry.attempt if entry.begun else -1
+            )
+            for i, entry in self.entries.items()
+            if not entry.phase.terminal
+        ]
+
+    def counts(self) -> dict[str, int]:
+        """How many simulations are in each state."""
+        counts = dict.fromkeys((phase.value for phase in SimulationPhase), 0)
+        for entry in self.entries.values():
+            counts[entry.phase] += 1
+        return counts
+
+    @property
+    def num_settled(self) -> int:
+        """How many samples all ranks have accepted or rejected."""
+        return sum(entry.num_settled for entry in self.entries.values())
+
+    @property
+    def failing(self) -> list[dict[str, object]]:
+        """The failures, in the form of `failures`, of simulations that wait for another attempt or never had it."""
+        missed = (SimulationPhase.WAITING, SimulationPhase.STOPPED)
+        return [it for simulation, it in self._failed_attempts.items() if self.entries[simulation].phase in missed]
+
+    def num_steps(self, simulation: int) -> int | None:
+        """How many steps a simulation said it has, or the study gave it; None while neither has said."""
+        return self.entries[simulation].num_steps
+
+    def begin(self) -> list[Action]:
+        """All ranks are there: announce the end of reception if a restored study has nothing left to come."""
+        return self._conclude()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every simulation as it stands, and the failures; rank 0's part of a checkpoint."""
+        return {
+            "entries": {i: entry.to_plain() for i, entry in self.entries.items()},
+            "num_planned": self._num_planned,
+            "num_survived": self.num_survived,
+            "failures": [dict(failure) for failure in self.failures],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, int | None]) -> None:
+        """Continue a study, before anything has begun.
+
+        What was given up or withdrawn stays so. Of all others, `finished` are those whose shares are complete in the
+        ledgers of all ranks, with their number of steps: they alone are finished, whatever rank 0 knew when its part
+        was saved, and the rest is still to come. The study may have become larger, or smaller by simulations that never
+        began.
+        """
+        saved, num_planned = state["entries"], len(self.entries)
+        num_planned_before = state["num_planned"]
+        self.entries.clear()
+        for i, entry in saved.items():
+            if i < num_planned or i >= num_planned_before or entry["begun"]:
+                self.entries[i] = SimulationState.restored(entry, finished.get(i), is_finished=i in finished)
+        self._spare = iter(range(max(saved) + 1, len(self._parameters)))
+        for i in islice(self._spare, max(0, num_planned - num_planned_before)):
+            self.entries[i] = SimulationState(parameters=dict(self._parameters[i]))
+        self.failures = [dict(failure) for failure in state["failures"]]
+        self.num_survived = state["num_survived"]
+        num_redrawn = len(self.entries) - num_planned
+        ended = [i for i, entry in self.entries.items() if entry.phase.terminal]
+        self.num_missing = sum(map(self._num_missing_of, ended)) - num_redrawn * (self.facts.time_steps.num or 0)
+
+    @property
+    def ends(self) -> dict[int, SimulationEnd]:
+        """How every simulation ended, for the closing account."""
+        steps = self.facts.time_steps.num
+        return {
+            simulation: SimulationEnd(
+                state=entry.phase.value,
+                num_steps=self.num_steps(simulation) if steps is None else steps,
+                num_sent=self.num_steps(simulation) if entry.phase is SimulationPhase.FINISHED else None,
+                reason=entry.reason,
+                held_out=simulation < self._num_held_out,
+            )
+            for simulation, entry in self.entries.items()
+        }
+
+    @property
+    def awaited(self) -> str:
+        """The event that the study waits for once nothing runs that could end by itself; "" while something does."""
+        if self.stop_order is not None:
+            return self._awaited_at_the_end
+        running = self._of_phase(SimulationPhase.RUNNING)
+        silent = [i for i in running if self.entries[i].attached and self.entries[i].goes_on]
+        num_waiting = self.counts()[SimulationPhase.WAITING]
+        if len(silent) < len(running) or (num_waiting and self.starts_jobs):
+            return ""
+        texts = []
+        if silent:
+            named = ", ".join(map(str, silent[:MOST_NAMED])) + " …" * (len(silent) > MOST_NAMED)
+            texts.append(f"clients that attached to simulation {named} before a restart, and have not come back")
+        if num_waiting:
+            simulations = f"{num_waiting} simulation{'s' * (num_waiting > 1)}"
+            texts.append(f"somebody to attach for {simulations}, since simulation.command starts none")
+        return "; ".join(texts)
+
+    def ended(self) -> dict[str, Any]:
+        """For the other ranks of a restored study: what has finished or was withdrawn, and whether all is over."""
+        final = all(entry.phase.terminal for entry in self.entries.values())
+        finished, invalid = map(self._of_phase, (SimulationPhase.FINISHED, SimulationPhase.INVALID))
+        return {"finished": finished, "invalid": invalid, "final": final}
+
+    def launched(self, message: launcher_link.Attempt) -> list[Action]:
+        """The launcher is about to start an attempt, or has one that goes on although the server was away."""
+        return self._begin(
+            message.simulation,
+            message.attempt,
+            message.public_key,
+            attached=message.attached,
+            goes_on=message.goes_on,
+        )
+
+    def attached(self, token: int, simulation: int, attempt: int) -> list[Action]:
+        """The launcher gives a client that came by itself this simulation."""
+        request = self.handshake.take_request(token)
+        if request is None:
+            return []
+        peer, hello = request
+        entry = self.entries[simulation]
+        if hello.parameters is not None and entry.begun and hello.parameters != entry.parameters:
+            text = "every simulation was begun with other parameters already"
+            return [refuse(peer, Reason.NO_SIMULATION_LEFT, text)]
+        if entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt:
+            actions = self.handshake.take_up(simulation, hello)
+        else:
+            entry.parameters = brought(hello, entry)
+            actions = self._begin(simulation, attempt, None, attached=True)
+        return actions + self.handshake.seat(peer, hello, simulation)
+
+    def ready(self, simulation: int, attempt: int) -> list[Action]:
+        """Every rank has acknowledged the notice of this attempt: its clients may come in."""
+        entry = self.entries[simulation]
+        if entry.attempt != attempt:
+            return []
+        entry.ready = True
+        return self.handshake.welcome(simulation)
+
+    def standing(self) -> list[Action]:
+        """For a launcher that takes over: how far the running simulations are, and which clients wait for one."""
+        running = [i for i in self._of_phase(SimulationPhase.RUNNING) if self.entries[i].shares]
+        return [*map(self._progress, running), *self.handshake.requests()]
+
+    def share(self, rank: int, share: notices.Share) -> list[Action]:
+        """Rank `rank` says how far its share of a simulation has come."""
+        entry = self.entries[share.simulation]
+        if entry.phase.terminal or share.attempt != entry.attempt:
+            return []
+        if entry.goes_on and share.received:
+            # Its client has come back: it was not started again.
+            entry.goes_on = False
+            self.num_survived += 1
+        entry.shares[rank] = share
+        entry.num_settled = max(entry.num_settled, sum(s.accepted + s.rejected for s in entry.shares.values()))
+        actions: list[Action] = [self._progress(share.simulation)]
+        if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
+            actions.append(launcher_link.Finished(simulation=share.simulation))
+            actions += self._end(share.simulation, SimulationPhase.FINISHED, "")
+        return actions
+
+    def invalidate(self, peer: bytes, message: Invalidate) -> list[Action]:
+        """A client withdraws its own simulation: not to be trained on, not to be tried again."""
+        entry = self.entries.get(message.simulation)
+        if message.study != self.facts.study or entry is None or message.attempt != entry.attempt:
+            text = f"simulation {message.simulation}, attempt {message.attempt} is not running"
+            return [refuse(peer, Reason.STALE_ATTEMPT, text)]
+        actions: list[Action] = [Reply(peer=peer, message=Invalidated(simulation=message.simulation))]
+        if not entry.phase.terminal:
+            reason = escaped(message.reason)
+            actions.append(launcher_link.Invalid(simulation=message.simulation, reason=reason))
+            actions += self._end(message.simulation, SimulationPhase.INVALID, reason)
+        return actions
+
+    def failed(self, simulation: int, attempt: int, reason: str = "", log: str = "") -> list[Action]:
+        """The launcher says that an attempt has ended without finishing; another one, or `gave_up`, follows."""
+        entry = self.entries[simulation]
+        if entry.phase is not SimulationPhase.RUNNING or entry.attempt != attempt:
+            return []
+        entry.enter(SimulationPhase.WAITING)
+        entry.ready = False
+        self._failed_attempts[simulation] = {"id": simulation, "attempts": attempt + 1, "reason": reason, "log": log}
+        return [notices.Over(simulation=simulation, attempt=attempt)]
+
+    def gave_up(self, message: launcher_link.GaveUp) -> list[Action]:
+        """The launcher has no attempt left for a simulation; a redraw puts the next unused id in its place."""
+        entry = self.entries[message.simulation]
+        if entry.phase.terminal:
+            return []
+        self.failures.append(
+            {"id": message.simulation, "attempts": message.attempts, "reason": message.reason, "log": message.log}
+        )
+        actions: list[Action] = []
+        # A redraw is a training simulation, so it cannot take the place of a held-out one.
+        redrawn = next(self._spare, None) if message.redraw and message.simulation >= self._num_held_out else None
+        if redrawn is not None:
+            self.entries[redrawn] = SimulationState(parameters=dict(self._parameters[redrawn]))
+            self.num_missing -= self.facts.time_steps.num or 0
+            actions.append(launcher_link.Run(simulation=redrawn, parameters=self.entries[redrawn].parameters))
+        return actions + self._end(message.simulation, SimulationPhase.GIVEN_UP, message.reason)
+
+    def dropped(self, message: launcher_link.Dropped) -> list[Action]:
+        """The launcher starts nothing more, and nothing runs of these simulations."""
+        self.finish_order = self.finish_order or launcher_link.FinishSimulations(reason=message.reason)
+        left = [i for i in message.simulations if i in self.entries and not self.entries[i].phase.terminal]
+        actions = [it for i in left for it in self._close(i, SimulationPhase.STOPPED, message.reason)]
+        return actions + self._conclude()
+
+    def too_many(self, text: str) -> list[Action]:
+        """The launcher reports that the simulations cannot be made to run: the study cannot end normally any more."""
+        self._failed = True
+        return [SimulationsFailed(text=text)]
+
+    def stop(self, order: launcher_link.StopSimulations) -> list[Action]:
+        """The study ends now: nothing more is wanted from any simulation."""
+        if self.stop_order is not None:
+            return []
+        self._awaited_at_the_end = self.awaited
+        self.stop_order = order
+        for entry in self.entries.values():
+            if not entry.phase.terminal:
+                entry.enter(SimulationPhase.STOPPED, order.reason)
+        return [
+            order,
+            *self.handshake.close(order.reason),
+            notices.StopNotice(reason=order.reason),
+        ]
+
+    def _of_phase(self, phase: SimulationPhase) -> list[int]:
+        return [i for i, entry in self.entries.items() if entry.phase is phase]
+
+    def _begin(
+        self, simulation: int, attempt: int, key: str | None, *, attached: bool = False, goes_on: bool = False
+    ) -> list[Action]:
+        entry = self.entries[simulation]
+        if entry.phase.terminal or (entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt):
+            return []
+        self._failed_attempts.pop(simulation, None)
+        entry.enter(SimulationPhase.RUNNING)
+        entry.attempt, entry.attached, entry.ready = attempt, attached, False
+        # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.
+        entry.begun, entry.goes_on = entry.begun or not (attached and goes_on), goes_on
+        entry.shares.clear()
+        notice = notices.AttemptNotice(
+            simulation=simulation, attempt=attempt, parameters=entry.parameters, key=key, goes_on=goes_on
+        )
+        return [notice]
+
+    def _end(self, simulation: int, phase: SimulationPhase, reason: str) -> list[Action]:
+        return self._close(simulation, phase, reason) + self._conclude()
+
+    def _close(self, simulation: int, phase: SimulationPhase, reason: str) -> list[Action]:
+        entry = self.entries[simulation]
+        entry.enter(phase, reason)
+        self.num_missing += self._num_missing_of(simulation)
+        text = reason or why_stale(simulation, entry.attempt, current=entry.attempt, end_state=phase.value)
+        actions = self.handshake.turn_away(simulation, Reason.STALE_ATTEMPT, text)
+        actions.append(notices.Terminal(simulation=simulation, state=phase.value, reason=reason))
+        return actions
+
+    def _num_missing_of(self, simulation: int) -> int:
+        entry, steps = self.entries[simulation], self.facts.time_steps.num
+        if steps is None or simulation < self._num_held_out:
+            return 0
+        return steps - ((entry.num_steps or steps) if entry.phase is SimulationPhase.FINISHED else entry.num_settled)
+
+    def _progress(self, simulation: int) -> launcher_link.ProgressReport:
+        entry = self.entries[simulation]
+        return launcher_link.ProgressReport(
+            simulation=simulation,
+            attempt=entry.attempt,
+            received=sum(s.received for s in entry.shares.values()),
+            blocked=any(s.blocked for s in entry.shares.values()),
+        )
+
+    def _conclude(self) -> list[Action]:
+        if self._failed or not all(entry.phase.terminal for entry in self.entries.values()):
+            return []
+        self.final = True
+        self.handshake.open = False
+        states = {i: entry.phase.value for i, entry in self.entries.items()}
+        return [notices.Final(states=states)]

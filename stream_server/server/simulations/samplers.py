@@ -1,0 +1,182 @@
+"""The samplers that choose the parameters of simulations: point i of an endless sequence."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.random import Generator, SeedSequence, default_rng
+
+from stream_server.config.parameters import Bounds
+from stream_server.errors import UserCodeError
+from stream_server.user_code import call_user, load_class
+
+OUTSIDE_TOLERANCE = 1e-9
+
+Values = tuple[float, ...]
+
+
+class Sampler(Protocol):
+    """An endless (or long enough) sequence of parameter values, the same in every process."""
+
+    def values(self, index: int) -> Values:
+        """The values of all parameters at place `index` of the sequence, in the order of study.json."""
+        ...
+
+
+class Uniform:
+    """Independent points; each has a random generator of its own."""
+
+    def __init__(self, bounds: Sequence[Bounds], seed: SeedSequence) -> None:
+        self._bounds = bounds
+        self._seed = seed
+
+    def values(self, index: int) -> Values:
+        """Drawn from the generator of (seed, stream, index)."""
+        return scaled(_generator(self._seed, index).random(len(self._bounds)), self._bounds)
+
+
+class LatinHypercube:
+    """One stratified design of `num` points; what is drawn beyond it is uniform, for it cannot be extended."""
+
+    def __init__(self, bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> None:
+        self._bounds = bounds
+        self._seed = seed
+        self._num = num
+        self._beyond = Uniform(bounds, seed)
+
+    @functools.cached_property
+    def _points(self) -> np.ndarray:
+        from scipy.stats import qmc  # type: ignore[import-untyped]
+
+        return np.asarray(qmc.LatinHypercube(len(self._bounds), rng=_generator(self._seed)).random(self._num))
+
+    def values(self, index: int) -> Values:
+        """A point of the design, or beyond it an independent one."""
+        if index >= self._num or not self._bounds:
+            return self._beyond.values(index)
+        return scaled(self._points[index], self._bounds)
+
+
+class LowDiscrepancy:
+    """A scrambled Halton or Sobol sequence (Owen 2017; Joe and Kuo 2008), continued as far as is asked for."""
+
+    def __init__(self, bounds: Sequence[Bounds], seed: SeedSequence, kind: str) -> None:
+        self._bounds = bounds
+        self._seed = seed
+        self._kind = kind
+        self._points = np.empty((0, len(bounds)))
+
+    def values(self, index: int) -> Values:
+        """Point `index`. The sequence is made again, twice as long, when it is too short: its start stays the same."""
+        if index >= len(self._points) and self._bounds:
+            self._points = self._first(1 << index.bit_length())
+        return scaled(self._points[index], self._bounds) if self._bounds else ()
+
+    def _first(self, num: int) -> np.ndarray:
+        from scipy.stats import qmc
+
+        engine = {"halton": qmc.Halton, "sobol": qmc.Sobol}[self._kind]
+        return np.asarray(engine(len(self._bounds), rng=_generator(self._seed)).random(num))
+
+
+class Suggested:
+    """Points that the user's class suggests: `Class(bounds, seed)` with `suggest(num) -> list of dicts`.
+
+    The first call asks for all `num` planned points, each later one for a single point, in order: so a
+    class that is deterministic in its seed gives each simulation the same parameters every time.
+    """
+
+    def __init__(
+        self, reference: str, bounds: Mapping[str, Bounds], seed: SeedSequence, num: int, *, folder: Path
+    ) -> None:
+        self._reference = reference
+        self._folder = folder
+        self._bounds = bounds
+        self._num = num
+        self._seed = int(seed.generate_state(1)[0])
+        self._rows: list[Values] = []
+
+    @functools.cached_property
+    def _source(self) -> Any:
+        limits = {name: (limit.low, limit.high) for name, limit in self._bounds.items()}
+        made = load_class(self._reference, self._folder, kind="parameters.sampler")
+        return call_user(self._reference, made, limits, self._seed)
+
+    def values(self, index: int) -> Values:
+        """Suggestion number `index`, asking for more when there are not so many yet."""
+        while index >= len(self._rows):
+            self._extend(1 if self._rows else max(1, self._num))
+        return self._rows[index]
+
+    def _extend(self, num: int) -> None:
+        source = self._source
+        try:
+            rows = list(source.suggest(num))
+        except (Exception, SystemExit) as error:
+            raise UserCodeError(f"{self._reference}: suggest({num}) raised {type(error).__name__}: {error}") from error
+        if len(rows) != num:
+            raise UserCodeError(f"{self._reference}: suggest({num}) must return {num} dicts, but returned {len(rows)}")
+        self._rows.extend(self._checked(row) for row in rows)
+
+    def _checked(self, row: Mapping[str, float]) -> Values:
+        try:
+            values = tuple(float(row[name]) for name in self._bounds)
+            complete = len(row) == len(self._bounds)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserCodeError(self._complaint(row)) from error
+        inside = all(_is_inside(value, limits) for value, limits in zip(values, self._bounds.values(), strict=True))
+        if not (complete and inside):
+            raise UserCodeError(self._complaint(row))
+        return values
+
+    def _complaint(self, row: object) -> str:
+        wanted = ", ".join(f"{name} in [{limit.low:g}, {limit.high:g}]" for name, limit in self._bounds.items())
+        return f"{self._reference}: suggest must return dicts with {wanted}, but returned {row!r}"
+
+
+def _low_discrepancy(kind: str) -> "Maker":
+    return lambda bounds, seed, num: LowDiscrepancy(tuple(bounds.values()), seed, kind)
+
+
+Maker = Callable[[Mapping[str, Bounds], SeedSequence, int], Sampler]
+
+SAMPLERS: dict[str, Maker] = {
+    "uniform": lambda bounds, seed, num: Uniform(tuple(bounds.values()), seed),
+    "lhs": lambda bounds, seed, num: LatinHypercube(tuple(bounds.values()), seed, num),
+    "halton": _low_discrepancy("halton"),
+    "sobol": _low_discrepancy("sobol"),
+}
+"""The built-in samplers, by the names that `parameters.sampler` gives them; `num` points are planned."""
+
+
+def make_sampler(name: str, bounds: Mapping[str, Bounds], seed: SeedSequence, num: int, *, folder: Path) -> Sampler:
+    """The sampler that `parameters.sampler` names: one of `SAMPLERS`, or a class of the user's in `folder`."""
+    make = SAMPLERS.get(name)
+    return Suggested(name, bounds, seed, num, folder=folder) if make is None else make(bounds, seed, num)
+
+
+def _generator(seed: SeedSequence, *key: int) -> Generator:
+    """A new generator. Never of `seed` itself, which counts what is spawned from it, as scipy.stats.qmc does."""
+    return default_rng(SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, *key)))
+
+
+def scaled(point: np.ndarray, bounds: Sequence[Bounds]) -> Values:
+    """A point of the unit cube, brought into the bounds."""
+    return tuple(_scaled(float(fraction), limits) for fraction, limits in zip(point, bounds, strict=True))
+
+
+def _scaled(fraction: float, limits: Bounds) -> float:
+    if limits.log:
+        low, high = math.log(limits.low), math.log(limits.high)
+        value = math.exp(low * (1 - fraction) + high * fraction)
+    else:
+        value = limits.low * (1 - fraction) + limits.high * fraction
+    return min(max(value, limits.low), limits.high)
+
+
+def _is_inside(value: float, limits: Bounds) -> bool:
+    slack = OUTSIDE_TOLERANCE * (limits.high - limits.low)
+    return limits.low - slack <= value <= limits.high + slack

@@ -1,0 +1,104 @@
+"""The state of each simulation of the roster, and how its phase may change. Rank 0."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stream_server.messages import notices
+from stream_server.messages.client import ATTACHING
+
+
+class SimulationPhase(StrEnum):
+    """The phase of a simulation; the last four are terminal."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    GIVEN_UP = "given_up"
+    INVALID = "invalid"
+    STOPPED = "stopped"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (SimulationPhase.WAITING, SimulationPhase.RUNNING)
+
+
+TERMINAL = frozenset(phase for phase in SimulationPhase if phase.terminal)
+PHASE_TRANSITIONS = {
+    SimulationPhase.WAITING: TERMINAL | {SimulationPhase.RUNNING},
+    # A new attempt may begin before the end of the previous one was reported.
+    SimulationPhase.RUNNING: TERMINAL | {SimulationPhase.RUNNING, SimulationPhase.WAITING},
+}
+
+
+@dataclass(kw_only=True, slots=True)
+class SimulationState:
+    """One simulation of the roster; `shares[r]` is the latest report of server rank r on the current attempt.
+
+    `num_settled` counts the steps that were accepted or rejected, `total` those that there are, as far as an earlier
+    attempt or incarnation has reported.
+
+    `begun`: there was an attempt. `attached`: the current one is run by clients that nobody launched. `ready`: every
+    rank knows of it. `goes_on`: it ran before this server did, and has not been heard of since.
+    """
+
+    parameters: dict[str, float]
+    phase: SimulationPhase = SimulationPhase.WAITING
+    attempt: int = 0
+    begun: bool = False
+    attached: bool = False
+    ready: bool = False
+    goes_on: bool = False
+    reason: str = ""
+    total: int | None = None
+    num_settled: int = 0
+    shares: dict[int, notices.Share] = field(default_factory=dict)
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any], total: int | None, *, is_finished: bool) -> "SimulationState":
+        """Made from `to_plain`; what was neither given up nor withdrawn is finished, or else to come.
+
+        `total` is the number of steps of a finished simulation, if the ledgers know it.
+        """
+        phase, reason = SimulationPhase(saved["state"]), saved["reason"]
+        if phase not in (SimulationPhase.GIVEN_UP, SimulationPhase.INVALID):
+            phase, reason = SimulationPhase.FINISHED if is_finished else SimulationPhase.WAITING, ""
+        return cls(
+            parameters=dict(saved["parameters"]),
+            phase=phase,
+            attempt=saved["attempt"],
+            begun=saved["begun"],
+            reason=reason,
+            total=saved["total"] if total is None else total,
+            num_settled=saved["num_settled"],
+        )
+
+    def enter(self, phase: SimulationPhase, reason: str = "") -> None:
+        """Change the phase, as `PHASE_TRANSITIONS` allows; a terminal one is never left."""
+        assert phase in PHASE_TRANSITIONS.get(self.phase, ()), f"from {self.phase} to {phase}"
+        self.phase, self.reason = phase, reason
+
+    def to_plain(self) -> dict[str, Any]:
+        """The state that a later incarnation needs, as plain containers."""
+        return {
+            "parameters": dict(self.parameters),
+            "state": self.phase.value,
+            "attempt": self.attempt,
+            "begun": self.begun,
+            "reason": self.reason,
+            "total": self.num_steps,
+            "num_settled": self.num_settled,
+        }
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many steps the simulation said it has, or the study gave it; None while neither has said."""
+        totals = [share.total for share in self.shares.values() if share.total is not None]
+        # A rank that has its whole share may not have heard yet that the simulation ended early.
+        return min(totals, default=self.total)
+
+    @property
+    def wanted(self) -> int:
+        """The attempt that the clients of the current one say they belong to."""
+        return ATTACHING if self.attached else self.attempt

@@ -1,0 +1,228 @@
+"""The training of one rank, put together from its pieces: for a study, for `--fast-dev-run` and for `--evaluate`."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.buffers import Buffer
+from stream_server.config import StudyConfig
+from stream_server.server.intake import mailbox
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.study.source_events import SourceEvents
+from stream_server.server.training.control_round import NoSaves
+from stream_server.server.training.loop import Training, TrainingLimits
+from stream_server.server.training.monitoring.log_points import Logging
+from stream_server.server.training.stream import StreamDataset
+from stream_server.server.training.validation.validation import Validation
+from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.user.callbacks import Callback, Callbacks
+from stream_server.server.user.framework import Step, framework_of
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.user_code import call_user
+
+if TYPE_CHECKING:
+    from stream_server.server.checkpoint.agreement import CheckpointAgreement
+
+T = TypeVar("T")
+
+
+class SampleSource(Protocol):
+    """The part of a source of samples that a training needs; `server.intake.source.Source` is the whole."""
+
+    @property
+    def validation_store(self) -> ValidationStore: ...
+
+    @property
+    def num_missing(self) -> int: ...
+
+    def parameters_of(self, simulation: int) -> NDArray[np.float64]: ...
+
+    def before_draw(self) -> None: ...
+
+    def events(self) -> list[mailbox.Event]: ...
+
+
+class Composition:
+    """Builds the training of one rank. Main thread; every method is collective.
+
+    A study, a trial (`--fast-dev-run`) and an evaluation (`--evaluate`) call the methods in the order in which they
+    stand here. An evaluation makes no stream and no training. They differ in what they pass: the class, the writers of
+    metrics, the source of samples, checkpoints or none, and further callbacks. What was saved is restored once the
+    step is made.
+
+    Args:
+        output_dir: the user's class may write into it.
+        parameter_names: those of a simulation, in the order of study.json.
+        buffer: the samples that wait to be drawn.
+        num_threads: how many threads this rank computes with.
+        stops, phases: taken from the study, or new ones.
+    """
+
+    metrics: Metrics
+    server: StreamServer
+    callbacks: Callbacks
+    step: Step
+    stream: StreamDataset
+    validation: Validation
+
+    def __init__(
+        self,
+        config: StudyConfig,
+        ranks: Ranks,
+        *,
+        output_dir: Path,
+        parameter_names: Sequence[str],
+        progress: Progress,
+        buffer: Buffer,
+        num_threads: int,
+        stops: StopRequests | None = None,
+        phases: Phases | None = None,
+    ) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.output_dir = output_dir
+        self.parameter_names = tuple(parameter_names)
+        self.progress = progress
+        self.buffer = buffer
+        self.num_threads = num_threads
+        self.stops = stops or StopRequests()
+        self.phases = phases or Phases()
+
+    def make_server(
+        self,
+        server_class: type[StreamServer],
+        stack: ExitStack,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """Call the user's class. What it logs goes to these metrics, until `stack` ends; by default to no writer.
+
+        Raises:
+            UserCodeError: the class raised.
+        """
+        self.metrics = stack.enter_context(metrics or Metrics(self.ranks, progress=self.progress))
+        self.server = call_user(server_class.__name__, server_class, self.config)
+        self.server.enter_study(
+            ranks=self.ranks,
+            parameter_names=self.parameter_names,
+            progress=self.progress,
+            buffer=self.buffer,
+            output_dir=self.output_dir,
+            metrics=self.metrics,
+            stops=self.stops,
+            phases=self.phases,
+            num_threads=self.num_threads,
+        )
+
+    def make_step(self, stack: ExitStack, callbacks: Iterable[Callback] = ()) -> None:
+        """Make the model, until `stack` ends; the server and these callbacks of the user hear of all events.
+
+        Raises:
+            UserCodeError: `prepare_training_attributes` raised, or what it returned cannot be trained.
+        """
+        self.callbacks = Callbacks(self.server, callbacks)
+        self.step = stack.enter_context(framework_of(self.server).make_step(self.server, self.ranks))
+
+    def make_stream(self, source: SampleSource) -> None:
+        """Make the batches that this rank draws from its buffer."""
+        self.stream = StreamDataset(
+            self.buffer,
+            self.server,
+            parameters_of=source.parameters_of,
+            batch_size=self.config.training.batch_size,
+            phases=self.phases,
+            before_draw=source.before_draw,
+        )
+
+    def make_validation(
+        self,
+        held_out: HeldOutSamples,
+        *,
+        schedule: Schedule | None = None,
+        must_leave: Callable[[], bool] = lambda: False,
+        save_before: Callable[[], None] = lambda: None,
+    ) -> Validation:
+        """Make the validation; without a `schedule` it comes once, at the end of the training."""
+        self.validation = Validation(
+            self.server,
+            self.ranks,
+            self.callbacks,
+            self.step,
+            held_out=held_out,
+            batch_size=self.config.validation.batch_size,
+            progress=self.progress,
+            metrics=self.metrics,
+            schedule=schedule,
+            phases=self.phases,
+            must_leave=must_leave,
+            save_before=save_before,
+        )
+        return self.validation
+
+    def make_training(
+        self,
+        source: SampleSource,
+        *,
+        log_every: int | float,
+        checkpoints: "CheckpointAgreement | None" = None,
+        leave_at_s: float = math.inf,
+        before_user: Sequence[Callback] = (),
+        before_logging: Sequence[Callback] = (),
+        after_logging: Sequence[Callback] = (),
+    ) -> Training:
+        """Make the training, and put the built-in callbacks around the user's.
+
+        Args:
+            log_every: metrics are written every so many batches; a float is a fraction of the run.
+            leave_at_s: the monotonic time at which to save and leave.
+            before_user: called for each event after the built-in callbacks that come before the user's.
+            before_logging, after_logging: called after the user's callbacks.
+        """
+        normalization = self.server.normalization
+        limits = TrainingLimits(self.config.training, self.progress, self.stops, leave_at_s=leave_at_s)
+        logging = Logging(self.metrics, schedule=Schedule(every=log_every), progress=self.progress, phases=self.phases)
+        rates = self.step.learning_rates()
+        self.metrics.gauges += rates
+        self.callbacks.surround(
+            before=[
+                # A checkpoint of the same round has the validation in it.
+                normalization,
+                self.validation,
+                *optional(checkpoints),
+                limits,
+                SourceEvents(source.events, self.callbacks, stops=self.stops),
+                *before_user,
+            ],
+            # The learning rates come after the logging, which writes those that the step had.
+            after=[*before_logging, logging, *rates, *after_logging],
+        )
+        return Training(
+            ranks=self.ranks,
+            stream=self.stream,
+            step=self.step,
+            stops=self.stops,
+            limits=limits,
+            progress=self.progress,
+            callbacks=self.callbacks,
+            metrics=self.metrics,
+            phases=self.phases,
+            saves=checkpoints or NoSaves(),
+            normalization=normalization,
+            needs_every_batch=self.config.training.uneven == "stop",
+            num_missing=lambda: source.num_missing,
+        )
+
+
+def optional(it: T | None) -> list[T]:
+    """A list of it, empty if it is None."""
+    return [] if it is None else [it]

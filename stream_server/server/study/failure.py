@@ -1,0 +1,155 @@
+"""The failure of a rank, which ends all ranks."""
+
+import json
+import logging
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import stream_server
+from stream_server.errors import (
+    InternalError,
+    PeerFailed,
+    ProducerFailed,
+    RankLost,
+    StreamServerError,
+    UserCodeError,
+)
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.control_round import offer_failure
+from stream_server.storage.typed import typed
+
+_OURS = Path(stream_server.__file__).parent
+_STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
+# gloo and NCCL raise a RuntimeError when the process at the other end has died.
+_LOST_PEER = ("gloo/transport", "ncclRemoteError")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Which rank failed first, where and with what; `batch` is the one that was trained, None outside of training."""
+
+    rank: int
+    thread: str
+    phase: str
+    message: str
+    traceback: str
+    exit_code: int
+    batch: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, *, rank: int, phase: str, batch: int | None = None) -> "Failure":
+        """Describe `error`; one that came through the buffer is reported as the receiver's."""
+        thread = threading.current_thread().name
+        if isinstance(error, ProducerFailed) and error.__cause__ is not None:
+            error, thread, phase = error.__cause__, "receiver", "receive"
+        error = classified(error)
+        return cls(
+            rank=rank,
+            thread=thread,
+            phase=phase,
+            message=str(error) or type(error).__name__,
+            traceback=_told(error),
+            exit_code=error.exit_code,
+            batch=batch,
+        )
+
+    def record(self, output_dir: Path) -> None:
+        """Write exit.json, unless another rank was first; a disk that refuses it hides no failure."""
+        path = output_dir / "exit.json"
+        try:
+            with path.open("x") as file:
+                json.dump(asdict(self), file, indent=2)
+        except FileExistsError:
+            return
+        except OSError as error:
+            _log.warning("%s cannot be written: %s", path, error)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    @classmethod
+    def read(cls, output_dir: Path) -> "Failure | None":
+        """The first failure of a run, if there was one."""
+        try:
+            return typed(cls, json.loads((output_dir / "exit.json").read_text()))
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):
+            return None
+
+
+def classified(error: BaseException) -> StreamServerError:
+    """The error of our tree that stands for `error`, which is its cause unless it belongs to the tree itself.
+
+    Any other exception is a UserCodeError if the user's code raised it, and an InternalError otherwise. A connection
+    that broke because another rank died is a RankLost, also where the user's code was waiting for that rank.
+    """
+    found: StreamServerError
+    if any(mark in str(it) for it in _chain(error) for mark in _LOST_PEER):
+        found = RankLost(f"the connection to another rank was lost: {error}")
+    elif isinstance(error, StreamServerError):
+        return error
+    elif _is_of_user(error):
+        found = UserCodeError(f"the user's code raised {type(error).__name__}: {error}")
+    else:
+        found = InternalError(
+            f"{type(error).__name__}: {error}. Nobody foresaw this error: please report it with its traceback"
+        )
+    found.__cause__ = error
+    return found
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, its cause, the cause of that and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _is_of_user(error: BaseException) -> bool:
+    """Whether the innermost function that raised, or called the library that did, is neither ours nor a library's."""
+    frames = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [file for file in frames if file.is_relative_to(_OURS) or not _is_library(file)]
+    return bool(own) and not own[-1].is_relative_to(_OURS)
+
+
+def _is_library(file: Path) -> bool:
+    return (
+        not file.is_absolute()
+        or not _INSTALLED.isdisjoint(file.parts)
+        or any(file.is_relative_to(folder) for folder in _STANDARD)
+    )
+
+
+def _told(error: StreamServerError) -> str:
+    """The text for people: the traceback of an exception that is not ours, and the message of the error."""
+    if error.__cause__ is None:
+        return f"{error}\n"
+    return "".join(traceback.format_exception(error.__cause__)) + f"{error}\n"
+
+
+def leave_together(
+    error: BaseException, ranks: Ranks, output_dir: Path | None, *, phase: str, batch: int | None = None
+) -> int | None:
+    """Make all ranks end because of `error`; main thread only.
+
+    The failure goes into exit.json, unless `output_dir` is None, and then into the control round. Call this before
+    anything is taken down: a peer that waits for this rank in a step must find no closed connection, which it would
+    take for the first failure.
+
+    Returns:
+        The exit code that all ranks agreed on. None when the others did not come to a round in time, since they wait
+        for this rank in a collective call of the step: then there is nothing left to do but `ranks.abort`.
+    """
+    if isinstance(error, PeerFailed):
+        return error.exit_code
+    failure = Failure.of(error, rank=ranks.rank, phase=phase, batch=batch)
+    _log.info("rank %d failed in %s:\n%s", failure.rank, failure.phase, failure.traceback)
+    if output_dir is not None:
+        failure.record(output_dir)
+    return offer_failure(ranks, failure.exit_code)

@@ -1,0 +1,397 @@
+"""The set-up of one rank of a study: what it continues, its source of samples, and all that surrounds its training."""
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from stream_server.buffers import Buffer, num_slots_to_load
+from stream_server.config import StudyConfig
+from stream_server.failpoints import failpoint
+from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
+from stream_server.server.checkpoint.capture import StudyCapture
+from stream_server.server.checkpoint.continuation import Continuation
+from stream_server.server.checkpoint.folder import MODEL
+from stream_server.server.checkpoint.restore import seed_of, seed_random_states, set_random_states
+from stream_server.server.checkpoint.saver import Saver
+from stream_server.server.checkpoint.user_state import (
+    callbacks_file,
+    load_callbacks_state,
+    load_user_state,
+    user_file,
+)
+from stream_server.server.intake.source import Source
+from stream_server.server.metrics.log_record import LoggedRun
+from stream_server.server.metrics.metrics import Gauge, Metrics
+from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.model.best_models import BEST, BestModels
+from stream_server.server.model.model_export import ModelExport
+from stream_server.server.model.saved_model import model_files
+from stream_server.server.model.warm_start import warm_start
+from stream_server.server.progress.length import TrainingLength
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule, moment
+from stream_server.server.progress.stop import StopReason, StopRequests
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.reception.reception import Reception
+from stream_server.server.replay.source import ReplaySource
+from stream_server.server.run.build import NOISE_STREAM, make_policy, make_slots
+from stream_server.server.run.cores import NO_SIMULATIONS, SimulationCores, share_cores, wait_passively
+from stream_server.server.run.output import OutputFolder
+from stream_server.server.run.plan import RankPlan, make_plan
+from stream_server.server.run.start import Start
+from stream_server.server.simulations.design import ParameterDesign
+from stream_server.server.study.composition import Composition, optional
+from stream_server.server.study.operator_status import OperatorStatus
+from stream_server.server.training.control_round import barrier
+from stream_server.server.training.loop import Training
+from stream_server.server.training.monitoring.display import Display, DisplayedStatus, ProgressDisplay
+from stream_server.server.training.monitoring.early_stopping import EarlyStopping
+from stream_server.server.training.monitoring.gauges import (
+    BufferGauge,
+    InputGauge,
+    MemoryGauge,
+    RateLimited,
+    SamplesGauge,
+    SpeedGauge,
+)
+from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.user.components import load_server_class, make_callbacks
+from stream_server.server.user.framework import framework_of
+from stream_server.server.user.normalization import Normalization
+from stream_server.storage.folders import PendingFile
+from stream_server.storage.plain_state import read_state
+
+LARGEST_MARGIN_S = 120.0
+
+log = logging.getLogger(__name__)
+
+
+class StudySetUp(Composition):
+    """Builds one rank of a study. Main thread; collective.
+
+    Creating it reads the checkpoint that is continued and makes what needs no user code; `open` does the rest.
+
+    Attributes:
+        saved: the state of the study in that checkpoint, None in a study that begins.
+        restored: the part of this rank in it.
+        started_s: when the study started on the monotonic clock, had all its incarnations followed each other.
+    """
+
+    checkpoints: CheckpointAgreement
+    export: ModelExport
+    best_models: BestModels | None = None
+
+    def __init__(
+        self,
+        config: StudyConfig,
+        ranks: Ranks,
+        folder: OutputFolder,
+        continuation: Continuation,
+        start: Start,
+        stops: StopRequests,
+    ) -> None:
+        began_s = time.monotonic()
+        self.folder = folder
+        self.continuation = continuation
+        self.saved, self.restored = None, None
+        if continuation.base is not None:
+            self.saved = continuation.study()
+            self.restored = continuation.rank(config, ranks, is_replay=start.replay is not None)
+        self.cores = share_cores(ranks, simulation_cores(config, start))
+        wait_passively(self.cores.nodes[ranks.node])
+        self.started_s = began_s - (0.0 if self.saved is None else self.saved["wall_s"])
+        self.leave_at_s = leave_at(start.time_limit_s, began_s)
+        plan, design = make_plan(config), ParameterDesign(config)
+        buffer = self._make_buffer(config, ranks.rank, plan)
+        length = TrainingLength.of(config, ranks.size, draws_per_sample=buffer.policy.draws_per_sample)
+        super().__init__(
+            config,
+            ranks,
+            output_dir=folder.path,
+            parameter_names=design.names,
+            progress=Progress(ranks.size, length=length, lr_clock=config.training.lr_clock),
+            buffer=buffer,
+            num_threads=self.cores.threads[ranks.rank],
+            stops=stops,
+            phases=Phases(),
+        )
+        self.source = self._make_source(start, plan, design)
+        if self.saved is not None and self.restored is not None:
+            self.progress.load_state_dict(self.saved["progress"])
+            self.phases.load_state_dict(self.restored.state["phases_s"])
+
+    def wall_s(self) -> float:
+        """The seconds for which the study has run, all its incarnations together."""
+        return time.monotonic() - self.started_s
+
+    @property
+    def warnings(self) -> list[str]:
+        """Failures on this rank that did not end the study, once it is set up."""
+        return [*self.checkpoints.warnings, *self.export.warnings]
+
+    def open(self, stack: ExitStack, status: Callable[[Metrics], DisplayedStatus]) -> Training:
+        """Call the user's class, restore what was saved, open the sockets and make the training.
+
+        `stack` takes all down again. `status` is what rank 0 shows, given what was logged.
+
+        Raises:
+            StreamServerError: the user's class raised, here or on another rank, or what was saved does not fit.
+        """
+        self._count_samples(stack)
+        stopping = self._make_stopping()
+        self._open_model(stack, stopping)
+        self._tell_length()
+        self._tell_cores()
+        # User code is done for now: a rank on which it raised ends the others here, before they open anything.
+        barrier(self.ranks)
+        # Before there is a port: whoever floods it may take all file descriptors.
+        display = self._make_display(stack, lambda: status(self.metrics))
+        stack.enter_context(self.source)
+        self.checkpoints = self._make_checkpoints(stack)
+        self._make_scheduled_validation()
+        self.best_models = self._make_best_models()
+        self.export = ModelExport(
+            self.folder.model, step=self.step, config=self.config, normalization=self.server.normalization
+        )
+        speed = SpeedGauge(self.progress, self.phases)
+        self.metrics.gauges += [*self._make_gauges(), speed]
+        training = self.make_training(
+            self.source,
+            log_every=self.config.training.log_every_batches,
+            checkpoints=self.checkpoints,
+            leave_at_s=self.leave_at_s,
+            before_user=[speed],
+            before_logging=[*optional(self.best_models), *optional(stopping)],
+            after_logging=[*display, *self._make_operator_status(), self.export],
+        )
+        self._restore_training()
+        return training
+
+    def _make_buffer(self, config: StudyConfig, rank: int, plan: RankPlan) -> Buffer:
+        num_slots = plan.num_slots
+        if self.restored is not None:
+            num_slots = num_slots_to_load(self.restored.buffer, capacity=plan.capacity, planned=num_slots)
+        return Buffer(make_policy(config, rank), make_slots(config, num_slots), spare=plan.spare)
+
+    def _make_source(self, start: Start, plan: RankPlan, design: ParameterDesign) -> Source:
+        if start.replay is not None:
+            return ReplaySource(
+                self.config,
+                self.ranks,
+                start.replay,
+                parameters=design.names,
+                buffer=self.buffer,
+                restored=self.restored,
+            )
+        return Reception(
+            self.config,
+            self.ranks,
+            self.folder,
+            self.continuation.identity,
+            plan=plan,
+            design=design,
+            buffer=self.buffer,
+            restored=self.restored,
+            roster_state=None if self.saved is None else self.saved["roster"],
+            start=start,
+        )
+
+    def _count_samples(self, stack: ExitStack) -> None:
+        """Take the length of the training from the source, if it knows it before it is entered."""
+        counted = self.source.count(stack)
+        if counted is not None:
+            self.progress.length = TrainingLength.of(
+                self.config, self.ranks.size, counted, draws_per_sample=self.buffer.policy.draws_per_sample
+            )
+
+    def _open_model(self, stack: ExitStack, stopping: EarlyStopping | None) -> None:
+        """Call all user code that comes before the training, and see that its state can be saved."""
+        self.make_server(load_server_class(self.config), stack, self._make_metrics(stopping))
+        self.make_step(stack, make_callbacks(self.server))
+        self._restore_model()
+        # Fail now on a state that cannot be saved, and not after hours of training.
+        allow_pickle = self.config.checkpoint.allow_pickle
+        user_file(self.server, allow_pickle=allow_pickle)
+        callbacks_file(self.callbacks, framework_of(self.server), allow_pickle=allow_pickle)
+        failpoint("server.model_ready")
+
+    def _make_stopping(self) -> EarlyStopping | None:
+        settings, stops = self.config.training.early_stop, self.stops
+        if settings is None:
+            return None
+        return EarlyStopping(settings, stop=lambda reason: stops.request(StopReason.EARLY_STOP, reason))
+
+    def _make_metrics(self, stopping: EarlyStopping | None) -> Metrics:
+        """Open the writers, which continue the files of earlier incarnations."""
+        config, batches, rank = self.config, self.progress.batches, self.ranks.rank
+        # A checkpoint that was committed before a validation has none of its values.
+        history = [] if self.saved is None else self.saved["callbacks"]["Validation"]["history"]
+        run = LoggedRun(
+            name=config.study.name,
+            id=self.continuation.identity.study,
+            folder=self.folder.metrics,
+            num_ranks=self.ranks.size,
+            after=batches,
+            is_validated=bool(history) and history[-1]["batch"] == batches,
+            settings=config.resolved(),
+        )
+        writers = open_writers(run, config.metrics.wanted, config.study_dir) if rank == 0 else []
+        own = open_own_writers(run, rank, config.metrics.wanted_of_ranks, config.study_dir)
+        observer = stopping.on_record if stopping is not None and stopping.observes_records else None
+        return Metrics(self.ranks, writers, own=own, observer=observer, progress=self.progress)
+
+    def _restore_model(self) -> None:
+        continuation, config = self.continuation, self.config
+        if continuation.base is not None:
+            folder, allow_pickle = continuation.folder, config.checkpoint.allow_pickle
+            self.step.load_state_dict(read_state(folder / MODEL))
+            load_user_state(folder, self.server, allow_pickle=allow_pickle)
+            load_callbacks_state(folder, self.callbacks, framework_of(self.server), allow_pickle=allow_pickle)
+        elif config.load is not None:
+            log.info("%s", warm_start(config, self.server, self.step, self.server.normalization))
+
+    def _tell_length(self) -> None:
+        """Say at the start if nobody can know how long the training will be."""
+        if self.ranks.rank == 0 and self.progress.expected_batches is None:
+            clock = self.config.training.lr_clock
+            text = f"the number of batches is not known in advance; learning-rate schedules count {clock}"
+            log.info("%s", text)
+            print(text, file=sys.stderr, flush=True)
+
+    def _tell_cores(self) -> None:
+        """Say at the start how the cores are shared out, and if a restart computes with other numbers of threads."""
+        cores, saved = self.cores, self.saved
+        if self.ranks.rank != 0:
+            return
+        for text in (f"cores: {cores}", *cores.warnings):
+            log.info("%s", text)
+            print(text, file=sys.stderr, flush=True)
+        if saved is not None and (change := cores.change_since(saved.get("threads", cores.threads))):
+            log.warning("%s", change)
+
+    def _make_display(self, stack: ExitStack, status: Callable[[], DisplayedStatus]) -> list[ProgressDisplay]:
+        if self.ranks.rank != 0:
+            return []
+        display = stack.enter_context(Display(name=self.config.study.name))
+        return [ProgressDisplay(display, status)]
+
+    def _make_operator_status(self) -> list[OperatorStatus]:
+        if self.ranks.rank != 0:
+            return []
+        status = OperatorStatus(
+            self.source.show,
+            progress=self.progress,
+            buffer=self.buffer,
+            metrics=self.metrics,
+            saves=self.checkpoints.counts,
+        )
+        return [status]
+
+    def _make_checkpoints(self, stack: ExitStack) -> CheckpointAgreement:
+        continuation, settings, progress, step = self.continuation, self.config.checkpoint, self.progress, self.step
+        incarnation = continuation.identity.incarnation
+        saver = stack.enter_context(Saver(continuation.checkpoints, incarnation=incarnation, rank=self.ranks.rank))
+        self.make_stream(self.source)
+        snapshots = StudyCapture(
+            config=self.config,
+            ranks=self.ranks,
+            incarnation=incarnation,
+            base=continuation.base_number,
+            source=self.source,
+            buffer=self.buffer,
+            stream=self.stream,
+            server=self.server,
+            step=step,
+            progress=progress,
+            phases=self.phases,
+            callbacks=self.callbacks,
+            wall_s=self.wall_s,
+            threads=self.cores.threads,
+        )
+        milestones = None
+        if settings.keep_every is not None or settings.keep_at:
+            milestones = Milestones(Schedule(every=settings.keep_every, at=settings.keep_at), progress)
+        return CheckpointAgreement(
+            ranks=self.ranks,
+            saver=saver,
+            study=snapshots,
+            newest=continuation.base_number,
+            every_batches=moment(settings.every_batches, progress.expected_batches),
+            every_s=settings.every_s,
+            batches=lambda: progress.batches,
+            at_boundary=lambda: step.at_boundary,
+            phases=self.phases,
+            milestones=milestones,
+        )
+
+    def _make_scheduled_validation(self) -> None:
+        source, settings, stops = self.source, self.config.validation, self.stops
+        self.make_validation(
+            HeldOutSamples(store=source.validation_store, parameters_of=source.parameters_of),
+            schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
+            must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= self.leave_at_s,
+            save_before=self.checkpoints.take_before_validation if settings.save_before else lambda: None,
+        )
+
+    def _make_best_models(self) -> BestModels | None:
+        settings, server, step = self.config.checkpoint, self.server, self.step
+        if not settings.keep_best:
+            return None
+
+        def capture() -> list[PendingFile]:
+            behaviours = {Normalization.__name__: server.normalization.state_dict()}
+            return model_files(server, step, behaviours=behaviours, allow_pickle=settings.allow_pickle)
+
+        folder = self.continuation.checkpoints.folder / BEST
+        return BestModels(folder, step, settings, capture=capture, phases=self.phases)
+
+    def _make_gauges(self) -> list[Gauge]:
+        buffer, parameters_of = self.buffer, self.source.parameters_of
+        inputs = InputGauge(buffer, parameter_names=self.parameter_names, parameters_of=parameters_of)
+        return [
+            BufferGauge(buffer),
+            MemoryGauge(framework_of(self.server).device_bytes),
+            RateLimited(SamplesGauge(buffer)),
+            RateLimited(inputs),
+        ]
+
+    def _restore_training(self) -> None:
+        saved, restored = self.saved, self.restored
+        if saved is None or restored is None:
+            return
+        self.callbacks.load_state_dict(saved["callbacks"])
+        self.server.normalization.load_rank_states(restored.state["normalization"])
+        self.stream.num_drawn = restored.state["num_drawn"]
+        # Last of all, since making the model and opening the sockets may have used random numbers.
+        self._begin_random_streams_anew()
+        if restored.is_own:
+            set_random_states(restored.state["random"])
+            self.step.load_random_state(restored.state["step"])
+
+    def _begin_random_streams_anew(self) -> None:
+        """Seed the generators whose states are not restored: on other ranks or devices there are none, or too few."""
+        stream = self.continuation.seed(self.config, NOISE_STREAM, self.ranks.size)
+        seed = seed_of((*stream, self.ranks.rank))
+        seed_random_states(seed)
+        self.step.seed_random_state(seed)
+
+
+def simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
+    """The cores that the simulations of this start take; none in a replay."""
+    if start.replay is not None:
+        return NO_SIMULATIONS
+    # stream-launcher adds the environment of server.job to the server's, and not to that of the simulations.
+    added = config.server.job.environment if start.link is not None else {}
+    return SimulationCores.of(config, {name: value for name, value in os.environ.items() if name not in added})
+
+
+def leave_at(time_limit_s: float | None, began_s: float) -> float:
+    """The time to save and leave, with a margin for the last checkpoint and the end of the simulations."""
+    if time_limit_s is None:
+        return math.inf
+    return began_s + time_limit_s - min(LARGEST_MARGIN_S, time_limit_s / 4)

@@ -1,0 +1,289 @@
+"""A study on one rank, from beginning to end: open the output folder, set up, train, and settle the account."""
+
+import resource
+import sys
+import time
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stream_server.buffers.batch_memory import no_memory
+from stream_server.config import StudyConfig, check_ranks
+from stream_server.errors import ConfigError, NoUsableCheckpoint
+from stream_server.failpoints import failpoint
+from stream_server.launcher.journal.journal import Journal
+from stream_server.machine import descriptors
+from stream_server.machine.forced_exit import EXIT_FORCED, ForcedExit
+from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
+from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
+from stream_server.server.intake.account import RankAccount
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.stop import Interrupted, StopRequests
+from stream_server.server.ranks.collectives import CollectiveCalls
+from stream_server.server.ranks.communicator import Ranks, SoloRanks, environment_rank, ranks_from_environment
+from stream_server.server.reception.heartbeat import Heartbeat
+from stream_server.server.run.logs import Logs
+from stream_server.server.run.output import OutputFolder
+from stream_server.server.run.plan import make_plan, memory_problem, memory_warning
+from stream_server.server.run.report import Outcome, RankReport
+from stream_server.server.run.start import RANK_0_REPORTS_S, Start
+from stream_server.server.study.closing import EXIT_SAVED, Closing, Results, outcome_of
+from stream_server.server.study.failure import Failure, leave_together
+from stream_server.server.study.set_up import StudySetUp
+from stream_server.server.study.watchdog import Watchdog
+from stream_server.server.training.monitoring.display import DisplayedStatus
+
+PROGRAM = "stream-server"
+
+
+def run_study(config: StudyConfig, start: Start) -> int:
+    """Run a study on all ranks of this MPI job, or on one rank outside of MPI. Collective.
+
+    Returns:
+        The exit code, the same on all ranks.
+
+    Raises:
+        ConfigError: the study cannot begin; the same on all ranks.
+        NoUsableCheckpoint: it cannot go on either; the same on all ranks.
+    """
+    rank, collectives, stops = environment_rank(), CollectiveCalls(), StopRequests()
+    watchdog = Watchdog(
+        collectives,
+        rank=rank or 0,
+        stall_s=config.server.stall_s,
+        output_dir=config.output_dir,
+        is_under_mpirun=rank is not None,
+    )
+    with ExitStack() as stack:
+        stack.enter_context(ForcedExit())
+        stops.in_set_up = True
+        stack.enter_context(stops.on_signals())
+        stack.enter_context(nullcontext() if start.alive is None else Heartbeat(start.alive, rank or 0))
+        stack.enter_context(watchdog)
+        ranks: Ranks | None = None
+        try:
+            ranks = ranks_from_environment(collectives)
+            watchdog.watch(ranks)
+            return _run(config, ranks, start, stops, watchdog)
+        except (ConfigError, NoUsableCheckpoint):
+            stops.in_set_up = False
+            if ranks is None and rank:
+                time.sleep(RANK_0_REPORTS_S)
+            raise
+        except MemoryError as error:
+            _end(ranks, f"rank {rank or 0}: {no_memory(error)}", ConfigError.exit_code)
+        except Interrupted as error:
+            _end(ranks, f"rank {rank or 0}: {error}", EXIT_SAVED)
+        except KeyboardInterrupt as error:
+            _end(ranks, f"rank {rank or 0}: {error or 'interrupted'}", EXIT_FORCED)
+        except BaseException as error:
+            failure = Failure.of(error, rank=rank or 0, phase="start")
+            _end(ranks, f"rank {rank or 0}:\n{failure.traceback}", failure.exit_code)
+
+
+def _end(ranks: Ranks | None, text: str, exit_code: int) -> NoReturn:
+    """Tell why, and end all ranks at once."""
+    print(text, file=sys.stderr, flush=True)
+    (SoloRanks() if ranks is None else ranks).abort(exit_code)
+
+
+def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, watchdog: Watchdog) -> int:
+    check_ranks(config, ranks.size)
+    _require_descriptors(config, ranks)
+    _require_memory(config, ranks)
+    folder = OutputFolder(config.output_dir)
+    if not start.fresh and by_rank_0(ranks, lambda: folder.is_finished(config.study.simulations)):
+        if ranks.rank == 0:
+            print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
+        return 0
+    with ExitStack() as locks:
+        by_rank_0(ranks, lambda: _take_folder(config, folder, start, locks))
+        by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
+        continuation = find_continuation(config, ranks, folder)
+        watchdog.is_outdated = continuation.is_outdated
+        with Logs(folder.path, ranks.rank):
+            try:
+                study = StudyRank(config, ranks, folder, continuation, start, stops)
+            except MemoryError:
+                raise
+            except Exception as error:
+                # A launcher cannot rely on the exit status of mpirun, and reads exit.json.
+                Failure.of(error, rank=ranks.rank, phase="set-up").record(folder.path)
+                raise
+            return study.run()
+
+
+def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks: ExitStack) -> None:
+    """Lock the output folder before anything in it is changed. Rank 0.
+
+    Raises:
+        ConfigError: another process runs the study in it, or it holds something else.
+    """
+    if not start.fresh:
+        folder.check(resume=start.resume)
+    _lock(folder.path, start, locks)
+    if start.link is None:
+        Journal.check_free(folder.path)
+    if start.fresh and folder.set_aside():
+        # The locks have gone with the folder of the earlier run.
+        _lock(folder.path, start, locks)
+    checkpoints = config.checkpoint.dir
+    if checkpoints is not None and checkpoints.resolve() != folder.path.resolve():
+        locks.enter_context(_server_lock(checkpoints, start))
+
+
+def _lock(folder: Path, start: Start, locks: ExitStack) -> None:
+    if start.link is None:
+        locks.enter_context(StudyLock(folder / RUN_LOCK, PROGRAM))
+    locks.enter_context(_server_lock(folder, start))
+
+
+def _server_lock(folder: Path, start: Start) -> StudyLock:
+    # A launcher starts a server only when it has killed the one before.
+    return StudyLock(folder / SERVER_LOCK, PROGRAM, was_killed=start.link is not None)
+
+
+def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
+    """See to it that each rank may open the files that it needs; the limits of nodes may differ."""
+    said = ranks.gather(descriptors.lacking(make_plan(config).connections, "connections of simulations"))
+    problem = ranks.broadcast(said and next(filter(None, said), ""))
+    if problem:
+        raise ConfigError(problem)
+
+
+def _require_memory(config: StudyConfig, ranks: Ranks) -> None:
+    """Refuse samples for which a node has no memory, before they fill what it has."""
+    said = ranks.gather([of(config, ranks.size, ranks.local_size) for of in (memory_problem, memory_warning)])
+    problem, warning = ranks.broadcast(said and [next(filter(None, texts), "") for texts in zip(*said, strict=True)])
+    if problem:
+        raise ConfigError(problem)
+    if warning and ranks.rank == 0:
+        print(f"stream-server: WARNING: {warning}", file=sys.stderr, flush=True)
+
+
+class StudyRank:
+    """One rank of a study, from its set-up to the closing account. `stage` says what is under way."""
+
+    def __init__(
+        self,
+        config: StudyConfig,
+        ranks: Ranks,
+        folder: OutputFolder,
+        continuation: Continuation,
+        start: Start,
+        stops: StopRequests,
+    ) -> None:
+        self.set_up = StudySetUp(config, ranks, folder, continuation, start, stops)
+        self.closing = Closing(
+            config=config,
+            ranks=ranks,
+            folder=folder,
+            continuation=continuation,
+            progress=self.set_up.progress,
+            stops=stops,
+            cores=self.set_up.cores,
+            wall_s=self.set_up.wall_s,
+        )
+        self.stage = "set-up"
+        self.is_set_up = False
+
+    def run(self) -> int:
+        """Train to the end and settle the account. Collective; returns the exit code of all ranks."""
+        set_up, stops = self.set_up, self.set_up.stops
+        with ExitStack() as stack:
+            try:
+                training = set_up.open(stack, self._status)
+                self.is_set_up = True
+                stops.in_set_up = False
+                self.stage = "training"
+                training.run()
+                self.stage = "checkpoint"
+                failpoint("server.before_last_checkpoint")
+                is_saved = set_up.checkpoints.take_last()
+                self.stage = "end"
+                failpoint("server.before_end")
+                set_up.source.stop_simulations(stops)
+                outcome = outcome_of(stops, is_saved=is_saved)
+            except Exception as error:
+                outcome = self._leave(error)
+        return self.closing.close(outcome, self._report(), self._results())
+
+    def _leave(self, error: Exception) -> Outcome:
+        """Make all ranks end because of `error`, in order if they can be reached, or else at once."""
+        set_up = self.set_up
+        set_up.stops.in_set_up = False
+        ranks, progress = set_up.ranks, set_up.progress
+        where: Any = {"phase": self.stage, "batch": progress.batches if self.stage == "training" else None}
+        # What is in the folder of a server that was replaced speaks of its successor.
+        folder = None if set_up.continuation.is_outdated() else set_up.folder.path
+        agreed = leave_together(error, ranks, folder, **where)
+        failure = (folder and Failure.read(folder)) or Failure.of(error, rank=ranks.rank, **where)
+        if failure.phase == "set-up":
+            # Also on a rank that was set up already: of a start that never trained, no rank has an account.
+            self.is_set_up = False
+        if agreed is None or ranks.rank == 0:
+            print(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", file=sys.stderr, flush=True)
+        if agreed is None:
+            self.closing.close_alone(failure, self._report(), self._results())
+            ranks.abort(failure.exit_code)
+        return self.closing.outcome_of_failure(failure)
+
+    def _status(self, metrics: Metrics) -> DisplayedStatus:
+        """The status of the study, for rank 0's display."""
+        set_up, buffer, progress = self.set_up, self.set_up.buffer, self.set_up.progress
+        counts, num_samples = set_up.source.counts()
+        steps = set_up.config.study.time_steps
+        return DisplayedStatus(
+            simulations=counts,
+            samples=num_samples,
+            expected_samples=None if steps is None else steps.num * sum(counts.values()),
+            population=buffer.population,
+            capacity=buffer.capacity,
+            batches=progress.batches,
+            loss=metrics.latest.get("train/loss"),
+            validation_loss=metrics.latest.get("val/loss"),
+            phases_s=set_up.phases.seconds,
+            fraction=progress.fraction,
+            draws=progress.draws,
+            restarts=set_up.continuation.identity.incarnation - 1,
+            warnings=[*set_up.source.warnings, *(set_up.warnings if self.is_set_up else [])],
+            awaited=set_up.source.awaited,
+            is_degraded=self.is_set_up and set_up.checkpoints.counts.degraded,
+        )
+
+    def _results(self) -> Results | None:
+        """The results of a study that was set up."""
+        if not self.is_set_up:
+            return None
+        validation, best_models = self.set_up.validation, self.set_up.best_models
+        return Results(
+            simulations=self.set_up.source.simulations,
+            validation=validation.history,
+            best=validation.best,
+            best_models=[] if best_models is None else best_models.best,
+        )
+
+    def _report(self) -> RankReport:
+        set_up, source, slots = self.set_up, self.set_up.source, self.set_up.buffer.slots
+        set_up.phases.add("receive", source.receive_s)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return RankReport(
+            account=self._account(),
+            phases_s=set_up.phases.seconds,
+            memory_bytes={"buffer": slots.sample_bytes * slots.num_slots, "peak": peak},
+            warnings=[*source.warnings, *(set_up.warnings if self.is_set_up else [])],
+        )
+
+    def _account(self) -> RankAccount:
+        source, buffer = self.set_up.source, self.set_up.buffer
+        received = source.account
+        if received is None or not self.is_set_up:
+            return RankAccount(intake={})
+        return RankAccount(
+            intake=received.intake,
+            duplicates=received.duplicates,
+            refused=received.refused,
+            drawn=self.set_up.stream.num_drawn,
+            withdrawn=received.withdrawn,
+            left=buffer.num_unseen + buffer.num_waiting + source.num_left,
+        )

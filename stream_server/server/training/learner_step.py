@@ -1,0 +1,245 @@
+"""The training step of a plain `StreamServer`, and the count of the updates that a step skips."""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.progress.batches import StepOutcome
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
+from stream_server.server.user.collate import NumpyCollate
+from stream_server.server.user.framework import LearningRateCallback, Step, framework_named
+from stream_server.storage.plain_state import from_bytes, to_bytes
+from stream_server.user_code import call_user
+
+if TYPE_CHECKING:
+    from stream_server.server.progress.batches import UnionBatch
+    from stream_server.server.user.stream_server import StreamServer
+
+MOST_PAIRS = 16
+NUMPY_DTYPES = {"32-true": np.float32, "64-true": np.float64}
+
+_FOR_TORCH = {
+    "strategy": "ddp",
+    "accumulate": 1,
+    "clip_norm": None,
+    "clip_value": None,
+    "compile": False,
+    "matmul_precision": "highest",
+    "deterministic": False,
+}
+
+_log = logging.getLogger(__name__)
+
+
+class NumpyFramework:
+    """NumPy, or whatever else a plain `StreamServer` computes with in its own `training_step`.
+
+    Tensors of torch in a checkpointed state come back as such, all other arrays as NumPy's.
+    """
+
+    trains_model = False
+
+    def check_precision(self, precision: str) -> None:
+        if precision not in NUMPY_DTYPES:
+            raise ConfigError(
+                f"training.precision {precision} needs a TorchServer; a StreamServer knows {' and '.join(NUMPY_DTYPES)}"
+            )
+
+    def make_collate(self, precision: str) -> NumpyCollate:
+        return NumpyCollate(NUMPY_DTYPES[precision])
+
+    def make_step(self, server: "StreamServer", ranks: Ranks) -> Step:
+        return LearnerStep(server, ranks)
+
+    def plain(self, state: Any, name: str) -> Any:
+        # Without torch in the process there is no tensor in the state.
+        return framework_named("torch").plain(state, name) if "torch" in sys.modules else state
+
+    def restored(self, state: Any) -> Any:
+        return framework_named("torch").restored(state) if "torch" in sys.modules else state
+
+    def device_bytes(self) -> Mapping[str, int]:
+        return {}
+
+
+class LearnerStep:
+    """The step of a plain `StreamServer`: its `training_step` updates the model itself, by `all_reduce`.
+
+    A rank without a batch joins the reductions but runs no user code, so its model stays behind. Before it next
+    trains or evaluates, it is given the `state_dict` of a rank that took part.
+    """
+
+    needs_every_rank = False
+    at_boundary = True
+
+    def __init__(self, server: "StreamServer", ranks: Ranks) -> None:
+        self._server = server
+        self._ranks = ranks
+        self._behind: set[int] = set()
+        self._newest = 0
+        self._refuse_what_is_for_torch()
+
+    def __enter__(self) -> "LearnerStep":
+        server = self._server
+        call_user(f"{type(server).__name__}.prepare_training_attributes", server.prepare_training_attributes)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def to_device(self, data: Any) -> Any:
+        return data
+
+    def run(self, union_batch: "UnionBatch", data: Any, batch_idx: int) -> StepOutcome:
+        if any(union_batch.sizes[rank] for rank in self._behind):
+            self._catch_up()
+        server = self._server
+        with server.union_mean.step(union_batch.sizes):
+            name = f"{type(server).__name__}.training_step"
+            loss = None if union_batch.own is None else call_user(name, server.training_step, data, batch_idx)
+        if server.union_mean.num_joined:
+            self._behind |= {rank for rank, size in enumerate(union_batch.sizes) if not size}
+            self._newest = union_batch.lowest_rank
+        return StepOutcome() if union_batch.own is None else StepOutcome(loss=self._as_number(name, loss))
+
+    def finish(self) -> StepOutcome | None:
+        self._catch_up()
+        return None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        self._catch_up()
+        yield
+
+    def synchronize(self) -> None:
+        self._catch_up()
+
+    def fingerprints(self) -> Fingerprints:
+        return of_replicated_state(self._server)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the model of such a server is in its own `state_dict`."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def model_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_model_state(self, state: dict[str, Any]) -> None:
+        pass
+
+    def learning_rates(self) -> "list[LearningRateCallback]":
+        return []
+
+    def random_state(self) -> dict[str, Any]:
+        return {}
+
+    def seed_random_state(self, seed: int) -> None:
+        pass
+
+    def load_random_state(self, state: dict[str, Any]) -> None:
+        pass
+
+    def _refuse_what_is_for_torch(self) -> None:
+        if self._server.config is None:
+            return
+        settings = self._server.config.training
+        ignored = [f"training.{key}" for key, default in _FOR_TORCH.items() if getattr(settings, key) != default]
+        ignored += ["checkpoint.exclude"] if self._server.config.checkpoint.exclude else []
+        if ignored:
+            raise ConfigError(
+                f"{' and '.join(ignored)} must be left out: that is for a TorchServer, while the training_step of a "
+                "plain StreamServer updates the model itself"
+            )
+
+    def _catch_up(self) -> None:
+        if not self._behind:
+            return
+        server = self._server
+        own = type(server).__name__
+        is_newest = self._ranks.rank == self._newest
+        state = call_user(f"{own}.state_dict", lambda: to_bytes(server.state_dict())) if is_newest else b""
+        received = from_bytes(self._ranks.broadcast_bytes(state, self._newest))
+        if self._ranks.rank in self._behind:
+            if not received:
+                _log.warning("this rank missed steps, but %s.state_dict returned nothing to catch up with", own)
+            call_user(f"{own}.load_state_dict", server.load_state_dict, received)
+        self._behind.clear()
+
+    def _as_number(self, name: str, loss: Any) -> float | None:
+        if loss is None and not self._server.automatic_optimization:
+            return None
+        try:
+            return float(loss)
+        except (TypeError, ValueError) as error:
+            raise UserCodeError(f"{name} must return the mean loss of its batch, but returned {loss!r}") from error
+
+
+class SkippedUpdates:
+    """Counts the updates that are skipped in a row, and ends the study when they are too many.
+
+    The ranks come to the same conclusion, since they all have the same gradient.
+    """
+
+    def __init__(self, *, most_in_row: int) -> None:
+        self.num_in_row = 0
+        self._most_in_row = most_in_row
+        self._keys: list[NDArray[np.int64]] = []
+
+    def note_batch(self, keys: NDArray[np.int64]) -> None:
+        """A batch of this rank takes part in the next update; `keys` of shape (2, size), simulations and steps."""
+        self._keys.append(keys)
+
+    def judge(self, batch: int, *, is_finite: bool, is_excused: bool = False) -> None:
+        """The update after batch number `batch` was made, or skipped if `is_finite` is false.
+
+        `is_excused`: a lower scale of the loss may cure it, so it does not count.
+
+        Raises:
+            UserCodeError: too many updates in a row were skipped.
+        """
+        keys, self._keys = self._keys, []
+        if is_finite:
+            self.num_in_row = 0
+            return
+        text = f"the gradient of batch {batch} is not finite"
+        if is_excused:
+            _log.info("%s: the update is skipped, and the loss will be scaled less", text)
+            return
+        self.num_in_row += 1
+        if self.num_in_row > self._most_in_row:
+            raise UserCodeError(f"{text}, {self._limit()}. {_described(keys)}")
+        _log.warning("%s: the update is skipped", text)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_in_row": self.num_in_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_in_row = state["num_in_row"]
+
+    def _limit(self) -> str:
+        if self._most_in_row == 0:
+            return "and training.nonfinite is stop"
+        return (
+            f"like those of the {self.num_in_row - 1} updates before, and training.max_nonfinite is {self._most_in_row}"
+        )
+
+
+def _described(keys: list[NDArray[np.int64]]) -> str:
+    """The samples by simulation and time step, as far as they are worth reading."""
+    if not keys:
+        return "This rank had no batch; see what the others say"
+    simulations, steps = np.concatenate(keys, axis=1).tolist()
+    pairs = [f"({simulation}, {step})" for simulation, step in zip(simulations, steps, strict=True)]
+    more = "" if len(pairs) <= MOST_PAIRS else ", …"
+    shown = ", ".join(pairs[:MOST_PAIRS])
+    return f"This rank's {len(pairs)} samples of it, as (simulation, time step): {shown}{more}"

@@ -1,0 +1,5 @@
+"""Monitoring of a training: log points, gauges, the display, early stopping.
+
+Offers: display, early_stopping, gauges, log_points, summary.
+May import: buffers, config, machine, server.metrics, server.progress, server.user.
+"""

@@ -1,0 +1,416 @@
+"""The display on the terminal while a study runs. Rank 0 only."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
+
+from rich.console import Console, ConsoleDimensions
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from stream_server.machine.screen import escaped
+from stream_server.machine.terminal import size_of, terminal_of_stderr
+from stream_server.server.user.callbacks import Callback
+
+LIVE_INTERVAL_S = 0.25
+PLAIN_INTERVAL_S = 5.0
+# In a file, a line comes whenever a study has become so much older.
+PLAIN_GROWTH = 0.25
+MAX_PLAIN_INTERVAL_S = 600.0
+RATE_WINDOW_S = 10.0
+NUM_PHASES_SHOWN = 4
+NUM_LOSSES = 256
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARKLINE_WIDTH = 32
+BAR_WIDTH = 24
+DEGRADED = "the last checkpoint failed; the one before is good, and another will be tried"
+
+WAIT = "wait_for_data"
+MUCH_WAITING = 0.3
+LITTLE_WAITING = 0.05
+FULL = 0.95
+
+# The time that is left is told after so long, so many batches, and if two estimates differ by this factor at most.
+PACE_S = 10.0
+PACE_BATCHES = 20
+PACE_FACTOR = 1.5
+NUM_MARKS = 256
+
+Value = TypeVar("Value")
+
+
+class Mark(NamedTuple):
+    """Some counts at one moment."""
+
+    now: float
+    batches: int
+    samples: int
+    draws: int
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DisplayedStatus:
+    """How far the study has come, at one moment; `phases_s` are those of rank 0.
+
+    `simulations` counts by state, with the states waiting, running, finished and given_up among them. `fraction` of the
+    run is done, None when its length is not known. `draws` counts each use of a sample. `is_degraded`: the last
+    checkpoint failed. `awaited` is what must come from outside for the study to go on, "" if nothing must.
+    """
+
+    simulations: Mapping[str, int]
+    samples: int
+    expected_samples: int | None = None
+    population: int = 0
+    capacity: int = 0
+    batches: int = 0
+    draws: int = 0
+    loss: float | None = None
+    validation_loss: float | None = None
+    fraction: float | None = None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    is_degraded: bool = False
+    awaited: str = ""
+    restarts: int = 0
+    warnings: Sequence[str] = ()
+
+    @property
+    def failed(self) -> int:
+        return self.simulations.get("given_up", 0) + self.simulations.get("invalid", 0)
+
+    def mark(self, now: float) -> Mark:
+        """The counts, at this moment."""
+        return Mark(now, self.batches, self.samples, self.draws, self.phases_s.get(WAIT, 0.0))
+
+    @property
+    def troubles(self) -> tuple[object, ...]:
+        """The news for which a line comes sooner."""
+        return self.failed, self.is_degraded, self.awaited, len(self.warnings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trend:
+    """How the status has changed over the last seconds. `waiting` is the share of time in which there was no data.
+
+    `left_s` is None unless it can be told.
+    """
+
+    batches_per_s: float = 0.0
+    samples_per_s: float = 0.0
+    draws_per_s: float = 0.0
+    waiting: float | None = None
+    left_s: float | None = None
+    losses: Sequence[float] = ()
+
+
+class Display:
+    """Shows the status of the study: as a live panel on a terminal, otherwise as a line now and then.
+
+    Main thread only; it has no thread of its own, so it is as fresh as the last call of `update`, which the
+    loop makes after every batch and every idle round. Too frequent calls cost one reading of the clock.
+
+    By default it writes to standard error, and takes that of the mpirun above for a terminal if it is one.
+    """
+
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic, *, name: str = ""
+    ) -> None:
+        self._terminal = terminal_of_stderr() if console is None else None
+        self._console = console or console_on(self._terminal)
+        self._clock = clock
+        self._name = name
+        self._live: Live | None = None
+        # A dumb terminal cannot go back to lines that it has shown.
+        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._interval_s = LIVE_INTERVAL_S if self._is_live else PLAIN_INTERVAL_S
+        self._next_s = float("-inf")
+        self._began_s = clock()
+        self._line_s = float("-inf")
+        self._troubles: tuple[object, ...] = ()
+        self._trends = Trends()
+
+    def __enter__(self) -> Self:
+        self._load_what_rich_needs()
+        if self._is_live:
+            self._follow_size()
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def update(self, status: Callable[[], DisplayedStatus]) -> None:
+        """Show the status, which is asked for only when it is time for a new one."""
+        now = self._clock()
+        if now < self._next_s:
+            return
+        self._next_s = now + self._interval_s
+        current = status()
+        trend = self._trends.note(
+            current.mark(now), fraction=current.fraction, loss=current.loss, is_held_up=bool(current.awaited)
+        )
+        if self._live is not None:
+            self._follow_size()
+            self._live.update(panel(self._name, current, trend), refresh=True)
+        elif now >= self._line_s or current.troubles != self._troubles:
+            growing_s = PLAIN_GROWTH * (now - self._began_s)
+            self._line_s = now + min(max(growing_s, PLAIN_INTERVAL_S), MAX_PLAIN_INTERVAL_S)
+            self._troubles = current.troubles
+            self._print(line(current, trend))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def _follow_size(self) -> None:
+        """Take the size that the window of the terminal has now."""
+        if self._terminal is not None and (size := size_of(self._terminal)):
+            self._console.size = ConsoleDimensions(*size)
+
+    def _load_what_rich_needs(self) -> None:
+        """Render once for nobody: rich imports modules when it prints, and later no file descriptor may be left."""
+        status = DisplayedStatus(
+            simulations={"running": 1}, samples=1, expected_samples=2, loss=0.5, fraction=0.5, capacity=1
+        )
+        with self._console.capture():
+            self._console.print(panel(self._name, status, Trend(losses=(0.5,))))
+            self._print(line(status, Trend()))
+
+
+def console_on(terminal: Path | None) -> Console:
+    """Standard error, which is read at this terminal, if at any; an mpirun may be between."""
+    console = Console(stderr=True, force_terminal=True if terminal else None)
+    if terminal is not None and (size := size_of(terminal)):
+        console.size = ConsoleDimensions(*size)
+    return console
+
+
+class ProgressDisplay(Callback):
+    """Keeps a display fresh while a study trains."""
+
+    def __init__(self, display: Display, status: Callable[[], DisplayedStatus]) -> None:
+        self._display = display
+        self._status = status
+
+    def on_round(self, server: Any) -> None:
+        self._display.update(self._status)
+
+
+class Trends:
+    """Rates over the last seconds, the losses so far, and the time that is left."""
+
+    def __init__(self) -> None:
+        self._marks: deque[Mark] = deque()
+        self._losses: list[float] = []
+        self._pace = Pace()
+
+    def note(self, mark: Mark, *, fraction: float | None, loss: float | None = None, is_held_up: bool = False) -> Trend:
+        """Take the counts at a moment into account.
+
+        Args:
+            mark: the moment and the counts.
+            fraction: how much of the run is done, if that is known.
+            loss: that of the last batch.
+            is_held_up: the study waits for something from outside, so that nobody knows how long it takes.
+        """
+        self._marks.append(mark)
+        while len(self._marks) > 2 and self._marks[1].now < mark.now - RATE_WINDOW_S:
+            self._marks.popleft()
+        if loss is not None:
+            self._losses = thinned([*self._losses, loss], NUM_LOSSES)
+        if fraction is not None:
+            self._pace.note(mark.now, fraction, mark.batches)
+        first = self._marks[0]
+        seconds = mark.now - first.now
+        if seconds <= 0:
+            return Trend(losses=self._losses)
+        return Trend(
+            batches_per_s=(mark.batches - first.batches) / seconds,
+            samples_per_s=(mark.samples - first.samples) / seconds,
+            draws_per_s=(mark.draws - first.draws) / seconds,
+            waiting=min(1.0, (mark.waited_s - first.waited_s) / seconds),
+            left_s=None if is_held_up else self._pace.left_s,
+            losses=self._losses,
+        )
+
+
+class Pace:
+    """Tells the time that is left from how fast the fraction that is done has grown since this start began to train.
+
+    Earlier starts do not count, nor does the wait for the first data. Nothing is told before there are enough batches,
+    or while the last half of the time went at another pace than the whole.
+    """
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, float]] = []
+        self._first_fraction: float | None = None
+        self._first_batch = 0
+        self._batches = 0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until all is done, None if that cannot be told."""
+        if not self._marks or self._batches - self._first_batch < PACE_BATCHES:
+            return None
+        (first_s, first), (last_s, last) = self._marks[0], self._marks[-1]
+        if last_s - first_s < PACE_S:
+            return None
+        middle_s, middle = next(mark for mark in self._marks if mark[0] >= (first_s + last_s) / 2)
+        if middle_s >= last_s or middle >= last or first >= middle:
+            return None
+        whole, recent = (last - first) / (last_s - first_s), (last - middle) / (last_s - middle_s)
+        if max(whole, recent) > PACE_FACTOR * min(whole, recent):
+            return None
+        return (1.0 - last) / recent
+
+    def note(self, now: float, fraction: float, batches: int) -> None:
+        """So much is done at this moment."""
+        if self._first_fraction is None:
+            self._first_fraction, self._first_batch = fraction, batches
+        if self._marks or fraction > self._first_fraction:
+            self._marks = thinned([*self._marks, (now, fraction)], NUM_MARKS)
+            self._batches = batches
+
+
+def thinned(values: list[Value], most: int) -> list[Value]:
+    """The values, or every second one and the last if there are more than `most`."""
+    return values if len(values) <= most else [*values[:-1:2], values[-1]]
+
+
+def panel(name: str, status: DisplayedStatus, trend: Trend) -> Table:
+    """The live panel, as wide as the console at most."""
+    table = Table(title=escape(escaped(name)) or None, show_header=False, box=None, title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True, width=BAR_WIDTH)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    ended = sum(num for state, num in status.simulations.items() if state not in ("waiting", "running"))
+    simulations, samples = sum(status.simulations.values()), status.expected_samples
+    table.add_row("simulations", _bar(ended, simulations), _simulations(status))
+    table.add_row("samples", _bar(status.samples, samples), f"{_samples(status)}, {trend.samples_per_s:,.1f}/s")
+    done = "" if status.fraction is None else f", {_done(status, trend)}"
+    batches = f"{status.batches:,}, {trend.batches_per_s:,.1f}/s{done}"
+    table.add_row("batches", "" if status.fraction is None else _bar(status.fraction, 1.0), batches)
+    table.add_row("buffer", _bar(status.population, status.capacity), _buffer(status))
+    if losses := _losses(status):
+        table.add_row("loss", sparkline(trend.losses, BAR_WIDTH), losses)
+    lines = Table(show_header=False, box=None)
+    lines.add_column(style="bold", no_wrap=True, min_width=len("simulations"))
+    lines.add_column(overflow="fold")
+    for key, text in _sentences(status, trend):
+        lines.add_row(key, Text(escaped(text)))
+    both = Table.grid()
+    both.add_row(table)
+    both.add_row(lines)
+    return both
+
+
+def _bar(done: float, total: float | None) -> ProgressBar | str:
+    return ProgressBar(total=total, completed=min(done, total), width=BAR_WIDTH) if total else ""
+
+
+def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
+    """The course of the values as a line of small bars: the mean of as many pieces as there is room for."""
+    finite = [value for value in values if value - value == 0]
+    num = min(width, len(finite))
+    bounds = [round(place * len(finite) / num) for place in range(num + 1)] if num else []
+    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    if not means:
+        return ""
+    low, high = min(means), max(means)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((mean - low) * scale)] for mean in means)
+
+
+def _sentences(status: DisplayedStatus, trend: Trend) -> list[tuple[str, str]]:
+    return [
+        ("time", shares(status.phases_s, NUM_PHASES_SHOWN) or "-"),
+        *([("bottleneck", told)] if (told := bottleneck(status, trend)) else []),
+        *([("restarts", f"{status.restarts:,} of the server")] if status.restarts else []),
+        *([("waits for", status.awaited)] if status.awaited else []),
+        *([("degraded", DEGRADED)] if status.is_degraded else []),
+        *([("warnings", f"{len(status.warnings)}, the last: {status.warnings[-1]}")] if status.warnings else []),
+    ]
+
+
+def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
+    """The bottleneck of the study, in words; "" if there is nothing to tell yet."""
+    waiting, running = trend.waiting, status.simulations.get("running", 0)
+    if waiting is None or not trend.draws_per_s:
+        return ""
+    if waiting >= MUCH_WAITING and running:
+        possible = "much more" if waiting > 0.99 else f"{trend.draws_per_s / (1.0 - waiting):,.0f}"
+        simulations = "1 simulation at a time produces" if running == 1 else f"{running} simulations at a time produce"
+        return (
+            f"training waits for data: {simulations} {trend.samples_per_s:,.0f} samples/s, "
+            f"training could take {possible}"
+        )
+    if waiting <= LITTLE_WAITING and running and status.population >= FULL * status.capacity > 0:
+        return (
+            f"simulations wait for training: the buffer is full, and training takes {trend.draws_per_s:,.0f} samples/s"
+        )
+    return ""
+
+
+def line(status: DisplayedStatus, trend: Trend) -> str:
+    """The status as one line of a file."""
+    parts = [
+        f"simulations {_simulations(status)}",
+        f"samples {_samples(status)}",
+        f"buffer {_buffer(status)}",
+        f"batches {status.batches} ({trend.batches_per_s:.1f}/s)",
+        *([f"loss {number(status.loss)}"] if status.loss is not None else []),
+        *([f"validation {number(status.validation_loss)}"] if status.validation_loss is not None else []),
+        *([_done(status, trend)] if status.fraction is not None else []),
+        bottleneck(status, trend),
+        f"WAITS FOR {status.awaited}" if status.awaited else "",
+        f"DEGRADED: {DEGRADED}" if status.is_degraded else "",
+    ]
+    return escaped(" | ".join(filter(None, parts)))
+
+
+def _simulations(status: DisplayedStatus) -> str:
+    of = status.simulations
+    counts = f"{of.get('waiting', 0)} waiting, {of.get('running', 0)} running, {of.get('finished', 0)} done"
+    return f"{counts}, {status.failed} failed"
+
+
+def _samples(status: DisplayedStatus) -> str:
+    return f"{status.samples:,}" + ("" if status.expected_samples is None else f"/{status.expected_samples:,}")
+
+
+def _buffer(status: DisplayedStatus) -> str:
+    fill = f" ({status.population / status.capacity:.0%})" if status.capacity else ""
+    return f"{status.population:,}/{status.capacity:,}{fill}"
+
+
+def _losses(status: DisplayedStatus) -> str:
+    validation = "" if status.validation_loss is None else f"validation {number(status.validation_loss)}"
+    return ", ".join(filter(None, ["" if status.loss is None else number(status.loss), validation]))
+
+
+def _done(status: DisplayedStatus, trend: Trend) -> str:
+    assert status.fraction is not None
+    left = "" if trend.left_s is None else f", about {timedelta(seconds=round(trend.left_s))} left"
+    return f"{status.fraction:.0%} done{left}"
+
+
+def number(value: float | None) -> str:
+    """A loss as people read it."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def shares(seconds: Mapping[str, float], num: int, total: float | None = None) -> str:
+    """The `num` longest phases, each with its part of the whole, `total`, which is their sum by default."""
+    total = sum(seconds.values()) if total is None else total
+    largest = sorted(seconds.items(), key=lambda item: -item[1])[:num]
+    return ", ".join(f"{name.replace('_', ' ')} {s / total:.0%}" for name, s in largest if total > 0 and s > 0)

@@ -1,0 +1,164 @@
+"""The text that a person sees at the end of a study: the result first, then the counts, and where to look."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from rich.text import Text
+
+from stream_server.machine.screen import escaped
+from stream_server.machine.terminal import terminal_of_stderr
+from stream_server.server.training.monitoring.display import console_on, number, shares
+
+LEAST_SHARE = 0.01
+WIDTH = 13
+REASONS = {
+    "rejected": "rejected",
+    "messages refused": "refused",
+    "never produced": "never_produced",
+    "untrained": "untrained_reasons",
+}
+RESULTS = {
+    "finished": "finished",
+    "early_stop": "finished early",
+    "max_batches": "finished at training.max_batches",
+    "max_s": "finished at training.max_s",
+    "saved": "saved: run the same command again to go on",
+}
+
+
+def show_summary(report: Mapping[str, Any], places: Sequence[tuple[str, str]]) -> None:
+    """Print the summary to standard error."""
+    console = console_on(terminal_of_stderr())
+    console.print(summary(report, places, console.width if console.is_terminal else None), soft_wrap=True)
+
+
+def summary(report: Mapping[str, Any], places: Sequence[tuple[str, str]] = (), width: int | None = None) -> Text:
+    """The summary that is printed at the end of a study, with the command that shows each result in `places`.
+
+    What is longer than `width` goes on in the next line, but for commands: who copies one has it in one piece.
+    """
+    failed = report["exit_code"] != 0 and report["exit_reason"] != "saved"
+    result = _wrapped(f"{escaped(report['study'])}: {_result(report)}", width)
+    text = Text(f"{result}\n", style="bold red" if failed else "bold")
+    for name, lines in _summary_rows(report):
+        text.append(_row(name, _wrapped(escaped(lines), width and width - WIDTH - 3)), style="not bold default")
+    for name, command in places:
+        text.append(_row(name, command), style="not bold default")
+    text.rstrip()
+    return text
+
+
+def _wrapped(lines: str, width: int | None) -> str:
+    if width is None:
+        return lines
+    # A path is copied more often than it is read, so it stays in one piece.
+    wrapper = textwrap.TextWrapper(max(width, WIDTH), break_on_hyphens=False, break_long_words=False)
+    return "\n".join(piece for line in lines.splitlines() for piece in wrapper.wrap(line))
+
+
+def _row(name: str, lines: str) -> str:
+    indented = lines.replace("\n", "\n" + " " * (WIDTH + 3))
+    return f"  {name:<{WIDTH}} {indented}\n"
+
+
+def _result(report: Mapping[str, Any]) -> str:
+    """How the study ended and why, in a sentence."""
+    reason, code = report["exit_reason"], report["exit_code"]
+    why = escaped(first_line(report["message"]))
+    result = RESULTS.get(reason, f"FAILED with exit code {code}")
+    if reason == "saved":
+        result += f" (exit code {code})"
+    return f"{result}{': ' if why and reason != 'saved' else ', ' if why else ''}{why}"
+
+
+def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    samples, rate = report["samples"], report["throughput"]
+    rows = [
+        ("simulations", _simulations(report)),
+        ("samples", _counts(samples, ("expected", "accepted", "trained", "skipped", "withdrawn", "untrained"))),
+    ]
+    if report["failures"]:
+        rows.append(("failed", _some([_failure(it) for it in report["failures"]])))
+    if samples["duplicates"]:
+        rows.append(("duplicates", f"{samples['duplicates']:,}, each dropped"))
+    for title, key in REASONS.items():
+        if samples[key]:
+            rows.append((title, _some([f"{reason}: {num:,}" for reason, num in samples[key].items()])))
+    rows += [
+        (
+            "batches",
+            f"{report['batches']:,} on {counted(report['ranks'], 'rank')}, {rate['batches_per_s']:,.1f}/s",
+        ),
+        ("draws", f"{report['draws']:,}, {rate['samples_per_s']:,.0f}/s"),
+    ]
+    if report["validation"]:
+        first, last = report["validation"][0], report["validation"][-1]
+        best = f", best {number(report['best'].get('loss'))} at batch {report['best'].get('batch')}"
+        rows.append(("validation", f"{number(first['loss'])} -> {number(last['loss'])}{best}"))
+    rows.append(("time", _time(report)))
+    if report["restarts"]:
+        survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
+        rows.append(("restarts", f"{report['restarts']:,} of the server{survived}"))
+    if report["warnings"]:
+        rows.append(("warnings", _some(list(report["warnings"]))))
+    if not report["balanced"]:
+        rows.append(("account", "NOT BALANCED: " + _some(list(report["unbalanced"]))))
+    elif report["exit_code"] == 0:
+        rows.append(("account", "balanced"))
+    return rows
+
+
+def _simulations(report: Mapping[str, Any]) -> str:
+    """How many simulations ended in which way: what failed comes before what was merely stopped."""
+    counts = report["simulations"]
+    # The others failed as well, but the study ended before they were tried again.
+    num_failing = max(0, len(report["failures"]) - counts["given_up"])
+    stopped = max(0, counts["stopped"] - num_failing)
+    named = {
+        "requested": counts["requested"],
+        "finished": counts["finished"],
+        "failed": counts["given_up"] + num_failing,
+        "withdrawn": counts["invalid"],
+        "stopped with the study": stopped,
+    }
+    return _counts(named, tuple(named))
+
+
+def _time(report: Mapping[str, Any]) -> str:
+    phases = report["phases_s"]
+    total = sum(phases.values())
+    shown = {name: seconds for name, seconds in phases.items() if seconds >= LEAST_SHARE * total}
+    parts = shares(shown, len(shown), total)
+    return duration(report["wall_s"]) + (f": {parts}" if parts else "")
+
+
+def _failure(failure: Mapping[str, Any]) -> str:
+    log = f" ({failure['log']})" if failure["log"] else ""
+    return f"{failure['id']} after {counted(failure['attempts'], 'attempt')}: {failure['reason']}{log}"
+
+
+def _counts(counts: Mapping[str, int], names: tuple[str, ...]) -> str:
+    required = names[:2]
+    return ", ".join(f"{counts[it]:,} {it.replace('_', ' ')}" for it in names if counts[it] or it in required)
+
+
+def _some(texts: list[str], num: int = 5) -> str:
+    more = [f"and {len(texts) - num} more, see report.json"] if len(texts) > num else []
+    return "\n".join(texts[:num] + more)
+
+
+def first_line(text: str) -> str:
+    """The first line; the others have been shown above the table."""
+    return text.partition("\n")[0]
+
+
+def counted(num: int, noun: str) -> str:
+    """The number with its noun in the singular or plural."""
+    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """A time as people read it: `12.3 s`, and hours, minutes and seconds from a minute on."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

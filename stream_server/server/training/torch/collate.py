@@ -1,0 +1,43 @@
+"""Stacks samples into torch tensors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from stream_server.server.user.collate import NumpyCollate
+
+DTYPES = {
+    "32-true": torch.float32,
+    "64-true": torch.float64,
+    "bf16-mixed": torch.float32,
+    "bf16-true": torch.bfloat16,
+    "16-mixed": torch.float32,
+    "16-true": torch.float16,
+}
+
+
+class TorchCollate(NumpyCollate):
+    """Stacks arrays, numbers and tensors into tensors on the CPU; floating ones get the dtype of `precision`."""
+
+    def __init__(self, precision: str = "32-true") -> None:
+        self._torch_dtype = DTYPES[precision]
+        super().__init__(np.float64 if precision == "64-true" else np.float32)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) or super().is_array(value)
+
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        if isinstance(arrays[0], torch.Tensor):
+            return self._as_precision(torch.stack(list(arrays)))
+        return self._as_precision(torch.from_numpy(super().stack(arrays)))
+
+    def convert_array(self, array: Any) -> Any:
+        if not isinstance(array, torch.Tensor):
+            # A tensor cannot say that its memory is read-only, so torch warns of such arrays: they are copied.
+            array = torch.from_numpy(np.require(super().convert_array(array), requirements="W"))
+        return self._as_precision(array)
+
+    def _as_precision(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._torch_dtype) if tensor.is_floating_point() else tensor

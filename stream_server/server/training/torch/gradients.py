@@ -1,0 +1,82 @@
+"""The gradients of an update, between the last backward pass and the optimizer."""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stream_server.server.training.torch.lightning import Precision
+from stream_server.server.training.torch.precision import LossScaling
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.user_code import call_user
+
+if TYPE_CHECKING:
+    from stream_server.config.sections import TrainingSettings
+
+
+class Gradients:
+    """Makes the gradients ready for the optimizer: mean over the samples, loss scale taken out, clipped.
+
+    They are those of the union batch, so that all ranks find the same norm. The norm is logged as `grad/norm` as it
+    was before clipping.
+    """
+
+    def __init__(self, server: TorchServer, settings: "TrainingSettings", precision: Precision) -> None:
+        self._server = server
+        self._settings = settings
+        self._precision = precision
+
+    def prepare(self, weight: float) -> float:
+        """Multiply with `weight` and clip; gives the norm, which is not finite if any gradient is not.
+
+        Raises:
+            UserCodeError: the optimizer's gradients cannot be clipped.
+        """
+        parameters = self._server.model.parameters()
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if weight != 1 and gradients:
+            torch._foreach_mul_(gradients, weight)
+        if self._settings.clip_norm is not None:
+            return self.clip(self._server.optimizer.optimizer)
+        scale = self._precision.scale if isinstance(self._precision, LossScaling) else 1.0
+        norm = _norm(gradients) / scale
+        self.clip(self._server.optimizer.optimizer)
+        return norm
+
+    def clip(self, optimizer: torch.optim.Optimizer) -> float:
+        """Clip what this optimizer has as the settings say, after taking out the loss scale, which its step would do.
+
+        Gives the norm before clipping, or 0 without `training.clip_norm`.
+        """
+        settings = self._settings
+        if settings.clip_norm is None and settings.clip_value is None:
+            return 0.0
+        call_user(f"the optimizer of {type(self._server).__name__}", self._precision.unscale_gradients, optimizer)
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        gradients = [_real(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        if not gradients:
+            return 0.0
+        if settings.clip_value is not None:
+            torch._foreach_clamp_min_(gradients, -settings.clip_value)
+            torch._foreach_clamp_max_(gradients, settings.clip_value)
+            return 0.0
+        assert settings.clip_norm is not None
+        norm = _norm(gradients)
+        torch._foreach_mul_(gradients, min(1.0, settings.clip_norm / (norm + 1e-6)))
+        return norm
+
+
+def _norm(gradients: Sequence[Tensor]) -> float:
+    """The norm of all elements; sums of 16-bit numbers are taken in 32 bits."""
+    if not gradients:
+        return 0.0
+    gradients = [_real(gradient) for gradient in gradients]
+    dtype = reduce(torch.promote_types, {gradient.dtype for gradient in gradients}, torch.float32)
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype))))
+
+
+def _real(gradient: Tensor) -> Tensor:
+    """A view of the real and imaginary parts of complex numbers; others as they are."""
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient

@@ -1,0 +1,136 @@
+"""The model and optimizers of a TorchServer: made by the user, set up with Fabric, saved and restored."""
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from stream_server.errors import UserCodeError
+from stream_server.server.training.torch.learning_rates import as_list
+from stream_server.server.training.torch.lightning import Fabric, Precision
+from stream_server.server.training.torch.state import plain, restored
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.user_code import call_user
+
+_SINGULAR = {"optimizers": "optimizer", "schedulers": "lr_scheduler"}
+
+
+def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compiled: bool, seed: int) -> None:
+    """Give the server its `model`, `optimizer` and `lr_scheduler`, those of its `prepare_training_attributes`.
+
+    The model stays the user's own module, of which any method or part may be called.
+
+    Raises:
+        UserCodeError: the method raised, or returned something else.
+    """
+    server.fabric = fabric
+    name = f"{type(server).__name__}.prepare_training_attributes"
+    made = call_user(name, server.prepare_training_attributes)
+    if not isinstance(made, tuple | list) or len(made) not in (2, 3):
+        raise UserCodeError(f"{name} must return model, optimizer or model, optimizer, lr_scheduler")
+    model, optimizers, server.lr_scheduler = [*made, None][:3]
+    if not hasattr(model, "named_parameters"):
+        raise UserCodeError(f"{name} must return a torch.nn.Module as the model, but returned {model!r}")
+    several = isinstance(optimizers, tuple | list)
+    if several and server.automatic_optimization:
+        raise UserCodeError(f"{name} returned several optimizers, which needs automatic_optimization = False")
+    if compiled:
+        compile_in_place(model)
+    given = f"what {name} returned"
+    server.model = call_user(given, lambda: precision.convert_module(model).to(fabric.device))
+    for module_name, module in server.model.named_modules():
+        if isinstance(module, LazyModuleMixin):
+            _make_alike(module, seed=zlib.crc32(f"{seed} {module_name}".encode()))
+    wrapped = [call_user(given, fabric.setup_optimizers, optimizer) for optimizer in as_list(optimizers)]
+    server.optimizer = wrapped if several else wrapped[0]
+
+
+def _make_alike(module: Any, *, seed: int) -> None:
+    """Let a lazy module be made with the same weights on all ranks, whichever of them calls it first and when."""
+    initialize: Callable[..., None] = module.initialize_parameters
+
+    def initialize_alike(*arguments: Any, **named: Any) -> None:
+        devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+        with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
+            torch.manual_seed(seed)
+            initialize(*arguments, **named)
+
+    module.initialize_parameters = initialize_alike
+
+
+def state_of(server: TorchServer) -> dict[str, Any]:
+    """The learning state of the model, in plain containers and arrays that are not modified later."""
+    return {
+        "optimizers": [plain(it.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
+        "schedulers": [plain(it.state_dict(), "the lr_scheduler") for it in as_list(server.lr_scheduler)],
+        "kinds": {"optimizers": kinds(server.optimizer), "schedulers": kinds(server.lr_scheduler)},
+    }
+
+
+def kinds(made: Any) -> list[str]:
+    """The class of each optimizer or scheduler, with an optimizer's numbers of parameters and a scheduler's parts.
+
+    Optimizers of different classes take each other's states without complaint, and train something else.
+    """
+    return [_kind(it) for it in as_list(made)]
+
+
+def check_kinds(saved: list[str], made: Any, what: str) -> None:
+    """Check that optimizers or schedulers, `what` they are, can take the states of those that were `saved`.
+
+    Raises:
+        ValueError: they are others; the message names both.
+    """
+    if kinds(made) != saved:
+        was, now = (" and ".join(each) or f"no {what}" for each in (saved, kinds(made)))
+        raise ValueError(f"{was} was saved, but there is {now} now")
+
+
+def _kind(it: Any) -> str:
+    if hasattr(it, "param_groups"):
+        # Fabric wraps it, in a class of its own.
+        name = type(getattr(it, "optimizer", it)).__qualname__
+        return f"{name} of {' + '.join(str(len(group['params'])) for group in it.param_groups)} parameters"
+    parts = [_kind(part) for part in getattr(it, "_schedulers", ())]
+    return type(it).__qualname__ + (f"({', '.join(parts)})" if parts else "")
+
+
+def load_state(server: TorchServer, state: dict[str, Any]) -> None:
+    """Restore the state that `state_of` returned.
+
+    Raises:
+        UserCodeError: the user's code makes something else now.
+    """
+    try:
+        for part, own in (("optimizers", server.optimizer), ("schedulers", server.lr_scheduler)):
+            check_kinds(state["kinds"][part], own, _SINGULAR[part])
+            for it, its_state in zip(as_list(own), restored(state[part]), strict=True):
+                it.load_state_dict(its_state)
+    except (RuntimeError, ValueError, KeyError) as error:
+        name = f"{type(server).__name__}.prepare_training_attributes"
+        text = f"{name} makes something else than what was saved: {error}"
+        raise UserCodeError(
+            f"{text}. Make the same as before (self.progress knows how far the study is, for groups that were added "
+            "on the way), or start over with --fresh"
+        ) from error
+
+
+def compile_in_place(model: nn.Module) -> None:
+    """Compile the forward pass of a model at its first call, unless its maker has done it.
+
+    The names of the model's state stay what they are. `torch.compile` of the model, which is what Fabric does, and
+    `model.compile()` quietly leave a model such as nn.Sequential as it is, as torch compiles no function of its own
+    unless one of another package calls it (measured with 2.13).
+    """
+    if not isinstance(model, torch._dynamo.OptimizedModule):
+        model.forward = torch.compile(_calling(model.forward))
+
+
+def _calling(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        return forward(*arguments, **named)
+
+    return call

@@ -1,0 +1,122 @@
+"""The arithmetic of a model: number formats, loss scaling, and torch's trade-offs of precision for speed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from stream_server.errors import ConfigError
+from stream_server.server.training.torch.lightning import (
+    DoublePrecision,
+    HalfPrecision,
+    MixedPrecision,
+    Precision,
+)
+
+if TYPE_CHECKING:
+    from stream_server.config.sections import TrainingSettings
+
+# What a CPU does about as fast and safely: Fabric would take it without a word.
+_INSTEAD_ON_CPU = {"16-mixed": "bf16-mixed", "16-true": "bf16-true"}
+_CUBLAS, _CUBLAS_REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
+
+class LossScaling(MixedPrecision):
+    """16-mixed, in which the scale stays the same until all optimizers have used the gradients of a backward pass.
+
+    Fabric changes it after the step of each optimizer, so that a second one would divide by another number than its
+    gradients were multiplied with.
+    """
+
+    def __init__(self, device: torch.device, scaler: torch.amp.GradScaler) -> None:
+        super().__init__("16-mixed", device.type, scaler)
+        self.loss_scaler = scaler
+        self._has_stepped = False
+        # A rank that has no batch before the first update would have no scale.
+        scaler.scale(torch.zeros(1, device=device))
+
+    @property
+    def scale(self) -> float:
+        """The factor by which the losses are multiplied."""
+        return float(self.loss_scaler.get_scale())
+
+    def backward(self, tensor: Tensor, model: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+        self.update_scale()
+        super().backward(tensor, model, *args, **kwargs)
+
+    def unscale_gradients(self, optimizer: Any) -> None:
+        """Take out the scale, also for fused optimizers: Fabric refuses them, but the scaler hands it to their step."""
+        self.loss_scaler.unscale_(optimizer)
+
+    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
+        """Step, unless the gradients of this optimizer are not finite."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TypeError("loss scaling and the LBFGS optimizer are not compatible")
+        self._has_stepped = True
+        return self.loss_scaler.step(optimizer, **kwargs)
+
+    def update_scale(self) -> None:
+        """All optimizers have been stepped: lower the scale if there was an overflow, or raise it now and then."""
+        if self._has_stepped:
+            self.loss_scaler.update()
+            self._has_stepped = False
+
+
+def check_precision(name: str, device: torch.device) -> None:
+    """Check that `training.precision` is there on this device.
+
+    Raises:
+        ConfigError: it needs a GPU.
+    """
+    if device.type == "cpu" and name in _INSTEAD_ON_CPU:
+        raise ConfigError(
+            f'training.precision "{name}" needs a GPU, and there is none here: '
+            f'write "{_INSTEAD_ON_CPU[name]}" or "32-true"'
+        )
+
+
+def make_precision(name: str, device: torch.device) -> Precision:
+    """Fabric's plugin for `training.precision`.
+
+    Raises:
+        ConfigError: it needs a GPU.
+    """
+    check_precision(name, device)
+    match name:
+        case "64-true":
+            return DoublePrecision()
+        case "bf16-mixed":
+            return MixedPrecision("bf16-mixed", device.type)
+        case "16-mixed":
+            return LossScaling(device, torch.amp.GradScaler(device.type))
+        case "bf16-true" | "16-true":
+            return HalfPrecision(name)
+        case _:
+            return Precision()
+
+
+@contextmanager
+def numerics(settings: "TrainingSettings") -> Iterator[None]:
+    """Within, torch computes as `training` says."""
+    dtype, matmul_precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    cublas = os.environ.get(_CUBLAS)
+    if settings.precision == "64-true":
+        # Fabric gives a model's output back in the default dtype: the loss would be taken in 32 bits.
+        torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision(settings.matmul_precision)
+    if settings.deterministic:
+        os.environ.setdefault(_CUBLAS, _CUBLAS_REPEATABLE)
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(matmul_precision)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if cublas is None:
+            os.environ.pop(_CUBLAS, None)

@@ -1,0 +1,134 @@
+"""State with torch tensors in it, as plain state."""
+
+import math
+from collections import Counter, OrderedDict, defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from stream_server.errors import DamagedCheckpoint
+
+_TENSOR = "__tensor__"
+_MODULE = "__module_state__"
+_JUNK = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError)
+
+
+def plain(state: Any, name: str = "the state") -> Any:
+    """A copy of the state in which every tensor is an array with its type; later changes do not show in it.
+
+    Dicts, lists and tuples may be nested; everything that is no tensor is left for `plain_state.encode` to judge,
+    which needs no further copies. Main thread: it waits for the device.
+
+    Raises:
+        TypeError: a tensor is of a kind that cannot be saved, such as a sparse one; the message says where.
+    """
+    if isinstance(state, torch.Tensor):
+        return _plain_tensor(state, name)
+    if isinstance(state, np.ndarray):
+        return state.copy(order="K")
+    if isinstance(state, dict):
+        return _plain_dict(state, name)
+    if type(state) is list:
+        return [plain(item, f"{name}.{index}") for index, item in enumerate(state)]
+    if type(state) in (tuple, torch.Size):
+        return tuple(plain(item, f"{name}.{index}") for index, item in enumerate(state))
+    return state
+
+
+def restored(state: Any) -> Any:
+    """The state that `plain` was given, with tensors on the CPU that share no memory with anything.
+
+    Raises:
+        DamagedCheckpoint: a tensor's description is junk.
+    """
+    if isinstance(state, dict):
+        if _TENSOR in state:
+            return _tensor(state[_TENSOR])
+        if _MODULE in state:
+            return _module_state(state[_MODULE])
+        items = {key: restored(item) for key, item in state.items()}
+        if isinstance(state, defaultdict):
+            return defaultdict(state.default_factory, items)
+        return type(state)(items)
+    if isinstance(state, list | tuple):
+        return type(state)(restored(item) for item in state)
+    return state
+
+
+def torch_random_states() -> dict[str, Any]:
+    """The states of torch's generators, on the CPU and on every CUDA device, as plain state."""
+    # Asking a CUDA that nobody uses would start it.
+    cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
+    return {"cpu": torch.get_rng_state().numpy().copy(), "cuda": [state.numpy().copy() for state in cuda]}
+
+
+def set_torch_random_states(states: Any) -> None:
+    """Go on where `torch_random_states` was called; devices that are not there any more are left out.
+
+    Raises:
+        DamagedCheckpoint: these are no states of generators.
+    """
+    try:
+        torch.set_rng_state(torch.from_numpy(states["cpu"].copy()))
+        devices = range(torch.cuda.device_count())
+        for device, state in zip(devices, states["cuda"], strict=False):
+            torch.cuda.set_rng_state(torch.from_numpy(state.copy()), device)
+    except _JUNK as error:
+        raise DamagedCheckpoint(f"the state of torch's random generators cannot be restored: {error}") from error
+
+
+def _uses_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _plain_dict(state: dict[Any, Any], name: str) -> Any:
+    if _TENSOR in state or _MODULE in state:
+        raise TypeError(
+            f"{name} has a key {_TENSOR!r} or {_MODULE!r}, which stands for something else when it is saved"
+        )
+    items = {key: plain(item, f"{name}.{key}") for key, item in state.items()}
+    if type(state) is OrderedDict and hasattr(state, "_metadata"):
+        # Modules read the versions in it when they load a state.
+        return {_MODULE: [items, plain(dict(state._metadata), f"{name}._metadata")]}
+    if type(state) in (OrderedDict, Counter):
+        return type(state)(items)
+    if type(state) in (dict, defaultdict):
+        return items
+    raise TypeError(f"{name} is a {type(state).__name__}, but only dicts and OrderedDicts can be saved")
+
+
+def _plain_tensor(tensor: torch.Tensor, name: str) -> Any:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.is_quantized:
+        raise TypeError(f"{name} is a {type(tensor).__name__}, but only plain tensors can be saved")
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise TypeError(f"{name} is a {tensor.layout} tensor on {tensor.device}, but only dense ones can be saved")
+    # As bytes, since NumPy has not all of torch's types.
+    copied = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {_TENSOR: [dtype, list(tensor.shape), copied.reshape(-1).view(torch.uint8).numpy()]}
+
+
+def _tensor(content: Any) -> torch.Tensor:
+    try:
+        name, shape, array = content
+        dtype = getattr(torch, name)
+        if not isinstance(dtype, torch.dtype) or array.dtype != np.uint8:
+            raise ValueError(f"{name} is not a tensor type, or has no bytes")
+        if math.prod(shape) * dtype.itemsize != array.size:
+            raise ValueError(f"{array.size} bytes are not those of {name} in the shape {shape}")
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
+        tensor.reshape(-1).view(torch.uint8).numpy()[:] = array
+        return tensor
+    except _JUNK as error:
+        raise DamagedCheckpoint(f"a tensor cannot be restored: {error}"[:200]) from error
+
+
+def _module_state(content: Any) -> Any:
+    try:
+        items, metadata = content
+        state: Any = OrderedDict((key, restored(item)) for key, item in items.items())
+        state._metadata = OrderedDict(metadata)
+    except _JUNK as error:
+        raise DamagedCheckpoint(f"a module's state cannot be restored: {error}"[:200]) from error
+    return state

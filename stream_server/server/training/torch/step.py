@@ -1,0 +1,306 @@
+"""The training step of a TorchServer: the exact gradient of the union of all ranks' batches."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.control_round import barrier
+from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
+from stream_server.server.training.learner_step import SkippedUpdates
+from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
+from stream_server.server.training.torch.fabric import launch
+from stream_server.server.training.torch.fingerprint import of_model
+from stream_server.server.training.torch.gradients import Gradients
+from stream_server.server.training.torch.group import TorchGroup
+from stream_server.server.training.torch.learning_rates import LearningRates, as_list
+from stream_server.server.training.torch.lightning import Precision
+from stream_server.server.training.torch.manual import ManualOptimization
+from stream_server.server.training.torch.model import load_state, set_up, state_of
+from stream_server.server.training.torch.precision import LossScaling, make_precision, numerics
+from stream_server.server.training.torch.reduction import UnionGradients, further_parameters
+from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
+from stream_server.server.training.torch.weights import Weights
+from stream_server.server.user.framework import LearningRateCallback
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.user_code import call_user
+
+if TYPE_CHECKING:
+    from stream_server.config import StudyConfig
+
+
+class TorchStep:
+    """Trains a model on Lightning Fabric as one rank would on the union batch.
+
+    `training_step` returns a mean over n samples. With N samples in all in an update, the sum of the ranks' gradients
+    of n / N × loss is the gradient of the union's mean loss, whatever the n. When updates accumulate, N is known only
+    at the end: then n × loss is backpropagated and the gradients are scaled by 1 / N once. A batch for which
+    `training_step` returns None has no part in n and N.
+
+    The phases it measures are forward, backward, optimizer and, for the reduction of gradients, the sharing of module
+    buffers and the waiting of ranks without a batch, all_reduce.
+    `precision` is used instead of the plugin that `training.precision` names.
+    """
+
+    def __init__(
+        self, server: TorchServer, ranks: Ranks, config: "StudyConfig", *, precision: Precision | None = None
+    ) -> None:
+        settings = config.training
+        self._server = server
+        self._ranks = ranks
+        self._settings = settings
+        self._seed = config.study.seed
+        self._interface = config.network.interface
+        self._device = device_of(ranks)
+        self._precision = precision or make_precision(settings.precision, self._device)
+        self._scaling = self._precision if isinstance(self._precision, LossScaling) else None
+        self._gradients = Gradients(server, settings, self._precision)
+        self._skipped = SkippedUpdates(most_in_row=0 if settings.nonfinite == "stop" else settings.max_nonfinite)
+        self._stack = ExitStack()
+        self._weights = Weights(server, exclude=config.checkpoint.exclude)
+        self._union: UnionGradients | None = None
+        self._manual: ManualOptimization | None = None
+        self._num_accumulated = 0
+        self._num_planned = 0
+        self._num_learned = 0
+        self._num_first_left_out = 0
+        self._sizes: tuple[int, ...] = ()
+        self._buffers_from = 0
+        self.needs_every_rank = False
+        self._refuse_other_strategies()
+        self._refuse_what_manual_optimisation_ignores()
+
+    @property
+    def at_boundary(self) -> bool:
+        return self._num_accumulated == 0
+
+    def __enter__(self) -> "TorchStep":
+        limit_threads(self._server.num_threads)
+        if self._device.type == "cpu":
+            keep_freed_memory()
+        with ExitStack() as stack:
+            backend = backend_of(self._ranks)
+            group = stack.enter_context(TorchGroup(self._ranks, backend=backend, interface=self._interface))
+            stack.enter_context(numerics(self._settings))
+            on_step = None if self._server.automatic_optimization else self._step_manually
+            fabric = launch(self._ranks, group.environment, self._device, self._precision, on_step)
+            torch.manual_seed(self._seed)
+            set_up(self._server, fabric, self._precision, compiled=self._settings.compile, seed=self._seed)
+            self._weights.move(self._precision)
+            # The same seed made the same weights on all ranks; noise, such as dropout, differs from here on.
+            torch.manual_seed(self._seed + 1 + self._ranks.rank)
+            self._join_ranks()
+            self._weights.leave_out()
+            # All ranks have made the model, or none has: those that take it down wait for each other.
+            barrier(self._ranks)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._stack.__exit__(*exc_info)
+
+    def to_device(self, data: Any) -> Any:
+        # Asking Fabric costs 40 µs a batch even when there is nothing to move.
+        moved = data if self._device.type == "cpu" else self._server.fabric.to_device(data)
+        return self._precision.convert_input(moved)
+
+    def run(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> StepOutcome:
+        self._weights.load_pending()
+        self._buffers_from = union_batch.lowest_rank
+        if self._manual:
+            return self._run_manually(self._manual, union_batch, data, batch_idx)
+        self._num_planned += union_batch.num_samples
+        self._num_accumulated += 1
+        self._sizes = union_batch.sizes
+        loss = self._forward(union_batch, data, batch_idx)
+        if union_batch.own is not None and loss is None:
+            self._num_first_left_out += union_batch.own.num_first
+        elif union_batch.own is not None:
+            self._skipped.note_batch(union_batch.own.keys)
+            self._num_learned += union_batch.own.size
+            call_user(f"the backward pass of {self._name}", self._backward, loss, union_batch)
+        value = None if loss is None else loss.item()
+        is_last = self._num_accumulated == self._settings.accumulate
+        return self._update(value) if is_last else StepOutcome(loss=value, updated=False)
+
+    def finish(self) -> StepOutcome | None:
+        self.synchronize()
+        return None if self.at_boundary else self._update(None)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        self.synchronize()
+        with self._weights.evaluating(), torch.no_grad(), self._precision.forward_context():
+            yield
+
+    def synchronize(self) -> None:
+        self._weights.load_pending()
+        if self._union and self._ranks.size > 1:
+            with self._measure("all_reduce"):
+                if self._manual:
+                    self._manual.catch_up()
+                self._union.share_buffers(self._buffers_from)
+                evaluated = self._weights.returned
+                if evaluated is not self._server.model:
+                    self._union.share_module(evaluated, self._buffers_from)
+
+    def fingerprints(self) -> Fingerprints:
+        model = self._server.model
+        further = further_parameters(as_list(self._server.optimizer), known=set(map(id, model.parameters())))
+        return {**of_model(model, further), **of_replicated_state(self._server)}
+
+    def state_dict(self) -> dict[str, Any]:
+        scaler = {} if self._scaling is None else self._scaling.state_dict()
+        name = f"saving the model of {type(self._server).__name__}"
+        learned = call_user(name, lambda: {**self._weights.state(), **state_of(self._server)})
+        assert self._union is not None
+        trained = {parameter: it.requires_grad for parameter, it in self._union.named().items()}
+        return {**learned, "trained": trained, "scaler": scaler, "skipped": self._skipped.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._weights.load(state)
+        load_state(self._server, state)
+        assert self._union is not None
+        for parameter, it in self._union.named().items():
+            it.requires_grad_(state["trained"].get(parameter, it.requires_grad))
+        self._skipped.load_state_dict(state["skipped"])
+        if self._scaling is not None and state["scaler"]:
+            self._scaling.load_state_dict(state["scaler"])
+
+    def model_state(self) -> dict[str, Any]:
+        return self._weights.whole_state()
+
+    def load_model_state(self, state: dict[str, Any]) -> None:
+        self._weights.load(state)
+
+    def learning_rates(self) -> list[LearningRateCallback]:
+        return [LearningRates(self._server)]
+
+    def random_state(self) -> dict[str, Any]:
+        states: dict[str, Any] = torch_random_states()
+        return states
+
+    def seed_random_state(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def load_random_state(self, state: dict[str, Any]) -> None:
+        set_torch_random_states(state)
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self._server).__name__}.training_step"
+
+    def _measure(self, name: str) -> AbstractContextManager[None]:
+        return self._server.phases.measure(name)
+
+    def _join_ranks(self) -> None:
+        """Make the model the same on all ranks. Collective."""
+        server = self._server
+        if self._ranks.size > 1:
+            self._refuse_what_needs_every_rank()
+        self._union = UnionGradients(self._ranks, server.model, as_list(server.optimizer))
+        self._union.share()
+        if not server.automatic_optimization:
+            self._manual = ManualOptimization(server, self._ranks, self._precision, self._gradients, self._union)
+            server.take_steps(self._manual)
+
+    def _run_manually(
+        self, manual: ManualOptimization, union_batch: UnionBatch, data: Any, batch_idx: int
+    ) -> StepOutcome:
+        manual.catch_up(union_batch)
+        loss = self._forward(union_batch, data, batch_idx)
+        manual.note(union_batch)
+        if self._scaling is not None:
+            self._scaling.update_scale()
+        return StepOutcome(loss=None if loss is None else loss.item())
+
+    def _step_manually(self, *arguments: Any, **options: Any) -> Any:
+        assert self._manual is not None
+        return self._manual.step(*arguments, **options)
+
+    def _forward(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> Tensor | None:
+        """The loss that `training_step` returns; a rank without a batch joins the calls of the others."""
+        server, has_none = self._server, union_batch.own is None
+        joins = self._manual.joins() if self._manual else None
+        with self._measure("all_reduce" if has_none else "forward"), server.union_mean.step(union_batch.sizes, joins):
+            if has_none:
+                return None
+            with self._precision.forward_context():
+                return self._loss_of(call_user(self._name, server.training_step, data, batch_idx))
+
+    def _backward(self, loss: Tensor, union_batch: UnionBatch) -> None:
+        assert union_batch.own is not None
+        weight = float(union_batch.own.size)
+        if self._settings.accumulate == 1:
+            weight /= union_batch.num_samples
+        with self._measure("backward"):
+            self._server.fabric.backward(loss * weight if weight != 1 else loss)
+
+    def _update(self, loss: float | None) -> StepOutcome:
+        server, scaling = self._server, self._scaling
+        assert self._union is not None
+        with self._measure("all_reduce") if self._ranks.size > 1 else nullcontext():
+            sums = self._union.reduce([self._num_learned, self._num_first_left_out], self._sizes)
+        num_learned, num_left_out = map(int, sums)
+        weight = (self._num_planned if self._settings.accumulate == 1 else 1) / max(num_learned, 1)
+        self._num_accumulated = self._num_planned = self._num_learned = self._num_first_left_out = 0
+        if not num_learned:
+            return StepOutcome(loss=loss, skipped=True)
+        with self._measure("optimizer"):
+            norm = self._gradients.prepare(weight)
+            is_excused = scaling is not None and scaling.scale > 1
+            # With loss scaling the optimizer is asked in any case: the scaler learns of the overflow, and skips it.
+            if isfinite(norm) or scaling is not None:
+                call_user(f"the optimizer of {type(server).__name__}", server.optimizer.step)
+            if scaling is not None:
+                scaling.update_scale()
+            self._union.clear()
+        self._skipped.judge(server.progress.batches, is_finite=isfinite(norm), is_excused=is_excused)
+        if isfinite(norm):
+            server.log("grad/norm", norm)
+        return StepOutcome(loss=loss, skipped=not isfinite(norm), num_left_out=num_left_out)
+
+    def _loss_of(self, returned: Any) -> Tensor | None:
+        """The loss in what `training_step` returned, None if it has none for this batch."""
+        if isinstance(returned, Mapping) and "loss" in returned:
+            returned = returned["loss"]
+        if returned is None:
+            return None
+        if not isinstance(returned, Tensor) or returned.numel() != 1:
+            is_tensor = isinstance(returned, Tensor)
+            found = f"a tensor of shape {tuple(returned.shape)}" if is_tensor else f"{returned!r}"
+            raise UserCodeError(
+                f"{self._name} must return the mean loss of its batch, a tensor of one element, a dict with it as "
+                f'"loss", or None to skip the batch, not {found}'
+            )
+        return returned
+
+    def _refuse_other_strategies(self) -> None:
+        if self._settings.strategy != "ddp":
+            lack = "needs GPUs, and there is none here" if self._device.type == "cpu" else "is not supported yet"
+            raise ConfigError(f'training.strategy "{self._settings.strategy}" {lack}: write "ddp"')
+
+    def _refuse_what_manual_optimisation_ignores(self) -> None:
+        if self._server.automatic_optimization:
+            return
+        if self._settings.accumulate != 1:
+            raise ConfigError(
+                "training.accumulate must be left out for a server with automatic_optimization = False: it accumulates "
+                "by stepping its optimizers at every k-th batch"
+            )
+
+    def _refuse_what_needs_every_rank(self) -> None:
+        if not any(isinstance(module, nn.SyncBatchNorm) for module in self._server.model.modules()):
+            return
+        if self._settings.uneven != "stop":
+            raise ConfigError(
+                "training.uneven must be stop for a model with SyncBatchNorm on several ranks: its forward pass waits "
+                "for all ranks, and one whose data has ended has none"
+            )
+        self.needs_every_rank = True

@@ -1,0 +1,285 @@
+"""The weights of a TorchServer: the model it trains, its further modules, and those that are evaluated."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import AveragedModel
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.training.torch.learning_rates import as_list
+from stream_server.server.training.torch.lightning import Precision
+from stream_server.server.training.torch.reduction import further_parameters
+from stream_server.server.training.torch.state import plain, restored
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.user_code import call_user
+
+MODEL = "model"
+
+
+class Weights:
+    """Saves and restores all modules of a server, and puts what `model_to_evaluate` gives in the place of the model.
+
+    Besides the model these are the modules that are attributes of the server, alone or in lists and dicts, such as
+    averages of the weights, and the parameters that only an optimizer has. Checkpoints leave out the frozen parameters
+    whose names match `exclude`, as long as they are what the user's code has loaded, and keep their checksums. Main
+    thread.
+    """
+
+    def __init__(self, server: TorchServer, *, exclude: Sequence[str] = ()) -> None:
+        self._server = server
+        self._patterns = tuple(exclude)
+        self._left_out: dict[str, LeftOut] = {}
+        self._pending: dict[str, Any] = {}
+
+    def move(self, precision: Precision) -> None:
+        """Bring the further modules to the device of the model, in its precision."""
+        for module in other_modules(self._server).values():
+            precision.convert_module(module).to(self._server.device)
+
+    def leave_out(self) -> None:
+        """Find the parameters that checkpoints leave out; called once all ranks have the model.
+
+        Raises:
+            ConfigError: one of them is trained, or a pattern matches none.
+        """
+        parameters = dict(self._parameters())
+        for pattern in self._patterns:
+            matching = [name for name in parameters if fnmatchcase(name, pattern)]
+            if not matching:
+                raise ConfigError(
+                    f"checkpoint.exclude: {pattern!r} matches no parameter of {type(self._server).__name__}; its "
+                    f"parameters begin with {', '.join(list(parameters)[:3])}"
+                )
+            trained = [name for name in matching if parameters[name].requires_grad]
+            if trained:
+                raise ConfigError(
+                    f"checkpoint.exclude: {pattern!r} matches {', '.join(trained[:3])}, of {len(trained)} parameters "
+                    "that are trained: a restart would lose their training. Freeze them by requires_grad_(False) in "
+                    "prepare_training_attributes, or leave them in"
+                )
+            self._left_out |= {name: LeftOut(parameters[name]) for name in matching if not is_lazy(parameters[name])}
+
+    def state(self) -> dict[str, Any]:
+        """The state for a checkpoint, in plain containers and arrays that are not modified later."""
+        stepped = {
+            id(parameter)
+            for optimizer in as_list(self._server.optimizer)
+            for parameter, its_state in _unwrapped(optimizer).state.items()
+            if its_state
+        }
+        parameters = dict(self._parameters()) if self._left_out else {}
+        left_out = {
+            name: it.checksum
+            for name, it in self._left_out.items()
+            if id(parameters[name]) not in stepped and it.is_unchanged(parameters[name])
+        }
+        return {**self._saved(left_out), **({"left_out": left_out} if left_out else {})}
+
+    def whole_state(self) -> dict[str, Any]:
+        """All of them; and "evaluated", if that is something else than the model."""
+        state, evaluated = self._saved(), self.evaluated
+        if evaluated is not self._server.model:
+            state["evaluated"] = _plain(evaluated, "model_to_evaluate()")
+        return state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` or `whole_state` gave; what is made later, in `on_train_start`, waits for that.
+
+        Raises:
+            UserCodeError: the user's code makes something else now.
+        """
+        left_out = state.get("left_out", {})
+        self._load(MODEL, self._server.model, state[MODEL], left_out)
+        self._load_loose(state.get("parameters", {}))
+        self._pending = {name: (it, left_out) for name, it in state.get("modules", {}).items()}
+        others = other_modules(self._server)
+        for name in [name for name in self._pending if name in others]:
+            self._load(name, others[name], *self._pending.pop(name))
+
+    def load_pending(self) -> None:
+        """Load the states of modules that did not exist before; called before the first step and the first validation.
+
+        Raises:
+            UserCodeError: it is still not there.
+        """
+        if not self._pending:
+            return
+        others, owner = other_modules(self._server), type(self._server).__name__
+        for name, (state, left_out) in self._pending.items():
+            if name not in others:
+                raise UserCodeError(
+                    f"the checkpoint has the state of a module {owner}.{name}, which is not there: make it in "
+                    "prepare_training_attributes or on_train_start, as before, or start over with --fresh"
+                )
+            self._load(name, others[name], state, left_out)
+        self._pending = {}
+
+    @property
+    def returned(self) -> nn.Module:
+        """The module that `model_to_evaluate` returns.
+
+        Raises:
+            UserCodeError: it raised, or it is no module.
+        """
+        name = f"{type(self._server).__name__}.model_to_evaluate"
+        model = call_user(name, self._server.model_to_evaluate)
+        if not isinstance(model, nn.Module):
+            raise UserCodeError(f"{name} must return a torch module, but returned {type(model).__name__}")
+        return model
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The module that is validated, exported and kept among the best; of an AveragedModel the one inside."""
+        model = self.returned
+        return model.module if isinstance(model, AveragedModel) else model
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within, the server's `model` is the evaluated one, and nothing learns."""
+        server = self._server
+        trained, evaluated = server.model, self.evaluated.to(server.device)
+        modes = [(module, module.training) for model in (trained, evaluated) for module in model.modules()]
+        server.model = evaluated
+        try:
+            for model in (trained, evaluated):
+                model.eval()
+            yield
+        finally:
+            server.model = trained
+            for module, training in modes:
+                module.training = training
+
+    def _saved(self, left_out: Mapping[str, str] | None = None) -> dict[str, Any]:
+        others = {name: _plain(it, name, left_out) for name, it in other_modules(self._server).items()}
+        loose = {name: plain(it.detach(), name) for name, it in self._loose().items()}
+        return {
+            MODEL: _plain(self._server.model, MODEL, left_out),
+            **({"modules": others} if others else {}),
+            **({"parameters": loose} if loose else {}),
+        }
+
+    def _loose(self) -> dict[str, Tensor]:
+        """The parameters that are in no module of the server, but in an optimizer."""
+        known = {id(parameter) for _, parameter in self._parameters()}
+        return further_parameters(as_list(self._server.optimizer), known)
+
+    def _load_loose(self, state: Mapping[str, Any]) -> None:
+        own = self._loose() if state else {}
+        for name, saved in state.items():
+            value = restored(saved)
+            if name not in own or own[name].shape != value.shape:
+                raise UserCodeError(
+                    f"{type(self._server).__name__}.prepare_training_attributes makes something else than what was "
+                    f"saved: {name} of shape {list(value.shape)}. Make the same as before, or start over with --fresh"
+                )
+            own[name].data.copy_(value)
+
+    def _load(self, name: str, module: nn.Module, state: Any, left_out: Mapping[str, str]) -> None:
+        problem = ""
+        try:
+            found = module.load_state_dict(restored(state), strict=False)
+            missing = [key for key in found.missing_keys if _full(name, key) not in left_out]
+            changed = [
+                full
+                for full in (_full(name, key) for key in found.missing_keys)
+                if full in left_out and (full not in self._left_out or self._left_out[full].checksum != left_out[full])
+            ]
+            if missing or found.unexpected_keys:
+                problem = f"missing: {missing or 'none'}, unexpected: {found.unexpected_keys or 'none'}"
+            elif changed:
+                problem = (
+                    f"{', '.join(changed[:3])}, which checkpoint.exclude has left out, must be frozen, excluded and "
+                    "loaded with the same values as when it was saved"
+                )
+        except (RuntimeError, ValueError, KeyError) as error:
+            problem = str(error)
+        if problem:
+            owner = type(self._server).__name__
+            text = f"{owner}.prepare_training_attributes makes something else than what was saved: {name}: {problem}"
+            raise UserCodeError(f"{text}. Make the same as before, or start over with --fresh")
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, module in {MODEL: self._server.model, **other_modules(self._server)}.items():
+            for key, parameter in module.named_parameters(remove_duplicate=False):
+                yield _full(name, key), parameter
+
+
+class LeftOut:
+    """A parameter as the user's code has loaded it."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.checksum = checksum(parameter)
+        self._marks = _marks(parameter)
+
+    def is_unchanged(self, parameter: nn.Parameter) -> bool:
+        """Whether it is frozen and has the same values as then."""
+        if parameter.requires_grad:
+            return False
+        if _marks(parameter) != self._marks:
+            if checksum(parameter) != self.checksum:
+                return False
+            self._marks = _marks(parameter)
+        return True
+
+
+def other_modules(server: TorchServer) -> dict[str, nn.Module]:
+    """The modules among the attributes of a server that have tensors to save which the model has not, by name."""
+    known = _tensors(server.model)
+    found = {}
+    for attribute, value in sorted(vars(server).items()):
+        for name, module in _modules_in(attribute, value):
+            tensors = _tensors(module)
+            if not tensors <= known:
+                found[name] = module
+                known |= tensors
+    return found
+
+
+def checksum(tensor: Tensor) -> str:
+    """A checksum of the values, the type and the shape."""
+    values = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_128_hexdigest(values.data)}"
+
+
+def _marks(parameter: nn.Parameter) -> tuple[int, int]:
+    """A mark that differs once the values were changed, found without reading them."""
+    return parameter.data_ptr(), parameter._version
+
+
+def _modules_in(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(value, nn.Module):
+        yield name, value
+    elif isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"{name}.{key}", item) for key, item in items if isinstance(item, nn.Module))
+
+
+def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """The user's own optimizer, without Fabric's wrapper."""
+    own: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return own
+
+
+def _tensors(module: nn.Module) -> set[int]:
+    return {id(it) for it in module.state_dict(keep_vars=True).values() if isinstance(it, Tensor)}
+
+
+def _full(module: str, name: str) -> str:
+    """The name of a parameter for patterns: that of the model's own module, or with the attribute before it."""
+    return name if module == MODEL else f"{module}.{name}"
+
+
+def _plain(module: nn.Module, name: str, left_out: Mapping[str, str] | None = None) -> Any:
+    state = module.state_dict()
+    for key in [key for key in state if _full(name, key) in (left_out or ())]:
+        del state[key]
+    try:
+        return plain(state, "the model" if name == MODEL else name)
+    except TypeError as error:
+        raise UserCodeError(f"the state of a module of the server cannot be saved: {error}") from error

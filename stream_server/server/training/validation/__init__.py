@@ -1,0 +1,5 @@
+"""How good the model is on samples that it is never trained on.
+
+Offers: validation, validation_batches.
+May import: server.intake, server.metrics, server.progress, server.ranks, server.user.
+"""

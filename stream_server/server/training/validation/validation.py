@@ -1,0 +1,148 @@
+"""How good the model is on samples it never trains on."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stream_server.failpoints import failpoint
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.validation.validation_batches import ValidationSet, ValidationSets
+from stream_server.server.training.validation.validation_pass import LOSS, ValidationPass
+from stream_server.server.user.callbacks import Callback, Callbacks
+from stream_server.server.user.framework import Step
+from stream_server.server.user.simulation_data import SimulationBatch
+
+PREFIX = "val/"
+
+
+class Validation(Callback):
+    """Runs the user's `validation_step` over all validation sets when the schedule says so, and keeps the history.
+
+    Main thread, collective: every rank calls `run` after the same batches. One that is due after a step waits for the
+    next round, when all else that belongs to the step is done, averages of the weights too. At the end of the training
+    it validates once more, unless this batch was validated already. `save_before` is called first each time.
+
+    A validation that some rank `must_leave` half-way, on a signal or before the time limit, stays due: the study
+    goes on with it when it is started again, from the batch at which it was left. It begins anew if the number of ranks
+    or the held-out simulations are others than before, if the model has learned meanwhile, or if metrics objects take
+    part, whose states are in no checkpoint. So does one that was due when the server died.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        ranks: Ranks,
+        callbacks: Callbacks,
+        step: Step,
+        *,
+        held_out: Callable[[], SimulationBatch | None],
+        batch_size: int,
+        progress: Progress,
+        metrics: Metrics,
+        schedule: Schedule | None = None,
+        phases: Phases | None = None,
+        must_leave: Callable[[], bool] = lambda: False,
+        save_before: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.history: list[dict[str, Any]] = []
+        self._server = server
+        self._ranks = ranks
+        self._callbacks = callbacks
+        self._step = step
+        self._sets = ValidationSets(server, ranks, held_out=held_out, batch_size=batch_size)
+        self._progress = progress
+        self._metrics = metrics
+        self._schedule = schedule or Schedule()
+        self._phases = phases or Phases()
+        self._must_leave = must_leave
+        self._save_before = save_before
+        self._left: dict[str, Any] | None = None
+        self._is_next = False
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The entry of the history with the smallest loss, the earliest if there are several; or empty."""
+        finite = [entry for entry in self.history if math.isfinite(entry[LOSS])]
+        return dict(min(finite, key=lambda entry: entry[LOSS])) if finite else {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the model has been validated since the last batch, so that the end needs no other validation."""
+        return bool(self.history) and self.history[-1]["batch"] == self._progress.batches
+
+    def on_train_start(self, server: Any) -> None:
+        # What was due when the study was left comes before the first batch.
+        self._is_next = self._schedule.is_due(self._progress)
+
+    def on_step_end(self, server: Any) -> None:
+        self._is_next = self._step.at_boundary and self._schedule.is_due(self._progress)
+
+    def on_round(self, server: Any) -> None:
+        if self._is_next:
+            self._is_next = False
+            self._save_before()
+            self.run(must_leave=self._must_leave)
+
+    def on_train_end(self, server: Any) -> None:
+        if not self.is_done:
+            self._save_before()
+            self.run()
+
+    def run(self, *, must_leave: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Validate now: the exact weighted means, "loss" among them, the same on every rank.
+
+        Those of a set of several are called "SET/loss" and so on, beside the ones over all sets. Empty, without a call
+        of user code, while no held-out simulation is complete; and when the validation was left half-way.
+
+        Raises:
+            UserCodeError: the user's code raised, or returned something unusable.
+            ConfigError: a loader shuffles, and there are several ranks.
+        """
+        with self._phases.measure("validation"):
+            sets = self._sets()
+            values = self._go_through(sets, must_leave) if sets else {}
+            if values is None:
+                return {}
+            failpoint("validation.known")
+            self._schedule.done(self._progress)
+            if values:
+                self._conclude(values)
+            return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "history": [dict(entry) for entry in self.history],
+            "schedule": self._schedule.state_dict(),
+            "left": self._left,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = [dict(entry) for entry in state["history"]]
+        self._schedule.load_state_dict(state["schedule"])
+        self._left = state["left"]
+
+    def _go_through(self, sets: list[ValidationSet], must_leave: Callable[[], bool]) -> dict[str, float] | None:
+        """The values of all sets; None if they are not known yet."""
+        now = {"batches": self._progress.batches, "sets": [it.signature for it in sets]}
+        left, self._left = self._left, None
+        goes_on = left is not None and left["of"] == now
+        self._callbacks.tell("on_validation_start")
+        one = ValidationPass(
+            self._server, self._ranks, self._step, sets, must_leave=must_leave, left=left if goes_on else None
+        )
+        values = one.run()
+        if one.left is not None:
+            self._left = {"of": now, **one.left}
+        return values
+
+    def _conclude(self, values: dict[str, float]) -> None:
+        progress = self._progress
+        self.history.append({"batch": progress.batches, LOSS: values[LOSS]})
+        progress.best = self.best
+        named = {f"{PREFIX}{name}": value for name, value in values.items()}
+        self._metrics.write_reduced(progress.batches, progress.elapsed_s, named)
+        self._callbacks.tell("on_validation_end", dict(values))

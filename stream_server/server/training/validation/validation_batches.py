@@ -1,0 +1,199 @@
+"""The validation sets: the sources of their batches, and how the ranks share them."""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.user.simulation_data import SimulationBatch
+from stream_server.user_code import call_user
+
+Item = tuple[Any, int]
+
+_END = object()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutSamples:
+    """Calling it gives all samples of this rank of the complete held-out simulations, with their parameters."""
+
+    store: ValidationStore
+    parameters_of: Callable[[int], NDArray[np.float64]]
+
+    def __call__(self) -> SimulationBatch | None:
+        stacked = self.store.stacked()
+        if stacked is None:
+            return None
+        return SimulationBatch(
+            simulation_ids=stacked.simulation_ids,
+            time_steps=stacked.time_steps,
+            parameters=np.stack([self.parameters_of(simulation) for simulation in stacked.simulation_ids.tolist()]),
+            fields=stacked.fields,
+            present=stacked.present,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationSet:
+    """One set; `name` is "" for one that stands alone.
+
+    `signature` differs once the set, or how it is shared, has changed; it is plain and the same on all ranks.
+    `batches(n)` are this rank's batches but for the first n, with the number of samples in each.
+    """
+
+    name: str
+    signature: Any
+    batches: Callable[[int], Iterator[Item]]
+
+
+class ValidationSets:
+    """The validation sets: those of the user's `val_dataloader`, or the complete held-out simulations. Main thread.
+
+    Of a loader, an iterable of batches, rank r of R takes the items r, r + R, …. Of a dataset, which has a length and
+    items but no batches, it takes so the batches of `batch_size` samples, collated as those of the stream. Held-out
+    samples (`held_out` gives them) are where they were received.
+    """
+
+    def __init__(
+        self, server: Any, ranks: Ranks, *, held_out: Callable[[], SimulationBatch | None], batch_size: int
+    ) -> None:
+        self._server = server
+        self._ranks = ranks
+        self._held_out = held_out
+        self._batch_size = batch_size
+
+    def __call__(self) -> list[ValidationSet]:
+        """The sets as they are now; none while no held-out simulation is complete. Collective.
+
+        Raises:
+            UserCodeError: `val_dataloader` raised or returned something unusable.
+            ConfigError: a loader shuffles, and there are several ranks.
+        """
+        return self._complete_simulations() if self._of_user is None else self._of_user
+
+    @cached_property
+    def _of_user(self) -> list[ValidationSet] | None:
+        """The sets of `val_dataloader`, which is asked once."""
+        loaders = self._call("val_dataloader")
+        if loaders is None:
+            return None
+        named = loaders if isinstance(loaders, Mapping) else {"": loaders}
+        return [self._set_of(str(name), loader) for name, loader in named.items()]
+
+    def _set_of(self, name: str, loader: Any) -> ValidationSet:
+        check_loader(name, loader, self._ranks.size)
+        give = self._dataset_batches if is_dataset(loader) else self._loader_batches
+        num = len(loader) if hasattr(loader, "__len__") else None
+        return ValidationSet(
+            name=name, signature=[name, self._ranks.size, num], batches=lambda start: give(loader, start)
+        )
+
+    def _loader_batches(self, loader: Any, start: int) -> Iterator[Item]:
+        ranks = self._ranks
+        mine = call_user(self._loader, lambda: islice(loader, ranks.rank + start * ranks.size, None, ranks.size))
+        while (batch := call_user(self._loader, next, mine, _END)) is not _END:
+            yield call_user(self._loader, self._server.collate.convert, batch), num_samples(batch)
+
+    def _dataset_batches(self, dataset: Any, start: int) -> Iterator[Item]:
+        ranks = self._ranks
+        for rows in slices(len(dataset), self._batch_size)[ranks.rank + start * ranks.size :: ranks.size]:
+            numbers = range(*rows.indices(len(dataset)))
+            samples = call_user(self._loader, lambda numbers=numbers: [dataset[number] for number in numbers])
+            yield call_user(self._loader, self._server.collate, samples), len(samples)
+
+    def _complete_simulations(self) -> list[ValidationSet]:
+        samples = self._held_out()
+        everywhere = self._ranks.broadcast(self._ranks.gather(_signature_of(samples)))
+        if not any(num for num, _ in everywhere):
+            return []
+        return [
+            ValidationSet(name="", signature=everywhere, batches=lambda start: self._held_out_batches(samples, start))
+        ]
+
+    def _held_out_batches(self, samples: SimulationBatch | None, start: int) -> Iterator[Item]:
+        if samples is None:
+            return
+        for rows in slices(len(samples), self._batch_size)[start:]:
+            raw = take(samples, rows)
+            made = self._call("process_batch", raw, self._server.config)
+            yield call_user("converting what process_batch returned", self._server.collate.convert, made), len(raw)
+
+    @property
+    def _loader(self) -> str:
+        return f"what {type(self._server).__name__}.val_dataloader returned"
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return call_user(f"{type(self._server).__name__}.{method}", getattr(self._server, method), *arguments)
+
+
+def _signature_of(samples: SimulationBatch | None) -> list[int]:
+    """The number of a rank's samples, and a checksum of which they are."""
+    if samples is None:
+        return [0, 0]
+    return [len(samples), zlib.crc32(samples.simulation_ids.tobytes() + samples.time_steps.tobytes())]
+
+
+def num_samples(batch: Any) -> int:
+    """The number of samples of a user's batch: the length of the first array in it, 1 if there is none."""
+    return _first_length(batch) or 1
+
+
+def _first_length(batch: Any) -> int | None:
+    if isinstance(batch, SimulationBatch):
+        return len(batch)
+    if hasattr(batch, "shape"):
+        return int(batch.shape[0]) if len(batch.shape) else None
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return next((length for item in items if (length := _first_length(item)) is not None), None)
+
+
+def is_dataset(loader: Any) -> bool:
+    """Whether its items are single samples: a torch map-style dataset has a length and items, but is no iterable."""
+    return hasattr(loader, "__getitem__") and hasattr(loader, "__len__") and not isinstance(loader, Iterable)
+
+
+def check_loader(name: str, loader: Any, num_ranks: int) -> None:
+    """Refuse sets that cannot be iterated repeatedly, in the same order on every rank.
+
+    Raises:
+        UserCodeError: it is no dataset and no iterable of batches, or one that ends for good or gives single samples.
+        ConfigError: it shuffles, and there are several ranks.
+    """
+    where = f"val_dataloader()[{name!r}]" if name else "val_dataloader()"
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise UserCodeError(
+            f"{where} must give an iterable of batches or a dataset of samples, but gave a {type(loader).__name__}"
+        )
+    if isinstance(loader, Iterator):
+        raise UserCodeError(f"{where} gave a {type(loader).__name__}, which can be gone through only once; give a list")
+    if any(base.__name__ == "IterableDataset" for base in type(loader).__mro__):
+        raise UserCodeError(f"{where} gave an IterableDataset, whose items are not batches: put it into a DataLoader")
+    if num_ranks > 1 and type(getattr(loader, "sampler", None)).__name__ == "RandomSampler":
+        raise ConfigError(
+            f"{where} shuffles, so the ranks would not share out its batches but take some twice and others never: "
+            "use shuffle=False"
+        )
+
+
+def slices(num: int, size: int) -> list[slice]:
+    """The rows of the batches of `size` samples that `num` samples make; the last one may be shorter."""
+    return [slice(start, start + size) for start in range(0, num, size)]
+
+
+def take(batch: SimulationBatch, rows: slice) -> SimulationBatch:
+    """Some rows of a batch, as a copy that its reader may write into."""
+    return SimulationBatch(
+        simulation_ids=batch.simulation_ids[rows].copy(),
+        time_steps=batch.time_steps[rows].copy(),
+        parameters=batch.parameters[rows].copy(),
+        fields={name: array[rows].copy() for name, array in batch.fields.items()},
+        present={name: array[rows].copy() for name, array in batch.present.items()},
+    )

@@ -1,0 +1,136 @@
+"""One validation: all sets gone through on all ranks in lockstep."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stream_server.errors import UserCodeError
+from stream_server.failpoints import failpoint
+from stream_server.server.metrics.means import Means
+from stream_server.server.metrics.metric_objects import MetricObjects, is_metric
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.validation.validation_batches import ValidationSet
+from stream_server.server.user.framework import Step
+from stream_server.user_code import call_user
+
+LOSS = "loss"
+
+
+class ValidationPass:
+    """Calls `validation_step` on every batch of every set, and takes the means over all samples.
+
+    Main thread, collective. The ranks agree before each batch, so that a rank whose batches have ended joins the
+    reductions of the others, and that all leave at the same batch once some rank must. `left` then says where, in plain
+    values that are the same on all ranks; with it another pass over the same sets and with the same model goes on from
+    there.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        ranks: Ranks,
+        step: Step,
+        sets: Sequence[ValidationSet],
+        *,
+        must_leave: Callable[[], bool],
+        left: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.left: dict[str, Any] | None = None
+        self._server = server
+        self._ranks = ranks
+        self._step = step
+        self._sets = sets
+        self._must_leave = must_leave
+        self._metrics = MetricObjects(server, ranks)
+        self._start: tuple[int, int] = (0, 0) if left is None else (left["set"], left["batch"])
+        # One rank alone remembers what all have added up.
+        self._means = Means.merged([left["means"]] if left is not None and ranks.rank == 0 else [])
+        self._values: dict[str, float] = {}
+
+    def run(self) -> dict[str, float] | None:
+        """The means by name, "loss" among them, and the values of metrics objects; None if it was left half-way.
+
+        Raises:
+            UserCodeError: `validation_step` or a metric raised, or gave something unusable.
+        """
+        with self._step.evaluating():
+            first, batch = self._start
+            for number in range(first, len(self._sets)):
+                validation_set = self._sets[number]
+                stopped_at = self._evaluate(validation_set, batch if number == first else 0)
+                if stopped_at is not None:
+                    self._leave(number, stopped_at)
+                    return None
+                self._take_metrics(validation_set.name)
+        means = self._reduced().values()
+        if not means:
+            raise UserCodeError(f"{type(self._server).__name__}.val_dataloader gave no batch to any rank")
+        twice = next((name for name in self._values if name in means), None)
+        if twice is not None:
+            raise UserCodeError(
+                f"{self._where} returned a number {twice!r}, and a metric has this name too: rename one"
+            )
+        return means | self._values
+
+    @property
+    def _where(self) -> str:
+        return f"{type(self._server).__name__}.validation_step"
+
+    def _evaluate(self, validation_set: ValidationSet, start: int) -> int | None:
+        """Add a set to the means; gives the batch at which all ranks left it, None if it is done."""
+        batches, index = validation_set.batches(start), start
+        while True:
+            data, num = next(batches, (None, 0))
+            sizes, leave = self._agree(num)
+            if leave or not any(sizes):
+                return index if leave else None
+            failpoint("validation.before_batch")
+            placed = self._step.to_device(data) if num else None
+            with self._server.union_mean.step(sizes):
+                returned = call_user(self._where, self._server.validation_step, placed, index) if num else None
+            if num:
+                self._add(validation_set.name, returned, num)
+            index += 1
+
+    def _agree(self, num: int) -> tuple[list[int], bool]:
+        """How many samples each rank evaluates next, and whether some rank must leave."""
+        said = np.zeros(self._ranks.size + 1)
+        said[self._ranks.rank] = num
+        said[-1] = self._must_leave()
+        *sizes, leave = self._ranks.all_reduce(said)
+        return [int(size) for size in sizes], leave > 0
+
+    def _add(self, name: str, returned: Any, num: int) -> None:
+        values = returned if isinstance(returned, Mapping) else {LOSS: returned}
+        if LOSS not in values or values[LOSS] is None:
+            found = f"the names {list(values)}" if isinstance(returned, Mapping) else "None"
+            raise UserCodeError(
+                f'{self._where} must return the loss, or a dict with "loss" in it, but returned {found}'
+            )
+        for key, value in values.items():
+            if is_metric(value):
+                self._metrics.name(str(key), value)
+                continue
+            try:
+                number = float(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise UserCodeError(f"{self._where} must return single numbers or metrics: {error}") from error
+            self._means.add(str(key), number, num)
+            if name:
+                self._means.add(f"{name}/{key}", number, num)
+
+    def _take_metrics(self, name: str) -> None:
+        for key, value in self._metrics.take().items():
+            self._values[f"{name}/{key}" if name else key] = value
+
+    def _leave(self, number: int, batch: int) -> None:
+        means = self._reduced()
+        # What metrics objects have collected is in no checkpoint.
+        has_metrics = self._metrics.drop() or bool(self._values)
+        self.left = None if has_metrics else {"set": number, "batch": batch, "means": means.to_json()}
+
+    def _reduced(self) -> Means:
+        """The means of all ranks."""
+        gathered = self._ranks.gather(self._means.to_json())
+        return Means.merged([self._ranks.broadcast(None if gathered is None else Means.merged(gathered).to_json())])

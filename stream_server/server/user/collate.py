@@ -1,0 +1,73 @@
+"""Collation: stacks the samples that a user's code returned into the batch of the training step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from stream_server.errors import UserCodeError
+
+
+class NumpyCollate:
+    """Stacks arrays and numbers, through tuples, lists and dicts, into copies; floating ones become `dtype`.
+
+    Anything else, such as a string, is collected in a list.
+    """
+
+    def __init__(self, dtype: DTypeLike = np.float32) -> None:
+        self._dtype = np.dtype(dtype)
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Stack the samples of a batch, which have one structure.
+
+        Raises:
+            UserCodeError: the samples differ in structure or shape.
+        """
+        first = samples[0]
+        if isinstance(first, Mapping):
+            self._agree(samples, [tuple(sample) for sample in samples])
+            return {key: self([sample[key] for sample in samples]) for key in first}
+        if isinstance(first, tuple | list):
+            self._agree(samples, [len(sample) for sample in samples])
+            return _rebuild(first, [self(column) for column in zip(*samples, strict=True)])
+        if self.is_array(first):
+            self._agree(samples, [tuple(np.shape(sample)) for sample in samples])
+            return self.stack(samples)
+        return list(samples)
+
+    def convert(self, data: Any) -> Any:
+        """`data` as a user's `process_batch` made it, with every floating array in the precision's dtype."""
+        if isinstance(data, Mapping):
+            return {key: self.convert(value) for key, value in data.items()}
+        if isinstance(data, tuple | list):
+            return _rebuild(data, [self.convert(value) for value in data])
+        return self.convert_array(data) if self.is_array(data) else data
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray | np.generic | int | float | complex)
+
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        return np.stack(arrays, dtype=self.dtype_for(arrays[0]), casting="unsafe")
+
+    def convert_array(self, array: Any) -> Any:
+        return np.asarray(array, self.dtype_for(array))
+
+    def dtype_for(self, value: Any) -> np.dtype[Any] | None:
+        """The precision's dtype for floating arrays, None (leave it) for all others."""
+        found = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
+        return self._dtype if np.issubdtype(found, np.floating) else None
+
+    def _agree(self, samples: Sequence[Any], forms: Sequence[Any]) -> None:
+        different = next((form for form in forms if form != forms[0]), None)
+        if different is not None:
+            raise UserCodeError(
+                "process_simulation_data must return the same structure for every sample of a batch, but returned "
+                f"{type(samples[0]).__name__}s of {forms[0]} and {different}"
+            )
+
+
+def _rebuild(like: Any, values: list[Any]) -> Any:
+    if hasattr(like, "_fields"):
+        return type(like)(*values)
+    return tuple(values) if isinstance(like, tuple) else values

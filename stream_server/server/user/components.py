@@ -1,0 +1,187 @@
+"""The classes that study.json names: server class, model, optimizer, scheduler and callbacks."""
+
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stream_server.config.placeholders import EXPECTED_LR_STEPS
+from stream_server.config.problems import nearest, one_of
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.user_code import call_user, load_class
+
+if TYPE_CHECKING:
+    from stream_server.config import StudyConfig
+    from stream_server.config.sections import Component
+
+# A name that is less like that of a method than this is one of the user's own.
+MISSPELT = 0.85
+
+log = logging.getLogger(__name__)
+
+
+def load_server_class(config: "StudyConfig") -> type[StreamServer]:
+    """Import the class named by `server.class`.
+
+    Raises:
+        UserCodeError: the user's file raised while it was imported; that exception is the cause.
+        ConfigError: what it names is no subclass of StreamServer, lacks a method that the study needs, or does not go
+            with the classes that `training` names, see `check_components`.
+    """
+    found = load_class(config.server.class_, config.study_dir, kind="server.class")
+    if not (isinstance(found, type) and issubclass(found, StreamServer)):
+        raise ConfigError(
+            f"server.class must name a subclass of StreamServer or TorchServer, but {config.server.class_} is {found!r}"
+        )
+    missing = [method for method in _required(config, found) if not _defines(found, method)]
+    misspelt = dict(_misspelt(found, StreamServer))
+    if missing:
+        hints = [f"; did you mean {meant} by {name}?" for name, meant in misspelt.items() if meant in missing]
+        names = " and ".join(missing)
+        raise ConfigError(f"{found.__name__} must define {names}, which this study needs{''.join(hints)}")
+    _warn_of(found, misspelt)
+    check_components(config, found)
+    return found
+
+
+def _required(config: "StudyConfig", server_class: type[StreamServer]) -> list[str]:
+    """The methods without which a study would fail at its first batch, or, worse, at its first validation."""
+    formed = [] if _defines(server_class, "process_batch") else ["process_simulation_data"]
+    validates = config.validation.simulations > 0 or _defines(server_class, "val_dataloader")
+    return [*formed, "training_step", *(["validation_step"] if validates else [])]
+
+
+def _defines(server_class: type[StreamServer], method: str) -> bool:
+    return getattr(server_class, method) is not getattr(StreamServer, method)
+
+
+def _misspelt(found: type, base: type) -> Iterator[tuple[str, str]]:
+    """The methods that nobody calls, each with the one of `base` that was probably meant and is not overridden."""
+    ours = [it for it in found.__mro__ if it.__module__.startswith("stream_server.")]
+    known = {name for it in ours for name in vars(it)}
+    methods = [name for name in vars(base) if not name.startswith("_") and callable(getattr(base, name))]
+    for user in found.__mro__:
+        if user in ours or not issubclass(user, base):
+            continue
+        for name, value in vars(user).items():
+            if name.startswith("_") or name in known or not callable(value):
+                continue
+            meant = nearest(name, methods, likeness=MISSPELT)
+            if meant is not None and _first_owner(found, meant) in ours:
+                yield name, meant
+
+
+def _first_owner(found: type, name: str) -> type:
+    return next(it for it in found.__mro__ if name in vars(it))
+
+
+def _warn_of(found: type, misspelt: Mapping[str, str]) -> None:
+    for name, meant in misspelt.items():
+        log.warning("%s.%s is never called by the study: did you mean %s?", found.__name__, name, meant)
+
+
+def check_components(config: "StudyConfig", server_class: type[StreamServer]) -> None:
+    """Import every class that `training` names, and check it and its arguments; nothing is made.
+
+    Raises:
+        ConfigError: a class is not there or does not take its arguments, the server class makes a model of its own, or
+            nobody makes one.
+        UserCodeError: a file raised while it was imported.
+    """
+    training, name = config.training, server_class.__name__
+    owner = next(it for it in server_class.__mro__ if "prepare_training_attributes" in vars(it))
+    is_users = not owner.__module__.startswith("stream_server.")
+    if training.model is not None and owner is StreamServer:
+        raise ConfigError(f"training.model would be ignored by {name}: make it a subclass of TorchServer")
+    if training.model is not None and is_users:
+        raise ConfigError(
+            f"the model is made twice, by training.model and by {owner.__name__}.prepare_training_attributes: "
+            "remove one of the two"
+        )
+    if training.model is None and owner is not StreamServer and not is_users:
+        raise ConfigError(
+            f"{name} must define prepare_training_attributes, or study.json must have training.model and "
+            "training.optimizer"
+        )
+    for key, num_given in (("model", 0), ("optimizer", 1), ("lr_scheduler", 1)):
+        component = getattr(training, key)
+        if component is not None:
+            _load(config, component, f"training.{key}", num_given)
+    for position, component in enumerate(training.callbacks):
+        key = f"training.callbacks[{position}]"
+        found = _load(config, component, key, 0)
+        if isinstance(found, type) and not issubclass(found, Callback):
+            raise ConfigError(f"{key}.class must name a subclass of Callback, but {component.class_} is {found!r}")
+
+
+def make_training_attributes(server: Any) -> tuple[Any, ...]:
+    """The model, the optimizer of its parameters, and the scheduler, if there is one, as `training` describes them.
+
+    Raises:
+        ConfigError: see `check_components`.
+        UserCodeError: a class raised, or `training.model.class` makes no module.
+    """
+    training = server.config.training
+    model = _make(server.config, training.model, "training.model")
+    if not hasattr(model, "named_parameters"):
+        raise UserCodeError(
+            f"training.model.class must make a torch.nn.Module, but {training.model.class_} made {model!r}"
+        )
+    optimizer = _make(server.config, training.optimizer, "training.optimizer", model.parameters())
+    if training.lr_scheduler is None:
+        return model, optimizer
+    settings = training.lr_scheduler
+    args = {
+        name: server.expected_lr_steps if value == EXPECTED_LR_STEPS else value for name, value in settings.args.items()
+    }
+    settings = settings.model_copy(update={"args": args})
+    return model, optimizer, _make(server.config, settings, "training.lr_scheduler", optimizer)
+
+
+def make_callbacks(server: Any) -> list[Callback]:
+    """The callbacks of `configure_callbacks`, then those of `training.callbacks`.
+
+    Raises:
+        ConfigError: see `check_components`.
+        UserCodeError: the method or a class raised, or a class makes something else than a callback.
+    """
+    own = f"{type(server).__name__}.configure_callbacks"
+    callbacks: list[Callback] = call_user(own, lambda: list(server.configure_callbacks()))
+    for position, component in enumerate(server.config.training.callbacks):
+        callback = _make(server.config, component, f"training.callbacks[{position}]")
+        if not isinstance(callback, Callback):
+            text = (
+                f"training.callbacks[{position}].class must make a Callback, but {component.class_} made {callback!r}"
+            )
+            raise UserCodeError(text)
+        callbacks.append(callback)
+    for callback in callbacks:
+        _warn_of(type(callback), dict(_misspelt(type(callback), Callback)))
+    return callbacks
+
+
+def _make(config: "StudyConfig", component: "Component", key: str, *given: Any) -> Any:
+    found = _load(config, component, key, len(given))
+    return call_user(f"{key}: {component.class_}", partial(found, *given, **component.args))
+
+
+def _load(config: "StudyConfig", component: "Component", key: str, num_given: int) -> Any:
+    """The class of a component, which takes `num_given` arguments and those of study.json after them."""
+    found = load_class(component.class_, config.study_dir, kind=f"{key}.class")
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        # Some classes in C have none.
+        return found
+    try:
+        signature.bind(*[None] * num_given, **component.args)
+    except TypeError as error:
+        names = [*signature.parameters][num_given:]
+        unknown = next((name for name in component.args if name not in names), "")
+        meant = nearest(unknown, names) if unknown else None
+        hint = f"write {meant}" if meant else f"it takes {one_of(names) if names else 'none'}"
+        raise ConfigError(f"{key}.args do not fit {component.class_}: {error}; {hint}") from error
+    return found

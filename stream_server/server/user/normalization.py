@@ -1,0 +1,254 @@
+"""Running statistics of the stream, with which users normalize data."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.errors import ConfigError
+from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.running_moments import Array, Moments
+from stream_server.server.user.scaling import Scaling
+
+if TYPE_CHECKING:
+    from stream_server.config import StudyConfig
+
+PARAMETERS = "parameters"
+FIELDS = "fields."
+
+
+class Normalization(Callback):
+    """Mean and standard deviation of fields and parameters, over all samples that any rank has drawn.
+
+    Each sample counts once, when it is first drawn. A rank keeps what it saw to itself until the ranks `sync`: before
+    the first training step, then every so many batches, and at the end. So all ranks hold the same numbers, bit by
+    bit, and these do not change between two syncs. Before the first one `is_ready` is False, and `normalize` and its
+    like give back what they are given. Main thread.
+
+    Attributes:
+        num_samples: how many samples the shared statistics are of.
+        frozen: whether they stay as they are from now on.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        *,
+        num_parameters: int | None = None,
+        every_batches: int = 10,
+        freeze_after: int | None = None,
+    ) -> None:
+        """Keep the moments of fields, of a shape each, and of `num_parameters` parameters; None: not of these."""
+        self.num_samples = 0
+        self.frozen = False
+        self._ranks = ranks
+        self._every_batches = every_batches
+        self._freeze_after = freeze_after
+        self._shapes = {FIELDS + name: tuple(shape) for name, shape in (shapes or {}).items()}
+        if num_parameters is not None:
+            self._shapes[PARAMETERS] = (num_parameters,)
+        self._shared = self._nothing()
+        self._own = self._nothing()
+        self._num_own = 0
+        self._wants_to_freeze = False
+        self._refresh()
+
+    @classmethod
+    def of(cls, config: "StudyConfig", ranks: Ranks | None = None, *, num_parameters: int = 0) -> "Normalization":
+        """The normalization that the section `normalization` of study.json describes; `ranks` None: one rank alone."""
+        settings = config.normalization
+        shapes = {name: config.study.fields[name].shape if settings.per == "value" else () for name in settings.fields}
+        return cls(
+            SoloRanks() if ranks is None else ranks,
+            shapes,
+            num_parameters=num_parameters if settings.parameters else None,
+            every_batches=settings.every_batches,
+            freeze_after=settings.freeze_after,
+        )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields whose statistics are kept."""
+        return tuple(key.removeprefix(FIELDS) for key in self._shapes if key != PARAMETERS)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is nothing to wait for: the ranks came together, or study.json asks for no statistics."""
+        return self.num_samples > 0 or not self._shapes
+
+    @property
+    def is_observing(self) -> bool:
+        """Whether samples still count."""
+        return bool(self._shapes) and not self.frozen
+
+    @property
+    def mean(self) -> dict[str, Array]:
+        """By field: a scalar, or an array of the field's shape; 0 for values never seen."""
+        return {key.removeprefix(FIELDS): it.mean for key, it in self._scalings.items() if key != PARAMETERS}
+
+    @property
+    def std(self) -> dict[str, Array]:
+        """By field, as `mean`: the root of the mean squared deviation."""
+        return {key.removeprefix(FIELDS): it.std for key, it in self._scalings.items() if key != PARAMETERS}
+
+    @property
+    def parameters_mean(self) -> Array:
+        """The mean of each parameter over the samples, shape (P,), in the order of study.json."""
+        return self._scaling(PARAMETERS).mean
+
+    @property
+    def parameters_std(self) -> Array:
+        """The standard deviation of each parameter over the samples, shape (P,)."""
+        return self._scaling(PARAMETERS).std
+
+    def normalize(self, field: str, array: Any) -> Any:
+        """(array − mean) / std, in the type of the array; whole numbers become float64.
+
+        The array may be NumPy's, torch's or JAX's, of any shape if there is one mean for the field. Otherwise its last
+        axes are those of the field, or one with all its values. A standard deviation of 0 divides by 1.
+
+        Raises:
+            ConfigError: study.json does not ask for the statistics of this field.
+            UserCodeError: the array has another shape.
+        """
+        scaling = self._scaling(FIELDS + field)
+        return scaling.apply(array) if self.num_samples else array
+
+    def denormalize(self, field: str, array: Any) -> Any:
+        """array × std + mean: the inverse of `normalize`, and raises the same."""
+        scaling = self._scaling(FIELDS + field)
+        return scaling.undo(array) if self.num_samples else array
+
+    def normalize_parameters(self, array: Any) -> Any:
+        """As `normalize`, for parameters of shape (…, P)."""
+        scaling = self._scaling(PARAMETERS)
+        return scaling.apply(array) if self.num_samples else array
+
+    def denormalize_parameters(self, array: Any) -> Any:
+        """The inverse of `normalize_parameters`."""
+        scaling = self._scaling(PARAMETERS)
+        return scaling.undo(array) if self.num_samples else array
+
+    def freeze(self) -> None:
+        """Freeze the statistics from the next sync on; one rank's request is enough."""
+        self._wants_to_freeze = True
+
+    def observe(self, fields: Mapping[str, NDArray[Any]], parameters: NDArray[np.float64]) -> None:
+        """Count samples that were drawn for the first time.
+
+        `parameters` has shape (n, P); the arrays of `fields` have the rows in which the field was sent, n at most.
+        """
+        if not self.is_observing:
+            return
+        self._num_own += len(parameters)
+        for key, moments in self._own.items():
+            moments.update(parameters if key == PARAMETERS else fields[key.removeprefix(FIELDS)])
+
+    def sync(self) -> None:
+        """Bring together what the ranks have observed since the last time. Collective."""
+        if not self.is_observing:
+            return
+        own = list(self._own.values())
+        flags = np.array([self._wants_to_freeze, self._num_own], np.float64)
+        totals = self._ranks.all_reduce(_flat([flags, *(it.count for it in own), *(it.count * it.mean for it in own)]))
+        (wants_to_freeze, num_new), totals = totals[:2], totals[2:]
+        if num_new:
+            counts, sums = np.split(totals, 2)
+            means = sums / np.maximum(counts, 1)
+            deviations = _flat([it.mean for it in own]) - means
+            m2 = _flat([it.m2 for it in own]) + _flat([it.count for it in own]) * deviations**2
+            self._take_in(counts, means, self._ranks.all_reduce(m2))
+            self.num_samples += int(num_new)
+        self._own, self._num_own, self._wants_to_freeze = self._nothing(), 0, False
+        limit = self._freeze_after
+        self.frozen = bool(wants_to_freeze) or (limit is not None and self.num_samples >= limit)
+        self._refresh()
+
+    def on_step_end(self, server: Any) -> None:
+        if server.progress.batches % self._every_batches == 0:
+            self.sync()
+
+    def on_train_end(self, server: Any) -> None:
+        self.sync()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The shared statistics, the same on all ranks."""
+        return {"num_samples": self.num_samples, "frozen": self.frozen, "moments": _states(self._shared)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore, on every rank, the state that `state_dict` returned on any.
+
+        Raises:
+            ConfigError: these are statistics of other fields or shapes.
+        """
+        moments = {key: Moments.from_state(its_state) for key, its_state in state["moments"].items()}
+        found = {key: it.mean.shape for key, it in moments.items()}
+        if found != self._shapes:
+            raise ConfigError(
+                f"the section normalization of study.json asks for {_described(self._shapes)}, but what was saved is "
+                f"{_described(found)}"
+            )
+        self._shared = {key: moments[key] for key in self._shapes}
+        self.num_samples, self.frozen = state["num_samples"], state["frozen"]
+        self._refresh()
+
+    def rank_state(self) -> dict[str, Any]:
+        """The observations of this rank since the last sync."""
+        return {"num_samples": self._num_own, "freeze": self._wants_to_freeze, "moments": _states(self._own)}
+
+    def load_rank_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Restore what `rank_state` returned on one rank, on several that no longer exist, or on none.
+
+        Each of the states that were saved must come to one rank.
+        """
+        for state in states:
+            self._num_own += state["num_samples"]
+            self._wants_to_freeze |= state["freeze"]
+            for key, its_state in state["moments"].items():
+                self._own[key].merge(Moments.from_state(its_state))
+
+    def arrays(self) -> dict[str, Array]:
+        """The shared statistics by names such as "fields.temperature.mean", "parameters.std" and "parameters.count"."""
+        arrays: dict[str, Array] = {}
+        for key, scaling in self._scalings.items():
+            arrays |= {f"{key}.mean": scaling.mean, f"{key}.std": scaling.std, f"{key}.count": self._shared[key].count}
+        return arrays
+
+    def _nothing(self) -> dict[str, Moments]:
+        return {key: Moments(shape) for key, shape in self._shapes.items()}
+
+    def _take_in(self, counts: Array, means: Array, m2: Array) -> None:
+        start = 0
+        for moments in self._shared.values():
+            size, shape = moments.mean.size, moments.mean.shape
+            new = Moments(shape)
+            new.count, new.mean, new.m2 = (all_[start : start + size].reshape(shape) for all_ in (counts, means, m2))
+            moments.merge(new)
+            start += size
+
+    def _refresh(self) -> None:
+        self._scalings = {
+            key: Scaling(key.removeprefix(FIELDS), it.mean, np.sqrt(it.variance)) for key, it in self._shared.items()
+        }
+
+    def _scaling(self, key: str) -> Scaling:
+        if key not in self._scalings:
+            name = key.removeprefix(FIELDS)
+            missing = "normalization.parameters: true" if key == PARAMETERS else f'"{name}" in normalization.fields'
+            raise ConfigError(f"the server class asks for the statistics of {name}: write {missing} in study.json")
+        return self._scalings[key]
+
+
+def _flat(arrays: Sequence[Array]) -> Array:
+    return np.concatenate([array.reshape(-1) for array in arrays])
+
+
+def _states(moments: Mapping[str, Moments]) -> dict[str, Any]:
+    return {key: it.state_dict() for key, it in moments.items()}
+
+
+def _described(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{key} {shape}" for key, shape in shapes.items()) or "nothing"

@@ -1,0 +1,212 @@
+"""The base class of the user's server."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.stop import StopReason, StopRequests
+from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.framework import framework_of
+from stream_server.server.user.normalization import Normalization
+from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stream_server.buffers.buffer import Buffer
+    from stream_server.config import StudyConfig
+
+
+class StreamServer:
+    """How a study turns the samples of its simulations into a trained model, with any framework or none.
+
+    Override at least `process_simulation_data` and `training_step`. All methods are called in the main thread with
+    no lock held. A server constructed directly, as in a unit test, is a single rank and logs nowhere.
+    """
+
+    automatic_optimization = True
+    framework: ClassVar[str] = "numpy"
+
+    def __init__(self, config: "StudyConfig | None" = None) -> None:
+        self.config: Any = config
+        self.rank = 0
+        self.num_ranks = 1
+        self.num_threads = 1
+        self.parameter_names: tuple[str, ...] = ()
+        self.progress = Progress()
+        self.buffer: Buffer | None = None
+        self.output_dir = Path()
+        self.union_mean = UnionMean(SoloRanks())
+        self.normalization = Normalization(SoloRanks()) if config is None else Normalization.of(config)
+        self.phases = Phases()
+        self._metrics = Metrics(SoloRanks())
+        self._stops = StopRequests()
+        self._parameters_of: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None
+        precision = "32-true" if config is None else config.training.precision
+        framework = framework_of(self)
+        framework.check_precision(precision)
+        self.collate = framework.make_collate(precision)
+
+    def enter_study(
+        self,
+        *,
+        ranks: Ranks,
+        parameter_names: Sequence[str],
+        progress: Progress,
+        buffer: "Buffer",
+        output_dir: Path,
+        metrics: Metrics,
+        stops: StopRequests,
+        phases: Phases,
+        num_threads: int = 1,
+    ) -> None:
+        """Give the server its place in a running study; called once, before any other method.
+
+        It may compute with `num_threads` threads, its share of the cores of its node.
+        """
+        self.rank = ranks.rank
+        self.num_ranks = ranks.size
+        self.num_threads = num_threads
+        self.parameter_names = tuple(parameter_names)
+        self.progress = progress
+        self.buffer = buffer
+        self.output_dir = output_dir
+        self.union_mean = UnionMean(ranks)
+        self.phases = phases
+        self._metrics = metrics
+        self._stops = stops
+        if self.config is not None:
+            num_parameters = len(self.parameter_names)
+            self.normalization = Normalization.of(self.config, ranks, num_parameters=num_parameters)
+
+    def enter_stream(self, parameters_of: "Callable[[NDArray[np.int64]], NDArray[np.float64]]") -> None:
+        """Give the server the parameters of the simulations whose samples come; called once, before the training."""
+        self._parameters_of = parameters_of
+
+    def prepare_training_attributes(self) -> Any:
+        """Make the model and whatever else training needs; called once on every rank."""
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        """One sample as the training step wants it: arrays and numbers in a tuple, list or dict.
+
+        The arrays of `data` are read-only views, valid until the batch is formed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define process_simulation_data or process_batch")
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        """A whole batch as the training step wants it; override to treat all rows in one operation."""
+        return self.collate([self.process_simulation_data(sample, config) for sample in batch.samples()])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Learn from this rank's batch and return the mean loss of its samples.
+
+        Only ranks with a batch call this. `all_reduce` is the one way to communicate in it; a server that uses it here
+        holds the same state on all ranks, and ranks that had no batch are given the `state_dict` of those that had.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define training_step")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """The mean loss of a validation batch, or a dict of means with "loss" among them."""
+        raise NotImplementedError(f"{type(self).__name__} must define validation_step to validate")
+
+    def val_dataloader(self) -> Any:
+        """The whole validation set as an iterable of batches, or a dict of such; None: the held-out simulations."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state to keep over a restart besides the model, as plain containers and arrays."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
+
+    def replicated_state(self) -> dict[str, Any]:
+        """The arrays that are the same on every rank, bit by bit, such as the weights; nothing by default.
+
+        They are compared at every checkpoint and at the end of the training, and ranks that differ end the study. The
+        parameters and buffers of a TorchServer's model are compared anyway.
+        """
+        return {}
+
+    def configure_callbacks(self) -> list[Callback]:
+        """The callbacks for the events of the training."""
+        return []
+
+    def on_train_start(self) -> None:
+        """The model is set up; no batch was drawn yet."""
+
+    def on_round(self) -> None:
+        """The ranks are about to agree on what comes next, which they do for each batch and at least once a second."""
+
+    def on_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """`batch` is about to be passed to `training_step`."""
+
+    def on_batch_end(self, batch: Any, batch_idx: int, loss: Any) -> None:
+        """`loss` is what `training_step` returned on this rank."""
+
+    def on_step_end(self) -> None:
+        """A training step is over, on every rank, also on those that had no batch for it."""
+
+    def on_validation_start(self) -> None:
+        """A validation begins, on every rank."""
+
+    def on_validation_end(self, metrics: dict[str, float]) -> None:
+        """`metrics` are the means over all ranks, the same on each."""
+
+    def on_checkpoint(self, path: Path) -> None:
+        """A checkpoint is committed in the folder `path`."""
+
+    def on_simulation_finished(self, simulation_id: int) -> None:
+        """All that this simulation produced has been received."""
+
+    def on_reception_end(self) -> None:
+        """No more samples will come; what is in the buffer is still to be trained."""
+
+    def on_train_end(self) -> None:
+        """Every batch is trained and the last validation done; not called when the study fails."""
+
+    def parameters_of(self, simulation_ids: "NDArray[np.int64]") -> "NDArray[np.float64]":
+        """The parameters of these simulations, shape (n, P), in the order of study.json: a row for each id.
+
+        For what was drawn or is in the buffer, as `self.parameters_of(self.buffer.contents().simulation_ids)`.
+
+        Raises:
+            RuntimeError: the training has not begun, so that no sample is known.
+        """
+        if self._parameters_of is None:
+            raise RuntimeError("parameters_of knows simulations once the training begins: call it in training_step")
+        return self._parameters_of(simulation_ids)
+
+    def log(self, name: str, value: Any) -> None:
+        """Log one number. Never communicates: the mean over ranks and batches is taken where it is written."""
+        self._metrics.log(name, value)
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Log the distribution of an array."""
+        self._metrics.log_histogram(name, values)
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Log a Matplotlib figure of rank 0."""
+        self._metrics.log_figure(name, figure)
+
+    def all_reduce(self, arrays: Any, n: float | None = None) -> Any:
+        """The mean over the ranks of an array, or of each array in a list, tuple or dict, weighted by `n`.
+
+        In `training_step` the weight is by default the size of this rank's batch, so that the means over samples of
+        the ranks become the mean over the union batch; ranks without a batch take part by themselves. Elsewhere all
+        ranks must call it, and the default weight is 1.
+
+        Raises:
+            UserCodeError: the ranks passed arrays of different shapes.
+        """
+        return self.union_mean.mean(arrays, n)
+
+    def stop_study(self, reason: str) -> None:
+        """Ask all ranks to end the training at the next update; one rank's request is enough."""
+        self._stops.request(StopReason.EARLY_STOP, reason)

@@ -1,0 +1,96 @@
+"""StreamServer on Lightning Fabric."""
+
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import nn
+
+from stream_server.errors import UserCodeError
+from stream_server.server.user.components import make_training_attributes
+from stream_server.server.user.stream_server import StreamServer
+
+
+class ManualBackward(Protocol):
+    """The backward pass that `manual_backward` runs within a study."""
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None: ...
+
+
+class TorchServer(StreamServer):
+    """A server that trains a torch model on all ranks as if on the union of their batches.
+
+    `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned: the model is your own
+    module, the optimizers are wrapped by Fabric. `training_step` returns the loss, a dict with it as "loss", or None,
+    which skips the batch. With `automatic_optimization = False` it calls `manual_backward` and steps the optimizers.
+    """
+
+    framework: ClassVar[str] = "torch"
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any = None
+    fabric: Any
+    _manual: ManualBackward | None = None
+
+    def prepare_training_attributes(self) -> Any:
+        """Make `model, optimizer` or `model, optimizer, lr_scheduler`; by default those that study.json names.
+
+        These are `training.model`, `training.optimizer` and `training.lr_scheduler`.
+
+        With manual optimisation `optimizer` and `lr_scheduler` may be lists. In either case schedulers are stepped for
+        you: after updates, such that they stand where the run stands by `training.lr_clock`, and a ReduceLROnPlateau at
+        every validation, with its loss.
+        """
+        if self.config is None or self.config.training.model is None:
+            raise NotImplementedError(f"{type(self).__name__} must define prepare_training_attributes")
+        return make_training_attributes(self)
+
+    def model_to_evaluate(self) -> nn.Module:
+        """The weights that are validated, exported, evaluated and kept among the best; `self.model` by default.
+
+        Return for example `self.ema`, an average of the weights (`torch.optim.swa_utils.AveragedModel`) that
+        `prepare_training_attributes` made and `on_step_end`, which is called on every rank, updates. Within
+        `validation_step`, `self.model` is what this returns; of an AveragedModel it is the module inside, with the
+        names of your own. Modules that are attributes of the server are moved to the device of the model, and saved in
+        each checkpoint.
+        """
+        return self.model  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model and of the batches."""
+        return self.fabric.device if hasattr(self, "fabric") else torch.device("cpu")
+
+    @property
+    def expected_lr_steps(self) -> int:
+        """How often the `lr_scheduler` will be stepped in the whole study: what `T_max` or `total_iters` ask for.
+
+        It stays what it was at the first start of the study, also on another number of ranks and in an evaluation.
+
+        Raises:
+            UserCodeError: neither the number of updates nor that of samples is known.
+        """
+        num_steps = self.progress.expected_lr_steps
+        if num_steps is None:
+            raise UserCodeError(
+                "expected_lr_steps is not known in advance: write study.time_steps and, if training.lr_clock is to be "
+                '"updates", a buffer.policy or training.draws_per_sample that bounds the number of draws'
+            )
+        return num_steps
+
+    def manual_backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """Backpropagate the mean loss of this rank's batch; adds the gradient of the union batch to the gradients.
+
+        In `training_step`, with `automatic_optimization = False` only; all ranks with a batch must call it alike.
+        `options`, such as `retain_graph`, are those of `Tensor.backward`.
+        """
+        with self.phases.measure("backward"):
+            if self._manual is not None:
+                self._manual.backward(loss, **options)
+            elif hasattr(self, "fabric"):
+                raise UserCodeError(f"{type(self).__name__}.manual_backward needs automatic_optimization = False")
+            else:
+                loss.backward(**options)  # type: ignore[no-untyped-call]
+
+    def take_steps(self, manual: ManualBackward) -> None:
+        """Hand `manual_backward` and the steps of the optimizers over to `manual`."""
+        self._manual = manual

@@ -1,0 +1,201 @@
+"""The disk: what must survive a crash is written through this module, and through nothing else.
+
+All changes are made by functions of `os`, in whose place a test may put one that notes what is done, or that fails.
+Reading goes past it. Syncing a file puts its content on disk; its name is there once its folder was synced, too.
+"""
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
+    """Open a file to read it, as an opener of `open`; whatever somebody has put in its place, reading comes to an end.
+
+    Raises:
+        OSError: it is a pipe, which would be waited for, or a device, which may never end, among other reasons.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "It is no ordinary file", str(path))
+    return descriptor
+
+
+def read_file(path: Path) -> bytes:
+    """All of a file.
+
+    Raises:
+        OSError: it cannot be read, or is no ordinary file.
+    """
+    with open(path, "rb", opener=ordinary) as file:
+        return file.read()
+
+
+def read_into(file: Any, memory: memoryview) -> bool:
+    """Fill writable memory with the next bytes of a binary file; False if the file ends before."""
+    while memory:
+        num = file.readinto(memory)
+        if not num:
+            return False
+        memory = memory[num:]
+    return True
+
+
+def create(path: Path, *, mode: int = 0o644) -> int:
+    """Make a new file and open it for writing.
+
+    Raises:
+        FileExistsError: somebody else has made it.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
+def open_to_append(path: Path) -> int:
+    """Open a file for reading and for writing at its end, whatever that is then; made unless it is there."""
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def close(descriptor: int) -> None:
+    """Let go of a file; what was not synced may be lost."""
+    os.close(descriptor)
+
+
+def write_all(descriptor: int, data: memoryview) -> None:
+    """Write all of it: one call may take only a part."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def start_write_back(descriptor: int, start: int, num_bytes: int) -> None:
+    """Let the kernel begin to write these bytes to disk, and drop what is there already from memory."""
+    os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def truncate(file: int | Path, num_bytes: int) -> None:
+    """Cut off a file, given by its descriptor or its path."""
+    os.truncate(file, num_bytes)
+
+
+def sync(descriptor: int) -> None:
+    """Put the content of a file on disk."""
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put on disk which entries a folder has."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, unless they are there; each is on disk in the one above it."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    sync_folder(folder.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a new file; its content is on disk when this returns.
+
+    Raises:
+        OSError: the disk is full or fails; the file is of no use.
+    """
+    _write_new(path, data, mode=0o644, synced=True)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a small file in place so that whoever reads `path` finds all of it or the one before, even after a crash."""
+    _put_in_place(path, data, mode=0o644, synced=True)
+    sync_folder(path.parent)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what was left beside `path` when who put a file in place there was killed; for its only writer."""
+    for leftover in path.parent.glob(f"{path.name}*.tmp"):
+        remove_file(leftover)
+
+
+def swap_private_file(path: Path, data: bytes) -> None:
+    """Put a small file in place in one stroke for whoever reads `path`; only its owner may.
+
+    For its only writer. After a power failure it may be empty: it is for processes that do not survive that either.
+    """
+    remove_leftovers(path)
+    _put_in_place(path, data, mode=0o600, synced=False)
+
+
+def rename_folder(old: Path, new: Path) -> None:
+    """Rename within one folder, and put it on disk.
+
+    Raises:
+        OSError: `new` is there already and not empty, among other reasons.
+    """
+    os.rename(old, new)
+    sync_folder(new.parent)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, unless somebody else did."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove an empty folder.
+
+    Raises:
+        OSError: it is not there, or not empty, among other reasons.
+    """
+    os.rmdir(folder)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that is in it; what somebody else removed meanwhile is no error."""
+    for root, folders, files in os.walk(folder, topdown=False):
+        for name in files:
+            remove_file(Path(root, name))
+        for name in folders:
+            _remove_folder(Path(root, name))
+    _remove_folder(folder)
+
+
+def _remove_folder(folder: Path) -> None:
+    try:
+        remove_folder(folder)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        remove_file(folder)
+
+
+def _put_in_place(path: Path, data: bytes, *, mode: int, synced: bool) -> None:
+    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
+    try:
+        _write_new(temporary, data, mode=mode, synced=synced)
+        os.replace(temporary, path)
+    except BaseException:
+        remove_file(temporary)
+        raise
+
+
+def _write_new(path: Path, data: bytes, *, mode: int, synced: bool) -> None:
+    descriptor = create(path, mode=mode)
+    try:
+        write_all(descriptor, memoryview(data))
+        if synced:
+            sync(descriptor)
+    finally:
+        close(descriptor)

@@ -1,0 +1,98 @@
+"""Rows of samples in a file: chunk after chunk, and in each chunk field after field.
+
+So a writer that reads the rows from where they live is done with some of them long before it is done with all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.errors import DamagedCheckpoint
+from stream_server.storage.disk import read_into
+from stream_server.storage.plain_state import Writable, parse_dtype
+
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleLayout:
+    """The layout of the rows in a file: `fields` are name, dtype and shape of each."""
+
+    num_rows: int
+    fields: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "SampleLayout":
+        """Read back what `to_plain` gave.
+
+        Raises:
+            DamagedCheckpoint: it is something else.
+        """
+        try:
+            fields = tuple((name, dtype, tuple(shape)) for name, dtype, shape in plain["fields"])
+            layout = cls(num_rows=plain["num_rows"], fields=fields)
+            is_sound = layout._is_sound
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedCheckpoint(f"not a layout of samples: {error!r}"[:200]) from error
+        if not is_sound:
+            raise DamagedCheckpoint(f"not a layout of samples: {plain}"[:200])
+        return layout
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"num_rows": self.num_rows, "fields": [[name, dtype, list(shape)] for name, dtype, shape in self.fields]}
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(np.dtype(dtype).itemsize * prod(shape) for _, dtype, shape in self.fields)
+
+    @property
+    def _is_sound(self) -> bool:
+        counts = [self.num_rows, *(extent for _, _, shape in self.fields for extent in shape)]
+        are_counts = all(type(count) is int and count >= 0 for count in counts)
+        are_known = all(type(name) is str and parse_dtype(dtype).itemsize for name, dtype, _ in self.fields)
+        # Any number of rows of nothing would fit into an empty file.
+        return are_counts and are_known and (self.row_bytes > 0 or self.num_rows == 0)
+
+    def chunks(self) -> Iterator[range]:
+        """The rows of each chunk."""
+        size = max(1, CHUNK_BYTES // max(1, self.row_bytes))
+        return (range(start, min(start + size, self.num_rows)) for start in range(0, self.num_rows, size))
+
+
+def write_rows(file: Writable, layout: SampleLayout, rows: Callable[[str, range], NDArray[Any]]) -> Iterator[range]:
+    """Write what `rows(field, rows of a chunk)` gives, and yield the rows of every chunk once they are written."""
+    for chunk in layout.chunks():
+        for name, dtype, shape in layout.fields:
+            values = rows(name, chunk)
+            assert values.shape == (len(chunk), *shape)
+            file.write(np.ascontiguousarray(values, dtype).data)
+        yield chunk
+
+
+def read_rows(path: Path, layout: SampleLayout) -> Iterator[tuple[range, dict[str, NDArray[Any]]]]:
+    """The rows of every chunk and their values by field, valid until the next chunk is asked for.
+
+    Raises:
+        DamagedCheckpoint: the file is too short or too long.
+    """
+    expected = layout.num_rows * layout.row_bytes
+    found = path.stat().st_size
+    if found != expected:
+        raise DamagedCheckpoint(f"{path} must have {expected} bytes for {layout.num_rows} samples, but has {found}")
+    memory = bytearray(min(expected, max(CHUNK_BYTES, layout.row_bytes)))
+    with path.open("rb", buffering=0) as file:
+        for chunk in layout.chunks():
+            size = len(chunk) * layout.row_bytes
+            if not read_into(file, memoryview(memory)[:size]):
+                raise DamagedCheckpoint(f"{path} has become shorter while it was read")
+            values, at = {}, 0
+            for name, dtype, shape in layout.fields:
+                num = len(chunk) * prod(shape)
+                values[name] = np.frombuffer(memory, dtype, num, at).reshape(len(chunk), *shape)
+                at += values[name].nbytes
+            yield chunk, values

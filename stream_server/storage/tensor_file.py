@@ -1,0 +1,116 @@
+"""Arrays of any framework by name, in .safetensors files, which every framework reads and which cannot hold code.
+
+The name of an array in nested dicts and lists is its path with dots.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stream_server.storage import disk
+from stream_server.storage.plain_state import as_array
+
+SUFFIX = ".safetensors"
+
+_DTYPES = {
+    "bool",
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "float8_e4m3fn", "float8_e5m2"),
+}
+
+
+def can_be_written(value: Any) -> bool:
+    """Whether this is an array of a type that the format has."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and getattr(dtype, "name", str(dtype)).removeprefix("torch.") in _DTYPES
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:
+    """Write arrays, which are all NumPy's or all torch's on the CPU, under their names; on disk when it returns.
+
+    Tensors that share memory are each written in full. `notes` are texts for the head of the file.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    if any(hasattr(tensor, "new_tensor") for tensor in tensors.values()):
+        from safetensors.torch import save
+
+        data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, dict(notes or {}))
+    else:
+        from safetensors.numpy import save as save_arrays
+
+        data = save_arrays({name: np.asarray(it, order="C") for name, it in tensors.items()}, dict(notes or {}))
+    disk.write_file(path, data)
+
+
+def read_tensors(path: Path, *, as_torch: bool) -> dict[str, Any]:
+    """The arrays of a file by name, as torch's on the CPU or as NumPy's.
+
+    Raises:
+        ValueError: it is no such file.
+        OSError: it cannot be read.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        if as_torch:
+            from safetensors.torch import load
+
+            return dict(load(disk.read_file(path)))
+        from safetensors.numpy import load as load_arrays
+
+        return dict(load_arrays(disk.read_file(path)))
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{path} is no {SUFFIX} file that can be read: {error}") from error
+
+
+def flattened(state: Any) -> tuple[dict[str, Any], list[str]]:
+    """NumPy arrays by path, such as "layers.0.weight" for a list of dicts, and the paths of all that was left out.
+
+    Left out is what is neither an array nor a number, and what has the path of another array, by a dot in a key.
+    """
+    arrays: dict[str, Any] = {}
+    others = []
+    for path, value in _leaves(state, ""):
+        is_array = isinstance(value, bool | int | float) or hasattr(value, "__array__")
+        if is_array and path not in arrays:
+            arrays[path] = np.asarray(as_array(value))
+        else:
+            others.append(path)
+    return arrays, others
+
+
+def nested(arrays: Mapping[str, Any]) -> Any:
+    """Undo `flattened`: dicts, and lists wherever the keys are 0, 1, …"""
+    root: dict[str, Any] = {}
+    for path, value in arrays.items():
+        *above, last = path.split(".")
+        here = root
+        for key in above:
+            here = here.setdefault(key, {})
+        here[last] = value
+    return _with_lists(root)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, list | tuple):
+        items = list(enumerate(value))
+    else:
+        yield path, value
+        return
+    for key, item in items:
+        yield from _leaves(item, f"{path}.{key}" if path else str(key))
+
+
+def _with_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    items = {key: _with_lists(item) for key, item in value.items()}
+    indices = [str(index) for index in range(len(items))]
+    # A file gives its arrays in any order.
+    return [items[index] for index in indices] if items and items.keys() == set(indices) else items

@@ -1,0 +1,121 @@
+"""User code: loaded by the name that study.json gives it, and called so that its errors name it."""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stream_server.errors import ConfigError, StreamServerError, UserCodeError
+
+
+def load_class(name: str, folder: Path, *, kind: str) -> Any:
+    """Import the class, or other callable, named by `FILE.py:Class` or `package.module:Class`.
+
+    Args:
+        name: a relative FILE starts at `folder`.
+        folder: folder of the study; it becomes the first entry of the import path, so that the files of a study can
+            import each other. A file is run once, however many of its classes are named.
+        kind: key of study.json that holds the name, such as `server.class`; errors begin with it.
+
+    Raises:
+        ConfigError: there is no such file, module or class, or the name stands for something that cannot be called.
+        UserCodeError: the file or module raised while it was imported; that exception is the cause.
+    """
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise ConfigError(f'{kind} must be "FILE.py:Class" or "package.module:Class", but is "{name}"')
+    if sys.path[:1] != [str(folder)]:
+        sys.path.insert(0, str(folder))
+    module = _load_file(folder / where, kind) if where.endswith(".py") else _import_module(where, kind)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        there = f"{where} has no {attribute}" if found is None else f"{name} is {found!r}"
+        raise ConfigError(f"{kind} must name a class, but {there}")
+    return found
+
+
+def arguments_for(found: Any, args: Mapping[str, Any], offered: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+    """The keyword arguments for a user's class: all of `args`, and what its signature names of what is `offered`.
+
+    Args:
+        found: the class, or other callable.
+        args: what study.json gives it under the key `kind`.
+        offered: what Stream Server has for it; a class need not take it.
+        kind: key of study.json that holds `args`, such as `buffer.args`; errors begin with it.
+
+    Raises:
+        ConfigError: it takes no such argument as one of `args`, or needs another one.
+    """
+    parameters = [it for it in inspect.signature(found).parameters.values() if it.kind is not it.POSITIONAL_ONLY]
+    names = {it.name for it in parameters if it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)}
+    takes_all = any(it.kind is it.VAR_KEYWORD for it in parameters)
+    own = sorted(names - set(offered))
+    for name in args:
+        if name in offered:
+            raise ConfigError(f'{kind} must not have "{name}", which is given to {found.__name__} anyway: leave it out')
+        if name not in names and not takes_all:
+            taken = ", ".join(f'"{it}"' for it in own) or "none"
+            raise ConfigError(f'{kind} has "{name}", but the arguments of {found.__name__} are {taken}')
+    given = {**{name: value for name, value in offered.items() if name in names}, **args}
+    missing = [it.name for it in parameters if it.name in own and it.default is it.empty and it.name not in given]
+    if missing:
+        raise ConfigError(f"{kind} must have {' and '.join(missing)}, which {found.__name__} needs")
+    return given
+
+
+def call_user(name: str, method: Any, *arguments: Any) -> Any:
+    """Call a user's method; what it raises becomes a `UserCodeError` that says where.
+
+    Raises:
+        UserCodeError: the method raised an exception of its own, which is the cause.
+    """
+    try:
+        return method(*arguments)
+    except StreamServerError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+def _import_module(name: str, kind: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"{kind} must name a class, but there is no module {error.name}: install the package, "
+                'or write "FILE.py:Class" for a file of the study'
+            ) from error
+        raise _import_error(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _import_error(name, error) from error
+
+
+def _load_file(file: Path, kind: str) -> ModuleType:
+    name = file.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == os.path.abspath(file):
+        return loaded
+    if not file.is_file():
+        raise ConfigError(f"{kind} must name a class, but there is no file {file}")
+    spec = importlib.util.spec_from_file_location(name, os.path.abspath(file))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Before it runs: dataclasses and pickle look a class up in the module of its name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _import_error(str(file), error) from error
+    return module
+
+
+def _import_error(where: str, error: BaseException) -> UserCodeError:
+    return UserCodeError(f"importing {where} raised {type(error).__name__}: {error}")

@@ -1,0 +1,179 @@
+"""The state of a run that has ended, read from its folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.analysis.cli import main
+from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_state import is_run, newest_checkpoint, runs_below, simulations_of, state_of, the_run
+from stream_server.errors import NotRunning
+from stream_server.launcher.journal import records
+from stream_server.launcher.schedule.actions import Fail, GiveUp
+from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock, holder_of
+from stream_server.storage.checksums import checksummed_json
+
+Facts = dict[str, Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run that was killed before it had saved anything."""
+    folder = tmp_path / "runs" / "heat"
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text('{"checkpoint": {"dir": null}}')
+    (folder / RUN_LOCK).touch()
+    return RunFolder(folder)
+
+
+def report(run: RunFolder, **facts: Any) -> None:
+    (run.path / "report.json").write_text(
+        json.dumps({"exit_code": 0, "exit_reason": "finished", "message": ""} | facts)
+    )
+
+
+def checkpoint(folder: Path, number: int, batches: int) -> Path:
+    path = folder / f"{number:06d}"
+    path.mkdir(parents=True)
+    manifest = {"checkpoint": number, "batches": batches, "incarnation": 1}
+    (path / "manifest.json").write_bytes(checksummed_json(manifest))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "detail"),
+    [
+        ({}, "finished", ""),
+        ({"exit_reason": "early_stop", "message": "no progress"}, "finished", "early_stop: no progress"),
+        ({"exit_code": 75, "message": "stopped by SIGINT"}, "stopped", "stopped by SIGINT; run again"),
+        ({"exit_code": 3, "message": "it raised\nmore"}, "failed", "exit code 3: it raised; run again"),
+    ],
+)
+def test_the_report_says_how_a_run_ended(run: RunFolder, facts: Facts, state: str, detail: str) -> None:
+    report(run, **facts)
+    found = state_of(run)
+    assert found.state == state
+    assert found.detail.startswith(detail)
+
+
+def test_without_a_report_a_run_has_failed_or_was_killed(run: RunFolder) -> None:
+    assert state_of(run).state == "killed"
+    assert state_of(run).detail.endswith("it goes on from the beginning")
+    (run.path / "exit.json").write_text(json.dumps({"exit_code": 7, "message": "rank 1 was lost"}))
+    checkpoint(run.path / "checkpoints", 4, 80)
+    found = state_of(run)
+    assert (found.state, found.detail) == (
+        "failed",
+        "exit code 7: rank 1 was lost; run again, it goes on from checkpoint 4",
+    )
+
+
+def test_the_newest_checkpoint_is_the_last_whose_manifest_is_whole(run: RunFolder, tmp_path: Path) -> None:
+    assert newest_checkpoint(run) is None
+    checkpoint(run.path / "checkpoints", 4, 80)
+    damaged = checkpoint(run.path / "checkpoints", 5, 100)
+    (run.path / "checkpoints" / "000006.incarnation-1.tmp").mkdir()
+    (damaged / "manifest.json").write_bytes(b"{}")
+    found = newest_checkpoint(run)
+    assert found is not None
+    assert (found.number, found.batches) == (4, 80)
+    (run.path / "study.json").write_text(json.dumps({"checkpoint": {"dir": str(tmp_path / "elsewhere")}}))
+    checkpoint(tmp_path / "elsewhere", 9, 900)
+    found = newest_checkpoint(run)
+    assert found is not None
+    assert found.number == 9
+
+
+def test_whoever_holds_the_lock_runs_the_study(run: RunFolder) -> None:
+    report(run)
+    with StudyLock(run.path / RUN_LOCK, "stream-server"):
+        assert state_of(run).state == "running"
+    with StudyLock(run.path / RUN_LOCK, "stream-launcher"):
+        assert state_of(run).state == "restarting"
+        with StudyLock(run.path / SERVER_LOCK, "stream-server"):
+            assert state_of(run).state == "running"
+    assert state_of(run).state == "finished"
+    assert holder_of(run.path / "nothing.lock") is None
+
+
+def test_the_journal_and_the_folders_tell_of_simulations_that_no_checkpoint_has(run: RunFolder) -> None:
+    (run.path / "parameters.csv").write_text("simulation,x\n0,0.5\n1,1.5\n2,2.5\n3,3.5\n")
+    (run.path / "simulations" / "0" / "attempt-1").mkdir(parents=True)
+    (run.path / "simulations" / "0" / "attempt-1" / "output.log").touch()
+    journal = [
+        records.LauncherStarted(pid=1, boot="b", link="ipc:///l", supervises=False, resumed=False),
+        Fail(simulation=1, attempt=2, reason="crashed"),
+        GiveUp(simulation=1, attempts=3, reason="crashed", redraw=False),
+        Fail(simulation=2, attempt=0, reason="late"),
+    ]
+    (run.path / "journal.jsonl").write_bytes(b"".join(map(records.encode, journal)))
+    table = simulations_of(run)
+    assert [it.state for it in table] == ["interrupted", "given_up", "interrupted", "waiting"]
+    assert [it.attempts for it in table] == [2, 3, 1, 0]
+    assert [it.reason for it in table] == ["", "crashed", "late", ""]
+    assert table[0].parameters == {"x": 0.5}
+    assert table[0].seconds == 0
+    assert table[3].seconds is None
+
+
+def test_runs_are_found_at_any_depth_and_nothing_within_them(run: RunFolder, tmp_path: Path) -> None:
+    (run.path / "model").mkdir()
+    (run.path / "model" / "study.json").write_text("{}")
+    (tmp_path / "study.json").write_text("{}")
+    assert not is_run(tmp_path)
+    assert [it.path for it in runs_below(tmp_path)] == [run.path]
+    assert the_run(run.path) == run
+    with pytest.raises(NotRunning, match="there is no"):
+        the_run(tmp_path / "nowhere")
+
+
+def test_commands_print_json_and_tables(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.path / "parameters.csv").write_text("simulation,x\n0,0.5\n")
+    assert main(["list", str(tmp_path), "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["run"], listed["state"], listed["checkpoint"]) == (str(run.path), "killed", None)
+    assert main(["status", str(run.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "killed"
+    assert main(["simulations", str(run.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "waiting"
+    for command in (["list", str(tmp_path)], ["status", str(run.path)], ["simulations", str(run.path)]):
+        assert main(command) == 0
+    assert "killed" in capsys.readouterr().out
+
+
+def test_logs_of_ranks_bear_their_names_and_those_of_a_simulation_are_its_newest_attempts(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.path / "logs").mkdir()
+    for name in ("server-0", "server-1"):
+        (run.path / "logs" / f"{name}.log").write_text(f"I am {name}\nno end")
+    for attempt in (0, 9, 10):
+        folder = run.path / "simulations" / "3" / f"attempt-{attempt}"
+        folder.mkdir(parents=True)
+        (folder / "output.log").write_text(f"attempt {attempt}\n")
+    assert main(["logs", str(run.path), "-f"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name}   | {text}" for name in ("server-0", "server-1") for text in (f"I am {name}", "no end")
+    ]
+    assert main(["logs", str(run.path), "3"]) == 0
+    assert capsys.readouterr().out == "attempt 10\n"
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "logs", "simulations", "list"])
+def test_no_such_run_ends_with_1(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, str(tmp_path / "nowhere")]) == 1
+    assert capsys.readouterr().err.startswith("stream-study: there is no ")
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+
+
+def test_what_does_not_run_cannot_be_stopped_and_has_no_logs(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stop", str(run.path)]) == 1
+    assert "does not run: it is killed" in capsys.readouterr().err
+    assert main(["logs", str(run.path), "7"]) == 1
+    assert "there is no output of simulation 7" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""The wheel: what is in it, and a study that runs from it alone.
+
+It is built and installed without the network: its environment sees the packages of the tests, but not their editable
+installation of this package, which hangs on a .pth file that is not read there.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import alone
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIGS = REPOSITORY / "configs"
+TEMPLATES = Path("stream_server/templates")
+LEFT_BY_WORK = shutil.ignore_patterns("__pycache__", "runs", "build")
+DEADLINE_S = 120
+
+SMALL = {
+    "study.simulations": 4,
+    "validation.simulations": 1,
+    "buffer.watermark": 50,
+}
+
+
+def run(command: Sequence[str], folder: Path, environment: dict[str, str] | None = None) -> str:
+    """The output of a command that must succeed."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment or alone([]).environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, as setuptools leaves its traces beside the sources."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for name in ("stream_server", "configs"):
+        shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=LEFT_BY_WORK)
+    # What a study leaves in a checkout.
+    (source / "configs" / "heat" / "runs" / "heat").mkdir(parents=True)
+    (source / "configs" / "heat" / "runs" / "heat" / "report.json").touch()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder)]
+    run([*pip, "wheel", *options, str(source)], folder)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def packed(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as contents:
+        return set(contents.namelist())
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path) -> dict[str, str]:
+    """An environment with the wheel; everything else is that of the tests, mpirun included."""
+    place = wheel.parent / "env"
+    run([sys.executable, "-m", "venv", "--without-pip", str(place)], wheel.parent)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(place)]
+    run([*pip, "install", "--no-deps", "--no-index", str(wheel)], wheel.parent)
+    shared = sysconfig.get_path("purelib")
+    own = sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)})
+    # A folder is added as it is: .pth files in it, such as that of an editable installation, are not read.
+    Path(own, "shared.pth").write_text(f"{shared}\n")
+    variables = {name: value for name, value in alone([]).environment.items() if name != "PYTHONPATH"}
+    # As `pip install mpich` would put it there.
+    for library in (Path(sys.prefix) / "lib").iterdir():
+        if not library.name.startswith("python"):
+            (place / "lib" / library.name).symlink_to(library)
+    return variables | {"PATH": os.pathsep.join((str(place / "bin"), variables["PATH"]))}
+
+
+def test_the_wheel_has_every_file_of_the_library(packed: set[str]) -> None:
+    native = REPOSITORY / "stream_server" / "native"
+    files = {Path(folder, name) for folder, _, names in os.walk(native) for name in names}
+    assert {file for file in files if file.relative_to(REPOSITORY).as_posix() not in packed} == set()
+
+
+def test_the_wheel_has_the_examples_and_the_blank_study_and_nothing_that_a_study_left(packed: set[str]) -> None:
+    files = [*CONFIGS.glob("*.json"), *(file for file in CONFIGS.glob("*/*") if file.is_file())]
+    examples = {TEMPLATES / "examples" / file.relative_to(CONFIGS) for file in files}
+    blank = {file.relative_to(REPOSITORY) for file in (REPOSITORY / TEMPLATES / "blank").rglob("*") if file.is_file()}
+    modules = {file.relative_to(REPOSITORY) for file in (REPOSITORY / TEMPLATES).glob("*.py")}
+    expected = {file.as_posix() for file in examples | blank | modules if "__pycache__" not in file.parts}
+    assert {name for name in packed if name.startswith(TEMPLATES.as_posix())} == expected
+
+
+def test_the_code_of_the_wheel_is_what_runs_in_its_environment(environment: dict[str, str], tmp_path: Path) -> None:
+    code = "import stream_server, sys; print(stream_server.__file__); print(sys.prefix)"
+    file, prefix = run(["python", "-c", code], tmp_path, environment).split()
+    assert file.startswith(prefix)
+    assert prefix != sys.prefix
+
+
+def test_a_study_is_made_and_run_from_the_wheel(environment: dict[str, str], tmp_path: Path) -> None:
+    assert "heat-numpy" in run(["stream-study", "new", "--list"], tmp_path, environment)
+    told = run(["stream-study", "new", "heat-numpy", "my-study"], tmp_path, environment)
+    command = told.splitlines()[-1].removeprefix("next: ")
+    assert command == "cd my-study && mpirun -n 2 stream-server --config study.json"
+    small = "".join(f" --set {key}={value}" for key, value in SMALL.items())
+    run(["sh", "-c", command + small], tmp_path, environment)
+    report = json.loads((tmp_path / "my-study" / "runs" / "heat-numpy" / "report.json").read_text())
+    assert report["balanced"] is True
+    assert report["ranks"] == 2
+    assert report["samples"]["trained"] == 400

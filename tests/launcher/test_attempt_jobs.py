@@ -1,0 +1,223 @@
+"""The launcher's reading of a backend's answers: a job that is not known to have ended has not."""
+
+import subprocess
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.journal.history import History, OpenAttempt
+from stream_server.launcher.journal.records import AttemptCancelled
+from stream_server.launcher.schedule.simulation import RESTARTED
+from stream_server.launcher.simulations import attempt_jobs
+from stream_server.launcher.simulations.attempt_jobs import FORGOTTEN_S, AttemptJobs, missing_package, python_of
+from stream_server.launcher.simulations.attempts import Attempts
+
+RUNNING = JobStatus(state=JobState.RUNNING)
+UNKNOWN = JobStatus(state=JobState.UNKNOWN)
+ENDED = JobStatus(state=JobState.ENDED)
+
+
+class SpokenBackend:
+    """Answers what the test says; an exception is raised once."""
+
+    query_interval_s = 0.0
+
+    def __init__(self) -> None:
+        self.status: JobStatus = RUNNING
+        self.errors: list[Exception] = []
+        self.calls: list[Any] = []
+
+    def submit(self, spec: JobSpec) -> str:
+        self._call("submit", spec.folder.name)
+        return "job 7"
+
+    def cancel(self, handles: Collection[str]) -> None:
+        self._call("cancel", *handles)
+
+    def query(self, handles: Collection[str]) -> Mapping[str, JobStatus]:
+        self._call("query", *handles)
+        return dict.fromkeys(handles, self.status)
+
+    def reattach(self, job: SavedJob) -> str:
+        self._call("reattach", job.handle)
+        return job.handle or "found"
+
+    def close(self) -> None:
+        pass
+
+    def _call(self, *call: Any) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self.calls.append(call)
+
+
+@pytest.fixture
+def backend() -> SpokenBackend:
+    return SpokenBackend()
+
+
+@pytest.fixture
+def jobs(backend: SpokenBackend, tmp_path: Path) -> AttemptJobs:
+    attempts = Attempts(
+        command=("true",), templates=(), environment={}, seed=0, study_dir=tmp_path, output_dir=tmp_path
+    )
+    return AttemptJobs(backend, attempts, None)
+
+
+def start(jobs: AttemptJobs) -> str | None:
+    """Submit attempt 0 of simulation 3."""
+    return jobs.submit({(3, 0): jobs.attempts.prepare(3, 0, {}, {}, None)})
+
+
+def left(jobs: AttemptJobs, *, cancelled: bool = False) -> History:
+    """The history of that attempt that a killed launcher has left."""
+    folder = str(jobs.attempts.folder(3, 0))
+    jobs.attempts.folder(3, 0).mkdir(parents=True)
+    cancel = AttemptCancelled(simulation=3, attempt=0, reason="late", excuse="") if cancelled else None
+    attempt = OpenAttempt(simulation=3, attempt=0, folder=folder, job=folder, handle="job 7", cancelled=cancel)
+    return History(attempts={3: attempt})
+
+
+@pytest.mark.parametrize("error", [None, OSError("busy"), subprocess.TimeoutExpired("squeue", 1)], ids=str)
+def test_a_job_that_is_unknown_has_not_ended_however_long(
+    jobs: AttemptJobs, backend: SpokenBackend, error: Exception | None
+) -> None:
+    start(jobs)
+    backend.status = UNKNOWN
+    backend.errors = [error] if error else []
+    assert jobs.poll(1.0) == []
+    assert jobs.poll(1e9) == []
+    assert jobs.num_running == 1
+
+
+def test_a_cancelled_job_that_stays_unknown_is_over_after_a_while(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+    start(jobs)
+    jobs.cancel([(3, 0)])
+    backend.status = UNKNOWN
+    assert jobs.poll(5.0) == []
+    assert jobs.poll(4.9 + FORGOTTEN_S) == []
+    [end] = jobs.poll(5.0 + FORGOTTEN_S)
+    assert (end.simulation, end.exit_code, end.reason) == (3, None, "ended, and left no exit code")
+
+
+def test_a_backend_is_not_asked_when_there_is_no_job(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+    assert jobs.poll(1.0) == []
+    jobs.cancel([(3, 0)])
+    assert backend.calls == []
+
+
+def test_a_cancelled_job_of_which_the_backend_cannot_be_asked_is_not_over(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    start(jobs)
+    jobs.cancel([(3, 0)])
+    for number in range(3):
+        backend.errors = [OSError("away")]
+        assert jobs.poll(number * FORGOTTEN_S) == []
+    assert jobs.num_running == 1
+
+
+def test_a_cancel_that_was_lost_is_sent_again(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+    start(jobs)
+    backend.errors = [OSError("no route")]
+    jobs.cancel([(3, 0)])
+    jobs.poll(1.0)
+    assert backend.calls[-1] == ("cancel", "job 7")
+
+
+def test_a_backend_that_knows_no_exit_code_leaves_it_to_the_one_that_the_shell_wrote(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    start(jobs)
+    (jobs.attempts.folder(3, 0) / "job.exit").write_text("139\n")
+    backend.status = ENDED
+    [end] = jobs.poll(1.0)
+    assert (end.exit_code, end.reason, end.excuse) == (139, "was killed by SIGSEGV", "")
+
+
+def test_a_job_whose_exit_code_cannot_be_read_now_is_judged_later(
+    jobs: AttemptJobs, backend: SpokenBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(jobs)
+    backend.status = ENDED
+    with monkeypatch.context() as patch:
+        patch.setattr(attempt_jobs, "exit_code_of", lambda file: _raise(OSError(24, "Too many open files")))
+        assert jobs.poll(1.0) == []
+    (jobs.attempts.folder(3, 0) / "job.exit").write_text("0\n")
+    assert [end.exit_code for end in jobs.poll(2.0)] == [0]
+
+
+def test_a_job_that_cannot_be_started_has_ended_and_its_log_says_why(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+    backend.errors = [SubmitError("the queue is closed", exit_code=1)]
+    assert start(jobs) is None
+    [end] = jobs.poll(1.0)
+    assert (end.exit_code, end.reason) == (1, "the queue is closed")
+    assert end.log.read_text() == "the queue is closed\n"
+    assert jobs.num_running == 0
+
+
+MISSING = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'stream_server.client_api'\n"
+
+
+def test_a_simulation_whose_python_lacks_a_package_says_which_python_and_which_package(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    start(jobs)
+    folder = jobs.attempts.folder(3, 0)
+    (folder / "output.log").write_text(MISSING)
+    (folder / "job.exit").write_text("1\n")
+    backend.status = ENDED
+    [end] = jobs.poll(1.0)
+    assert end.reason == (
+        "ended with exit code 1: the Python of true has no package stream_server; install it there, "
+        "or let simulation.command name another Python"
+    )
+
+
+def test_the_python_of_a_command_line_is_found_on_the_path_of_the_simulations(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.touch(mode=0o755)
+    environment = {"PATH": str(tmp_path)}
+    assert python_of(["nice", "python3", "heat.py"], environment, tmp_path) == str(python)
+    assert python_of(["/opt/bin/python3.11", "heat.py"], environment, tmp_path) == "/opt/bin/python3.11"
+    (tmp_path / "run.sh").touch()
+    assert python_of(["run.sh"], environment, tmp_path) == f"the Python of {tmp_path}/run.sh"
+    assert missing_package("all is well") is None
+
+
+def test_attempts_whose_job_is_queued_are_named(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+    start(jobs)
+    backend.status = JobStatus(state=JobState.QUEUED)
+    jobs.poll(1.0)
+    assert jobs.queued == [(3, 0)]
+    backend.status = RUNNING
+    jobs.poll(2.0)
+    assert jobs.queued == []
+
+
+def test_a_job_of_a_killed_launcher_is_taken_over_as_soon_as_the_backend_answers(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    backend.errors = [OSError("away"), OSError("away")]
+    jobs.adopt(left(jobs))
+    assert jobs.poll(1.0) == []
+    assert jobs.poll(2.0) == []
+    assert ("reattach", "job 7") in backend.calls
+    backend.status = ENDED
+    [end] = jobs.poll(3.0)
+    assert (end.exit_code, end.excuse) == (None, RESTARTED)
+
+
+def test_a_job_that_a_killed_launcher_was_about_to_end_is_cancelled(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+    jobs.adopt(left(jobs, cancelled=True))
+    assert ("cancel", "job 7") in backend.calls
+    backend.status = ENDED
+    [end] = jobs.poll(3.0)
+    assert end.excuse == ""
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,101 @@
+"""A backend that a study brings along, under a real launcher."""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stream_server.config import load
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.launcher.backends.local import LocalBackend
+from stream_server.launcher.backends.registry import load_backend
+from stream_server.messages import launcher_link
+from tests.launcher.rank_0 import Rank0
+from tests.launcher.study_run import SLEEPING
+from tests.launcher.test_backends import folder_worker, has_ended
+from tests.support.studies import StudyFolder
+
+SOURCE = Path(__file__).parent / "folder_queue.py"
+DOCS = Path(__file__).parents[2] / "docs" / "guide" / "backends.md"
+FOLDER_QUEUE = "launcher.backend=folder_queue.py:FolderQueue"
+CRASHING = "import os, sys; sys.exit(3 if os.environ['STREAM_ATTEMPT'] == '0' else print(os.getpid(), flush=True))"
+
+
+@pytest.fixture
+def study_dir(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a study that brings FolderQueue along, whose worker runs."""
+    shutil.copy(SOURCE, tmp_path)
+    with folder_worker(tmp_path):
+        yield tmp_path
+
+
+def test_simulations_run_on_a_backend_of_the_study_and_fail_and_are_retried_as_on_any(study_dir: Path) -> None:
+    with Rank0(study_dir, CRASHING, FOLDER_QUEUE) as rank_0:
+        rank_0.plan(1)
+        assert rank_0.wait_for(launcher_link.Failed).reason == "ended with exit code 3"
+        assert rank_0.wait_for(launcher_link.Attempt).attempt == 1
+        rank_0.wait_for_output(0, 1)
+        assert {file.name for file in (study_dir / "queue").glob("*.job")} == {"0-attempt-0.job", "0-attempt-1.job"}
+
+
+def test_a_job_outlives_its_launcher_on_a_backend_of_the_study_and_is_ended_by_the_next(study_dir: Path) -> None:
+    with Rank0(study_dir, SLEEPING, FOLDER_QUEUE) as rank_0:
+        rank_0.plan(1)
+        pid = int(rank_0.wait_for_output(0))
+        rank_0.kill_and_restart_launcher()
+        rank_0.plan(1, attempt=0)
+        going_on = launcher_link.Attempt(simulation=0, attempt=0, public_key=None, goes_on=True)
+        assert rank_0.wait_for(launcher_link.Attempt) == going_on
+        assert not has_ended(pid)
+        rank_0.send(launcher_link.StopSimulations(reason="enough", grace_s=0.0))
+        rank_0.wait_for(launcher_link.Bye)
+        assert has_ended(pid)
+
+
+def test_a_new_run_ends_the_jobs_that_an_earlier_one_has_left_on_its_backend(study_dir: Path) -> None:
+    with Rank0(study_dir, SLEEPING, FOLDER_QUEUE) as first:
+        first.plan(1)
+        pid = int(first.wait_for_output(0))
+        first.launcher.send_signal(signal.SIGKILL)
+        with Rank0(study_dir, SLEEPING, FOLDER_QUEUE) as second:
+            second.plan(1)
+            assert second.wait_for(launcher_link.Attempt).attempt == 1
+            assert has_ended(pid)
+
+
+OWN = """
+class Own:
+    query_interval_s = 0.0
+    submit = cancel = query = reattach = close = print
+
+    def __init__(self, config):
+        self.config = config
+"""
+
+
+def test_the_backend_of_a_study_is_loaded_by_its_name(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    assert isinstance(load_backend(load(folder.study({}))), LocalBackend)
+    folder.write("own.py", OWN)
+    config = load(folder.study({"launcher.backend": "own.py:Own", "simulation.job.options": {"queue": "long"}}))
+    assert load_backend(config).config.simulation.job.options == {"queue": "long"}  # type: ignore[attr-defined]
+
+
+def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    with pytest.raises(ConfigError, match=r'launcher\.backend: "slurm" is not a backend\. Write "local"'):
+        load(folder.study({"launcher.backend": "slurm"}))
+    with pytest.raises(ConfigError, match=r"launcher\.backend: there is no file"):
+        load(folder.study({"launcher.backend": "cluster.py:Own"}))
+    folder.write("partial.py", OWN.replace("submit = cancel =", "submit ="))
+    with pytest.raises(ConfigError, match=r"partial\.py:Own lacks cancel"):
+        load_backend(load(folder.study({"launcher.backend": "partial.py:Own"})))
+    folder.write("broken.py", "class Own:\n    def __init__(self, config):\n        raise OSError('no route')\n")
+    with pytest.raises(UserCodeError, match="no route"):
+        load_backend(load(folder.study({"launcher.backend": "broken.py:Own"})))
+
+
+def test_the_example_in_the_docs_is_the_backend_that_is_tested() -> None:
+    assert f"```python\n{SOURCE.read_text()}```\n" in DOCS.read_text()

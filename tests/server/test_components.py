@@ -1,0 +1,300 @@
+"""Models, optimizers, schedulers and callbacks that study.json names, as a reader of the docs would write them."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.config import StudyConfig, load
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.commands.check import describe
+from stream_server.server.commands.fast_dev_run import fast_dev_run
+from stream_server.server.user.components import load_server_class, make_callbacks
+
+SERVER = """
+import torch
+from stream_server import StreamServer, TorchServer
+
+class Fields:
+    def process_batch(self, batch, config):
+        return torch.as_tensor(batch.parameters, dtype=torch.float32), torch.as_tensor(batch.fields["x"])
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        return torch.nn.functional.mse_loss(self.model(inputs), targets)
+
+class Server(Fields, TorchServer):
+    pass
+
+class Own(Server):
+    def prepare_training_attributes(self):
+        model = torch.nn.Linear(2, 3)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+class Plain(StreamServer):
+    process_batch = training_step = lambda *_: 0.0
+"""
+NETWORKS = """
+import json
+from pathlib import Path
+
+from stream_server import Callback
+from torch import nn
+
+class Network(nn.Sequential):
+    def __init__(self, width, depth=1, activation="Tanh"):
+        hidden = [layer for _ in range(depth) for layer in (nn.LazyLinear(width), getattr(nn, activation)())]
+        super().__init__(*hidden, nn.LazyLinear(3))
+
+def linear(bias=True):
+    return nn.Linear(2, 3, bias=bias)
+
+class Moody(nn.Module):
+    def __init__(self):
+        super().__init__()
+        raise RuntimeError("not today")
+
+def number():
+    return 3
+
+class Rates(Callback):
+    def __init__(self, file, *, every=1):
+        self.file, self.every, self.rates = Path(file), every, []
+
+    def on_step_end(self, server):
+        self.rates.append(server.optimizer.param_groups[0]["lr"])
+
+    def on_train_end(self, server):
+        told = {"rates": self.rates[:: self.every], "optimizer": type(server.optimizer.optimizer).__name__}
+        self.file.write_text(json.dumps(told | {"model": repr(server.model), "steps": server.expected_lr_steps}))
+"""
+NETWORK: dict[str, Any] = {"class": "networks.py:Network", "args": {"width": 4}}
+ADAMW: dict[str, Any] = {"class": "torch.optim:AdamW", "args": {"lr": 0.5}}
+CYCLE: dict[str, Any] = {
+    "class": "torch.optim.lr_scheduler:OneCycleLR",
+    "args": {"max_lr": 0.25, "total_steps": "{expected_lr_steps}"},
+}
+WHOLE: dict[str, Any] = {"model": NETWORK, "optimizer": ADAMW}
+
+
+@pytest.fixture(autouse=True)
+def _imports_are_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("sys.path", list(sys.path))
+    before = dict(sys.modules)
+    yield
+    for name in ("server", "networks"):
+        sys.modules.pop(name, None)
+        if name in before:
+            sys.modules[name] = before[name]
+
+
+def study(folder: Path, training: dict[str, Any], *overrides: str, server_class: str = "Server") -> StudyConfig:
+    (folder / "server.py").write_text(SERVER)
+    (folder / "networks.py").write_text(NETWORKS)
+    content = {
+        "study": {"simulations": 4, "time_steps": 5, "fields": {"x": {"shape": [3], "dtype": "float32"}}},
+        "parameters": {"bounds": {"a": [0, 1], "b": [1, 2]}},
+        "server": {"class": f"server.py:{server_class}"},
+        "buffer": {"capacity": 100, "policy": "firo", "watermark": 1},
+        "training": {"batch_size": 4, **training},
+    }
+    (folder / "study.json").write_text(json.dumps(content))
+    return load(folder / "study.json", overrides)
+
+
+def trained(folder: Path, training: dict[str, Any], *overrides: str, server_class: str = "Server") -> dict[str, Any]:
+    """The report of the callback `Rates` on a short training."""
+    callback = {"class": "networks.py:Rates", "args": {"file": str(folder / "rates.json")}}
+    config = study(folder, {"callbacks": [callback], **training}, *overrides, server_class=server_class)
+    assert fast_dev_run(load_server_class(config), config) == 0
+    told: dict[str, Any] = json.loads((folder / "rates.json").read_text())
+    return told
+
+
+def refusal(folder: Path, training: dict[str, Any], server_class: str = "Server") -> str:
+    """The error message of `--check`, or else of the start of the study."""
+    try:
+        config = study(folder, training, server_class=server_class)
+        describe(config)
+        load_server_class(config)
+    except ConfigError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_the_model_and_the_optimizer_that_study_json_names_are_trained(tmp_path: Path) -> None:
+    told = trained(tmp_path, WHOLE)
+    assert told["model"].startswith("Network(\n  (0): Linear(in_features=2, out_features=4")
+    assert (told["optimizer"], told["rates"]) == ("AdamW", [0.5, 0.5, 0.5])
+
+
+def test_a_study_is_varied_on_the_command_line(tmp_path: Path) -> None:
+    overrides = (
+        "training.optimizer.args.lr=1e-3",
+        "training.model.args.width=7",
+        "training.model.args.activation=GELU",
+    )
+    told = trained(tmp_path, WHOLE, *overrides)
+    assert "out_features=7" in told["model"]
+    assert "GELU" in told["model"]
+    assert told["rates"] == [1e-3, 1e-3, 1e-3]
+
+
+def test_a_scheduler_is_told_how_many_steps_there_will_be(tmp_path: Path) -> None:
+    told = trained(tmp_path, {**WHOLE, "lr_scheduler": CYCLE})
+    assert told["steps"] == 5
+    # By default one cycle begins at a 25th of its largest rate, which it reaches after 30 % of the steps.
+    assert told["rates"][0] == pytest.approx(0.01)
+    assert max(told["rates"]) == pytest.approx(0.25, rel=0.2)
+
+
+def test_a_function_may_make_the_model(tmp_path: Path) -> None:
+    told = trained(tmp_path, {**WHOLE, "model": {"class": "networks.py:linear", "args": {"bias": False}}})
+    assert told["model"] == "Linear(in_features=2, out_features=3, bias=False)"
+
+
+def test_callbacks_go_with_a_server_class_that_makes_its_own_model(tmp_path: Path) -> None:
+    assert trained(tmp_path, {}, server_class="Own")["optimizer"] == "SGD"
+
+
+def test_check_shows_what_would_be_made_and_makes_nothing(tmp_path: Path) -> None:
+    text = describe(study(tmp_path, {**WHOLE, "model": {"class": "networks.py:Moody"}, "lr_scheduler": CYCLE}))
+    assert f"model         {tmp_path}/networks.py:Moody()" in text
+    assert "optimizer     torch.optim:AdamW(lr=0.5)" in text
+    assert "lr_scheduler  torch.optim.lr_scheduler:OneCycleLR(max_lr=0.25, total_steps='{expected_lr_steps}')" in text
+
+
+@pytest.mark.parametrize(
+    ("training", "server_class", "told"),
+    [
+        ({"model": NETWORK}, "Server", "training.model: there is no training.optimizer."),
+        ({"optimizer": ADAMW}, "Server", "training.optimizer: there is no training.model."),
+        ({"lr_scheduler": CYCLE}, "Own", "training.lr_scheduler: there is no training.optimizer."),
+        ({}, "Server", "Server must define prepare_training_attributes, or study.json must have training.model"),
+        (WHOLE, "Own", "made twice, by training.model and by Own.prepare_training_attributes: remove one of the two"),
+        (WHOLE, "Plain", "training.model would be ignored by Plain: make it a subclass of TorchServer"),
+        (
+            {**WHOLE, "model": {"class": "networks.py:Netwrk"}},
+            "Server",
+            "training.model.class: networks.py has no class Netwrk. Write Network.",
+        ),
+        (
+            {**WHOLE, "model": {"class": "netwrks.py:Network"}},
+            "Server",
+            'netwrks.py. Write "networks.py:Network".',
+        ),
+        (
+            {**WHOLE, "optimizer": {"class": "torch.optims:AdamW"}},
+            "Server",
+            'training.optimizer.class: there is no module "torch.optims".',
+        ),
+        ({**WHOLE, "model": {"class": "networks.py:Network"}}, "Server", "missing a required argument: 'width'"),
+        (
+            {**WHOLE, "optimizer": {"class": "torch.optim:AdamW", "args": {"weight_deca": 0.1}}},
+            "Server",
+            "training.optimizer.args do not fit torch.optim:AdamW: got an unexpected keyword argument 'weight_deca'; "
+            "write weight_decay",
+        ),
+        (
+            {**WHOLE, "optimizer": {"class": "torch.optim:AdamW", "args": {"params": []}}},
+            "Server",
+            "training.optimizer.args do not fit torch.optim:AdamW: multiple values for argument 'params'",
+        ),
+        (
+            {**WHOLE, "model": {**NETWORK, "arg": {}}},
+            "Server",
+            'training.model.arg: unknown key. Write "args".',
+        ),
+        (
+            {**WHOLE, "lr_scheduler": {**CYCLE, "args": {"total_steps": "{expected_steps}"}}},
+            "Server",
+            'training.lr_scheduler.args.total_steps: "{expected_steps}" is not known. Write "{expected_lr_steps}".',
+        ),
+        (
+            {**WHOLE, "callbacks": [{"class": "networks.py:Network", "args": {"width": 3}}]},
+            "Server",
+            "training.callbacks[0].class must name a subclass of Callback, but",
+        ),
+        (
+            {**WHOLE, "callbacks": [{"class": "networks.py:Rates", "args": {"evry": 3}}]},
+            "Server",
+            "training.callbacks[0].args do not fit",
+        ),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(
+    tmp_path: Path, training: dict[str, Any], server_class: str, told: str
+) -> None:
+    assert told in refusal(tmp_path, training, server_class)
+
+
+def test_a_scheduler_cannot_be_told_how_many_steps_there_will_be_if_nobody_knows(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"total_steps: \{expected_lr_steps\} is not known in advance"):
+        study(tmp_path, {**WHOLE, "lr_scheduler": CYCLE}, "study.time_steps=null")
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    text = refusal(tmp_path, {"model": {"class": "networks.py:Netwrk"}, "optimizer": {"clas": "torch.optim:SGD"}})
+    assert "training.optimizer.clas: unknown key" in text
+    assert "training.optimizer.class: missing" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [("Moody", "RuntimeError: not today"), ("number", "must make a torch.nn.Module, but")],
+)
+def test_a_class_that_raises_or_makes_something_else_is_the_users_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, told: str
+) -> None:
+    config = study(tmp_path, {**WHOLE, "model": {"class": f"networks.py:{model}"}})
+    assert fast_dev_run(load_server_class(config), config) == UserCodeError.exit_code
+    text = capsys.readouterr().err
+    assert "training.model" in text
+    assert told in text
+
+
+MISSPELT = """
+from stream_server import Callback, StreamServer
+
+class Mistyped(StreamServer):
+    process_batch = lambda *_: None
+
+    def traning_step(self, batch, batch_idx):
+        return 0.0
+
+class Hooked(StreamServer):
+    process_batch = training_step = lambda *_: 0.0
+
+    def on_btach_end(self, batch, batch_idx, loss):
+        pass
+
+    def train_step(self):
+        "A method of their own, since training_step is there."
+
+    def configure_callbacks(self):
+        return [Noting()]
+
+class Noting(Callback):
+    def on_steps_end(self, server):
+        pass
+"""
+
+
+def test_a_misspelt_method_is_named_with_what_was_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = study(tmp_path, {})
+    (tmp_path / "misspelt.py").write_text(MISSPELT)
+    section = config.server.model_copy(update={"class_": "misspelt.py:Mistyped"})
+    with pytest.raises(ConfigError, match=r"did you mean training_step by traning_step\?"):
+        load_server_class(config.model_copy(update={"server": section}))
+
+    section = config.server.model_copy(update={"class_": "misspelt.py:Hooked"})
+    config = config.model_copy(update={"server": section})
+    server_class = load_server_class(config)
+    make_callbacks(server_class(config))
+    assert caplog.messages == [
+        "Hooked.on_btach_end is never called by the study: did you mean on_batch_end?",
+        "Noting.on_steps_end is never called by the study: did you mean on_step_end?",
+    ]

@@ -1,0 +1,41 @@
+"""Components that `training` of a study.json may name, and a server class that leaves the model to study.json."""
+
+import numpy as np
+import torch
+from server import NUM_STEPS
+from torch import nn
+
+from stream_server import Callback, TorchServer
+
+
+class Network(nn.Sequential):
+    def __init__(self, width):
+        super().__init__(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 8))
+
+
+class FittingServer(TorchServer):
+    def process_simulation_data(self, data, config):
+        return np.append(data.parameters, data.time_step / NUM_STEPS), data.fields["signal"]
+
+    def training_step(self, batch, batch_idx):
+        inputs, signals = batch
+        return torch.nn.functional.mse_loss(self.model(inputs), signals)
+
+    validation_step = training_step
+
+
+class Diary(Callback):
+    """Writes the learning rates of a rank, and counts its steps."""
+
+    def __init__(self, name):
+        self.name = name
+        self.num_steps = 0
+        self.rates = []
+
+    def on_step_end(self, server):
+        self.num_steps += 1
+        self.rates.append(server.optimizer.param_groups[0]["lr"])
+
+    def on_train_end(self, server):
+        values = [self.num_steps, server.expected_lr_steps, *self.rates]
+        np.savetxt(server.output_dir / f"{self.name}-{server.rank}.txt", values)

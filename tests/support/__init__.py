@@ -1,0 +1,1 @@
+"""Fakes and builders that tests of several folders share: each exists once, here."""

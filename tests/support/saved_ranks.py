@@ -1,0 +1,212 @@
+"""Server ranks without sockets or training: what they received and drew is saved in a folder, and taken back."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from stream_server.buffers import Buffer, Policy, Slots, num_slots_to_load
+from stream_server.messages.client import Routing
+from stream_server.messages.routing import server_rank
+from stream_server.server.checkpoint.capture import StudyCapture
+from stream_server.server.checkpoint.restore import RankRestore, restore_rank
+from stream_server.server.checkpoint.saver import write_files
+from stream_server.server.intake.account import RankAccount, Received
+from stream_server.server.intake.source import ReceptionSnapshot
+from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.folders import FolderWriter
+from tests.support.intakes import make
+
+Key = tuple[int, int]
+
+NUM_HELD_OUT = 1
+NUM_STEPS = 40
+SPARE = 30
+SEED = (7, 2, 2)
+
+
+def value(key: Key) -> np.ndarray:
+    """The field `u` of a step."""
+    return np.array([*key, key[0] * key[1], 0.5])
+
+
+class SavedStudyRank:
+    """One rank. Steps of simulation 0 are held out."""
+
+    def __init__(self, policy: Policy, rank: int = 0, num_ranks: int = 1, routing: Routing = Routing.STEPS) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.intake = make(num=NUM_STEPS, rank=rank, num_ranks=num_ranks, routing=routing)
+        self.store = ValidationStore(NUM_HELD_OUT)
+        self.policy = policy
+        self.buffer = Buffer(policy, slots_of(policy.capacity + SPARE))
+        self.num_drawn = 0
+        self.num_withdrawn = 0
+        self.position: int | None = None
+        self.parameters: dict[int, np.ndarray] = {}
+
+    def receive(self, *keys: Key) -> None:
+        """Accept steps, which then wait until the policy has room."""
+        for key in keys:
+            simulation, step = key
+            self.intake.state.ledger[simulation].accept(range(step, step + 1))
+            self.parameters[simulation] = np.array([simulation / 2])
+            if simulation < NUM_HELD_OUT:
+                self.store.add(simulation, step, {"u": value(key)}, {"u": True})
+                continue
+            [slot] = self.buffer.claim(1)
+            slots = self.buffer.slots
+            slots.simulation_ids[slot], slots.time_steps[slot] = key
+            slots.arrays["u"][slot] = value(key)
+            self.buffer.enqueue([slot])
+            self.buffer.admit()
+
+    def reject(self, key: Key) -> None:
+        self.intake.state.ledger[key[0]].reject(range(key[1], key[1] + 1), "nonfinite")
+
+    def withdraw(self, simulation: int) -> None:
+        self.num_withdrawn += self.buffer.withdraw(simulation)
+
+    def draw(self, num: int, *, release: bool = True) -> list[Key]:
+        """A batch, as far as there is one."""
+        draw = self.buffer.draw(num, 0)
+        if draw is None:
+            return []
+        self.num_drawn += draw.num_first
+        keys = self.keys(draw.slots)
+        if release:
+            self.buffer.release(draw)
+        self.buffer.admit()
+        return keys
+
+    def keys(self, slots: Any) -> list[Key]:
+        ids, steps = self.buffer.slots.simulation_ids[slots], self.buffer.slots.time_steps[slots]
+        return list(zip(ids.tolist(), steps.tolist(), strict=True))
+
+    def account(self) -> RankAccount:
+        """The account of this rank if the study ended now."""
+        return RankAccount(
+            intake={
+                simulation: Received(accepted=entry.num_accepted, rejected=dict(entry.reasons))
+                for simulation, entry in self.intake.state.ledger.entries.items()
+            },
+            drawn=self.num_drawn,
+            withdrawn=self.num_withdrawn,
+            left=self.buffer.num_unseen + self.buffer.num_waiting,
+        )
+
+    def snapshot(self) -> ReceptionSnapshot:
+        """A snapshot as a source takes it."""
+        return ReceptionSnapshot(
+            buffer=self.buffer.freeze(),
+            validation=self.store.rows(),
+            state={
+                "intake": self.intake.state_dict(),
+                "parameters": dict(self.parameters),
+                "withdrawn": self.num_withdrawn,
+                "receive_s": 1.5,
+            },
+            sync_record=lambda: self.position,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the part of this rank into the folder of a checkpoint."""
+        write_rank(
+            folder, self.snapshot(), self.buffer, rank=self.rank, num_ranks=self.num_ranks, num_drawn=self.num_drawn
+        )
+
+    @classmethod
+    def of(cls, restored: RankRestore, policy: Policy, rank: int = 0, num_ranks: int = 1) -> "SavedStudyRank":
+        """A rank that took back its part."""
+        it = cls(policy, rank, num_ranks)
+        num_slots = num_slots_to_load(restored.buffer, capacity=policy.capacity, planned=policy.capacity + SPARE)
+        it.buffer = Buffer(policy, slots_of(num_slots))
+        restored.into_buffer(it.buffer)
+        restored.into_store(it.store, rank, num_ranks)
+        reception = restored.state["reception"]
+        it.intake.load_state_dict(reception["intake"])
+        it.intake.restore_waiting(restored.waiting)
+        it.parameters = reception["parameters"]
+        it.num_withdrawn = reception["withdrawn"]
+        it.num_drawn = restored.state["num_drawn"]
+        return it
+
+
+def write_rank(
+    folder: Path, taken: ReceptionSnapshot, buffer: Buffer, *, rank: int, num_ranks: int, num_drawn: int
+) -> None:
+    """Write what a rank saves, if this is what it has received and nobody has a model, into a checkpoint's folder."""
+    nothing = SimpleNamespace(
+        synchronize=lambda: None,
+        fingerprints=dict,
+        state_dict=dict,
+        random_state=lambda: {"cpu": rank},
+        num_drawn=num_drawn,
+    )
+    # The other ranks would say the same of a model that nobody has.
+    ranks = SimpleNamespace(rank=rank, size=num_ranks, gather=lambda value: [value], broadcast=lambda value: value)
+    capture = StudyCapture(
+        config=SimpleNamespace(checkpoint=SimpleNamespace(allow_pickle=False)),  # type: ignore[arg-type]
+        ranks=ranks,  # type: ignore[arg-type]
+        incarnation=1,
+        base=0,
+        source=SimpleNamespace(snapshot=lambda: taken),  # type: ignore[arg-type]
+        buffer=buffer,
+        stream=nothing,  # type: ignore[arg-type]
+        server=StreamServer(),
+        step=nothing,  # type: ignore[arg-type]
+        progress=Progress(num_ranks),
+        phases=Phases(),
+        callbacks=Callbacks(None),
+        wall_s=lambda: 0.0,
+        threads=(1,) * num_ranks,
+    )
+    write_files(FolderWriter(folder), capture.capture())
+
+
+def slots_of(num_slots: int) -> Slots:
+    slots = Slots({"u": (4,)}, num_slots)
+    slots.allocate({"u": np.float64})
+    return slots
+
+
+def deal(keys: Iterable[Key], ranks: list[SavedStudyRank], routing: Routing = Routing.STEPS) -> None:
+    """Let each rank receive what its routing brings it."""
+    for key in keys:
+        ranks[server_rank(routing, *key, len(ranks))].receive(key)
+
+
+def save_all(ranks: list[SavedStudyRank], folder: Path) -> Path:
+    for rank in ranks:
+        rank.save(folder)
+    return folder
+
+
+def restore_all(
+    folder: Path,
+    num_saved: int,
+    num_ranks: int,
+    make_policy: Callable[[int], Policy],
+    routing: Routing = Routing.STEPS,
+) -> tuple[list[RankRestore], list[SavedStudyRank]]:
+    """All ranks of a study that goes on."""
+    parts = [
+        restore_rank(
+            folder,
+            num_saved=num_saved,
+            rank=rank,
+            num_ranks=num_ranks,
+            routing=routing,
+            num_held_out=NUM_HELD_OUT,
+            policy=type(make_policy(rank)),
+            seed=SEED,
+        )
+        for rank in range(num_ranks)
+    ]
+    return parts, [SavedStudyRank.of(part, make_policy(rank), rank, num_ranks) for rank, part in enumerate(parts)]

@@ -1,0 +1,73 @@
+"""Classes that a study names are found, and a mistake in the name or the file is told with its key."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.user_code import load_class
+
+
+@pytest.fixture(autouse=True)
+def _imports_are_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("sys.path", list(sys.path))
+    before = dict(sys.modules)
+    yield
+    for name in sys.modules.keys() - before.keys():
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def load(name: str, folder: Path) -> object:
+    return load_class(name, folder, kind="training.model.class")
+
+
+def test_a_class_is_found_in_a_file_and_in_a_package(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text("class Model: ...\ndef make(): ...\n")
+    assert getattr(load("parts.py:Model", tmp_path), "__name__", None) == "Model"
+    assert getattr(load(f"{tmp_path}/parts.py:make", tmp_path / "elsewhere"), "__name__", None) == "make"
+    assert load("collections:Counter", tmp_path).__class__ is type
+
+
+def test_a_file_is_run_once_however_many_of_its_classes_are_named(tmp_path: Path) -> None:
+    (tmp_path / "blocks.py").write_text("class Block: ...\n")
+    (tmp_path / "nets.py").write_text("from blocks import Block\nclass Net(Block): ...\nclass Other: ...\n")
+    net = load("nets.py:Net", tmp_path)
+    assert isinstance(net, type)
+    assert issubclass(net, load("blocks.py:Block", tmp_path))  # type: ignore[arg-type]
+    assert load("nets.py:Net", tmp_path) is net
+
+
+def test_files_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.py").write_text(f"def name(): return {name!r}\n")
+    assert [load("model.py:name", tmp_path / name)() for name in "ab"] == ["a", "b"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Model", 'training.model.class must be "FILE.py:Class" or "package.module:Class", but is "Model"'),
+        ("missing.py:Model", "training.model.class must name a class, but there is no file .*missing.py"),
+        ("parts.py:Mdl", "must name a class, but parts.py has no Mdl"),
+        ("parts.py:number", "must name a class, but parts.py:number is 3"),
+        ("no_such_package.nets:Net", "but there is no module no_such_package: install the package"),
+        ("collections.nets:Net", "but there is no module collections.nets"),
+    ],
+)
+def test_what_is_not_there_is_the_studys_error(tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / "parts.py").write_text("number = 3\n")
+    with pytest.raises(ConfigError, match=told):
+        load(name, tmp_path)
+
+
+@pytest.mark.parametrize("statement", ["1 / 0", "raise SystemExit", "import no_such_package"])
+@pytest.mark.parametrize("name", ["faulty.py:Model", "faulty:Model"])
+def test_a_file_that_raises_is_the_users_error_each_time(tmp_path: Path, name: str, statement: str) -> None:
+    (tmp_path / "faulty.py").write_text(statement)
+    for _ in range(2):
+        with pytest.raises(UserCodeError, match=r"importing .*faulty.* raised"):
+            load(name, tmp_path)
