@@ -42,6 +42,8 @@ FOR_OPEN_MPI = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
 }
 
+_DECODER = json.JSONDecoder()
+
 # torch may be imported in the training only, and here in no process that goes on.
 TORCH = """
 import json, torch
@@ -218,8 +220,16 @@ class CommandOutput:
 
     @property
     def answers(self) -> list[dict[str, Any]]:
-        """The lines that are JSON objects, among any other output of libraries and mpirun."""
-        return [told for line in self.output.splitlines() if isinstance(told := _parsed(line), dict)]
+        """The JSON objects among any other output; an mpirun may put those of two ranks into one line."""
+        found, position = [], self.output.find("{")
+        while position >= 0:
+            try:
+                answer, position = _DECODER.raw_decode(self.output, position)
+                found.append(answer)
+            except ValueError:
+                position += 1
+            position = self.output.find("{", position)
+        return found
 
     @property
     def last_line(self) -> str:
@@ -251,13 +261,6 @@ def run(command: Sequence[str], limit_s: float, variables: Mapping[str, str] | N
             last = f"\nit did not end within {limit_s:.0f} s"
         output.seek(0)
         return CommandOutput(output=output.read().decode(errors="replace") + last)
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
 
 
 def _cannot_connect(host: str, port: int) -> str:

@@ -136,8 +136,8 @@ def test_a_program_that_is_not_there_is_a_fact() -> None:
 
 
 def test_answers_are_found_among_what_else_is_printed() -> None:
-    said = 'warning: {"size": 3\n{broken}\n[1]\n{"size": 2}\n'
-    assert facts.CommandOutput(output=said).answers == [{"size": 2}]
+    said = 'warning: {"size": 3\n{broken}\n[1]\n{"size": 2}\n{"size": 1}{"problem": "{"}\n\n{'
+    assert facts.CommandOutput(output=said).answers == [{"size": 2}, {"size": 1}, {"problem": "{"}]
 
 
 def test_a_rank_that_finds_no_mpi_says_how_to_get_one() -> None:
@@ -164,6 +164,16 @@ def test_a_machine_on_which_the_tests_run_is_ready(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks found each other" in done.stdout
     assert done.stdout.splitlines()[-1] == "ready: stream-study new heat my-study"
+
+
+@pytest.mark.slow
+def test_an_mpirun_that_mixes_what_its_ranks_print_is_good(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\n'{Path(sys.executable).with_name('mpirun')}' \"$@\" | tr -d '\\n'\n")
+    mpirun.chmod(0o755)
+    done = doctor(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks found each other" in done.stdout
 
 
 @pytest.mark.slow
