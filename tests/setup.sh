@@ -33,6 +33,8 @@ has strace strace
 has iproute2 ip
 has clang clang clang++
 [ -e /usr/share/i18n/locales/de_DE ] || need locales
+has chromium chromium
+has chromium-driver chromedriver
 has mpich mpirun.mpich
 has libmpich-dev mpicc.mpich mpif90.mpich
 has openmpi-bin mpirun.openmpi
