@@ -8,6 +8,7 @@ StreamServerError
 ├── TooManyFailures         the simulations cannot be made to run                         exit 4
 ├── NonFiniteData           a sample has NaN or infinity, and the study says to stop      exit 4
 ├── NotBalanced             an accepted sample is unaccounted for                         exit 5
+├── SamplesNotWritten       the samples of a run without training cannot be written       exit 5
 ├── DamagedCheckpoint       what was read is not what was saved                           exit 6
 │   └── OtherFormat         a checkpoint of another release
 ├── NoUsableCheckpoint      there are checkpoints, but none that can be continued         exit 6
@@ -72,6 +73,12 @@ class NonFiniteData(StreamServerError):
 
 class NotBalanced(StreamServerError):
     """The closing account does not add up."""
+
+    exit_code = 5
+
+
+class SamplesNotWritten(StreamServerError):
+    """A study that only writes its samples cannot write them: the disk is full, or fails."""
 
     exit_code = 5
 

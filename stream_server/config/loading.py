@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from stream_server.config.checks import find_problems
+from stream_server.config.offline import without_training
 from stream_server.config.problems import WRONG, Problem, config_error, counted, nearest, one_of, shown
 from stream_server.config.reading import override, read_json, unusable_values
 from stream_server.config.study import StudyConfig, models_in
@@ -62,7 +63,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> StudyConfig:
     problems += _in_order([*find_problems(config)])
     if problems:
         raise config_error(path, problems)
-    return config
+    return without_training(config) if config.offline.write_files else config
 
 
 def _in_order(problems: list[Problem]) -> list[Problem]:

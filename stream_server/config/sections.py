@@ -369,6 +369,16 @@ class Checkpoint(Section):
     allow_pickle: bool = Field(default=False, description="Whether a user's state may be any Python object.")
 
 
+class Offline(Section):
+    """`offline`: the ensemble written to files, and a training from files."""
+
+    write_files: bool = Field(
+        default=False, description="Whether the samples are written to HDF5 files, and nothing is trained."
+    )
+    epochs: Count = Field(default=1, description="Passes over the files of a --replay.")
+    shuffle: bool = Field(default=True, description="Whether each pass takes the samples in another random order.")
+
+
 class MetricWriter(Section):
     """One of `metrics.writers`: a built-in one, or a class of the user's with its arguments."""
 

@@ -22,6 +22,7 @@ from stream_server.config.sections import (
     MetricsSettings,
     Network,
     NormalizationSettings,
+    Offline,
     Parameters,
     Server,
     SimulationSettings,
@@ -62,6 +63,7 @@ class StudyConfig(Section):
         description="Simulations held out.",
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="The checkpoints: contents and schedule.")
+    offline: Offline = Field(default_factory=Offline, description="Files of samples, written or trained from.")
     metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="The writers of metrics.")
     load: Load | None = Field(default=None, description="The trained state that a fresh study starts from; null: none.")
     normalization: NormalizationSettings = Field(

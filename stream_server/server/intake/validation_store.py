@@ -165,3 +165,10 @@ class ValidationStore:
             # The row's own copy goes; memory holds every sample once.
             row.fields = {name: array[i : i + 1].reshape(array.shape[1:]) for name, array in stacked.fields.items()}
         return stacked
+
+
+class NoValidationStore(ValidationStore):
+    """Knows which simulations are held out, and keeps nothing of them: a study that is not trained needs none."""
+
+    def add(self, simulation: int, time_step: int, fields: Mapping[str, Any], present: Mapping[str, bool]) -> None:
+        """Let go of a step."""

@@ -22,7 +22,7 @@ from stream_server.server.checkpoint.restore import RankRestore, finished_simula
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount
 from stream_server.server.intake.source import ReceptionSnapshot
-from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.intake.validation_store import NoValidationStore, ValidationStore
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.build import (
@@ -82,7 +82,8 @@ class Reception:
         self.start = start
         self.restored = restored
         self.roster_state = roster_state
-        self.validation_store = ValidationStore(config.validation.simulations)
+        store = NoValidationStore if config.offline.write_files else ValidationStore
+        self.validation_store = store(config.validation.simulations)
         self._receiver: Receiver | None = None
         self.roster: Roster | None = None
         self.launcher: LauncherProcess | None = None
@@ -265,7 +266,12 @@ class Reception:
             self.buffer.reopen()
 
     def _make_recorder(self, receiver: Receiver) -> Recorder:
-        position, gone = (0, {}) if self.restored is None else self.restored.recorded(self.ranks.rank, self.ranks.size)
+        # A study that was finished, and goes on with more simulations, has the others in its files.
+        is_in_files = self.ranks.broadcast(self.folder.samples.exists() and not self.folder.record.exists())
+        position: int | None = 0
+        gone: dict[int, int] = {}
+        if self.restored is not None and not is_in_files:
+            position, gone = self.restored.recorded(self.ranks.rank, self.ranks.size)
         return Recorder(
             self.folder.record,
             RecordFacts.of(self.config, self.design.names, self.ranks.size),
@@ -275,6 +281,7 @@ class Reception:
             rows=self.buffer.slots,
             parameters_of=receiver.parameters.__getitem__,
             gone=gone,
+            required=self.config.offline.write_files,
         )
 
     def _meet(self) -> list[Endpoints]:

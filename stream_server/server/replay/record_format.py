@@ -243,7 +243,8 @@ class RecordFacts:
         except FileNotFoundError as error:
             raise ConfigError(
                 f'{folder} holds no record: {FACTS_FILE} was expected in it. Give the folder "record" of a study that '
-                "ran with checkpoint.record = true"
+                'ran with checkpoint.record = true, or a folder with files of simulations (*.h5), such as "samples" of '
+                "a study that ran with offline.write_files = true"
             ) from error
         except (OSError, ValueError, RecursionError) as error:
             raise DamagedRecord(f"{path} cannot be read: {error}. Put back a copy of it") from error

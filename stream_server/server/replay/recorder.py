@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.errors import ConfigError
+from stream_server.errors import ConfigError, SamplesNotWritten
 from stream_server.failpoints import failpoint
 from stream_server.server.replay.record_format import (
     Entries,
@@ -43,7 +43,8 @@ class Recorder:
 
     Entered and left in the main thread while there is no receiver; all else but `sync` is called under the receiver's
     turn. A full disk or another error ends the recording and not the study: it is logged once and stays in `error`, and
-    a file `rank-<r>.incomplete` says why.
+    a file `rank-<r>.incomplete` says why. Unless it is `required`: then nothing is received that is not recorded, and
+    every method raises `SamplesNotWritten`.
 
     Args:
         folder: where the record is, which all ranks share.
@@ -53,6 +54,7 @@ class Recorder:
         rows: the slots of the buffer.
         parameters_of: gives the parameters of a simulation of which samples came.
         gone: the positions of the ranks that the study had at that checkpoint and no longer has. Rank 0 only.
+        required: the study ends with the recording.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Recorder:
         rows: Rows,
         parameters_of: Callable[[int], npt.NDArray[np.float64]],
         gone: Mapping[int, int] | None = None,
+        required: bool = False,
     ) -> None:
         self.folder = folder
         self.facts = facts
@@ -74,6 +77,7 @@ class Recorder:
         self.rows = rows
         self.parameters_of = parameters_of
         self.gone = dict(gone or {})
+        self.required = required
         self.error: BaseException | None = None
         self._begins_over = position is None
         self._number = position
@@ -144,7 +148,13 @@ class Recorder:
         self._write_event(EntryKind.WITHDRAWN, simulation)
 
     def position(self) -> int | None:
-        """The number of entries, for the checkpoint that is being taken; None when the recording is over."""
+        """The number of entries, for the checkpoint that is being taken; None when the recording is over.
+
+        Raises:
+            SamplesNotWritten: it is over, although it is required.
+        """
+        if self.required and self.error is not None:
+            raise self._not_written(self.error) from self.error
         with self._ending_on_error():
             if self._is_on:
                 self._flush()
@@ -160,6 +170,8 @@ class Recorder:
         except OSError as error:
             # The file is the receiver's: it ends the recording when it comes back to it.
             self._sync_error = error
+            if self.required:
+                raise
             return None
         return position
 
@@ -255,11 +267,19 @@ class Recorder:
         except (OSError, ConfigError) as error:
             self.error = error
             self._number = None
-            log.error("samples are not recorded any more, and the study goes on without it: %s", error)
             with suppress(OSError):
                 self._leave_whole_entries()
+            if self.required:
+                raise self._not_written(error) from error
+            log.error("samples are not recorded any more, and the study goes on without it: %s", error)
             with suppress(OSError):
                 self.marker.write_text(f"{error}\n")
+
+    def _not_written(self, error: BaseException) -> SamplesNotWritten:
+        return SamplesNotWritten(
+            f"{self.folder}: the samples cannot be recorded: {error}. Make room, or mend what is wrong, and run the "
+            "same command again: it goes on from the last checkpoint"
+        )
 
     def _leave_whole_entries(self) -> None:
         if self._file is None or self._layout is None:

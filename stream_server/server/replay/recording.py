@@ -236,6 +236,11 @@ class RankRecord:
             log.warning("the last sample of %s is not all there, and is left out", self._parts[-1].path)
 
 
+def is_record(folder: Path) -> bool:
+    """Whether there is a record in a folder, or in an output folder."""
+    return (folder / FACTS_FILE).exists() or (folder / SUBFOLDER / FACTS_FILE).exists()
+
+
 class Recording:
     """A record and the files of its ranks. A context manager, which holds the files open.
 
@@ -249,6 +254,7 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / SUBFOLDER if (folder / SUBFOLDER / FACTS_FILE).exists() else folder
         self.facts = RecordFacts.read(self.folder)
+        self.warnings: list[str] = []
         with ExitStack() as stack:
             self.ranks: list[RankRecord] = []
             for rank in range(self.facts.ranks):
@@ -261,6 +267,10 @@ class Recording:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
         self._stack.close()
 
     def check(self, config: StudyConfig, parameters: Sequence[str]) -> None:

@@ -13,8 +13,9 @@ from stream_server.errors import ConfigError, DamagedRecord
 from stream_server.server.intake.account import RankAccount, Received
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.replay.file_recording import FileRecord, FileRecording, files_in
 from stream_server.server.replay.record_format import SAMPLES, EntryHead, EntryKind
-from stream_server.server.replay.recording import RankRecord, RecordEntry, Recording
+from stream_server.server.replay.recording import RankRecord, RecordEntry, Recording, is_record
 from stream_server.server.replay.schedule import Place, RecordCounts, ReplaySchedule
 from stream_server.server.run import build
 
@@ -29,7 +30,12 @@ class Playback:
     """
 
     def __init__(
-        self, files: Sequence[RankRecord], schedule: ReplaySchedule, rank: int, *, wanted: Callable[[int], bool]
+        self,
+        files: Sequence[RankRecord | FileRecord],
+        schedule: ReplaySchedule,
+        rank: int,
+        *,
+        wanted: Callable[[int], bool],
     ) -> None:
         self._files = files
         self._schedule = schedule
@@ -46,6 +52,11 @@ class Playback:
 
     def __iter__(self) -> Self:
         return self
+
+    @property
+    def num_entries(self) -> int:
+        """The number of entries in all files."""
+        return sum(map(len, self._files))
 
     def __next__(self) -> RecordEntry:
         for file, number in self._places:
@@ -67,7 +78,12 @@ class ReplayShare:
     """An open record that fits a study, and this rank's share of it. `counts` are of the whole record."""
 
     def __init__(
-        self, config: StudyConfig, rank: int, recording: Recording, schedule: ReplaySchedule, counts: RecordCounts
+        self,
+        config: StudyConfig,
+        rank: int,
+        recording: Recording | FileRecording,
+        schedule: ReplaySchedule,
+        counts: RecordCounts,
     ) -> None:
         self.counts = counts
         self._config = config
@@ -85,8 +101,9 @@ class ReplayShare:
             ConfigError: the record does not fit the study, or is damaged; the same on all ranks.
         """
 
-        def look() -> Recording:
-            recording = stack.enter_context(Recording(folder))
+        def look() -> Recording | FileRecording:
+            recording = open_recording(config, folder)
+            stack.callback(recording.close)
             recording.check(config, parameters)
             return recording
 
@@ -98,6 +115,11 @@ class ReplayShare:
             time_steps=build.time_steps(config),
         )
         return cls(config, ranks.rank, recording, schedule, _count(ranks, recording, schedule))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not there although study.json asks for it."""
+        return self._recording.warnings
 
     @property
     def dtypes(self) -> dict[str, npt.DTypeLike]:
@@ -157,6 +179,16 @@ class ReplayShare:
         return not self._is_held_out(simulation) and simulation not in self.counts.withdrawn
 
 
+def open_recording(config: StudyConfig, folder: Path) -> Recording | FileRecording:
+    """The record of a study, or the files of simulations, that are in a folder or an output folder.
+
+    Raises:
+        ConfigError: there is neither, or it cannot be read.
+    """
+    files = [] if is_record(folder) else files_in(folder)
+    return FileRecording(files, config) if files else Recording(folder)
+
+
 def on_all_ranks(ranks: Ranks, act: Callable[[], T]) -> T:
     """Do what may fail on one rank; then all ranks raise the same error. Collective.
 
@@ -174,7 +206,7 @@ def on_all_ranks(ranks: Ranks, act: Callable[[], T]) -> T:
     return done[0]
 
 
-def _count(ranks: Ranks, recording: Recording, schedule: ReplaySchedule) -> RecordCounts:
+def _count(ranks: Ranks, recording: Recording | FileRecording, schedule: ReplaySchedule) -> RecordCounts:
     mine = RecordCounts(ranks.size)
 
     def count() -> None:

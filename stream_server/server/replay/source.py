@@ -1,5 +1,6 @@
 """The source of samples of a replay: a record, in the place of simulations and a receiver."""
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
 from stream_server.messages.operator import TrainingStatus
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount, SimulationEnd
@@ -24,6 +26,8 @@ from stream_server.server.replay.recording import RecordEntry
 from stream_server.server.replay.schedule import RecordCounts
 from stream_server.server.replay.share import Playback, ReplayShare, on_all_ranks
 from stream_server.server.simulations.simulation_state import SimulationPhase
+
+log = logging.getLogger(__name__)
 
 
 class Restored(Protocol):
@@ -125,6 +129,10 @@ class ReplaySource:
             ConfigError: as on entering.
         """
         self._share = ReplayShare.open(self.config, self.ranks, self.folder, self._names, stack)
+        if self.ranks.rank == 0:
+            self.warnings += self._share.warnings
+            for text in self._share.warnings:
+                log.warning("%s: %s", self.folder, text)
         return self._share.samples_of_ranks
 
     def __enter__(self) -> Self:
@@ -216,6 +224,7 @@ class ReplaySource:
                 "num_fed": self.num_received,
                 "told": sorted(self._finished),
                 "closed": self._closed,
+                "num_entries": self._playback.num_entries,
             },
             "receive_s": self.receive_s,
         }
@@ -224,6 +233,12 @@ class ReplaySource:
         """Continue, on as many ranks, where `state_dict` was called; the buffer was restored too."""
         replay = state[REPLAY]
         assert self._playback is not None
+        num_entries = self._playback.num_entries
+        if replay.get("num_entries", num_entries) != num_entries:
+            raise ConfigError(
+                f"{self.folder} is not what this run began with: there are {num_entries} entries instead of "
+                f"{replay['num_entries']}. Put back what was there, or start over with --fresh"
+            )
         self._playback.seek(int(replay["position"]))
         self.num_received = int(replay["num_fed"])
         self.receive_s = float(state["receive_s"])

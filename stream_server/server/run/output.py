@@ -65,6 +65,11 @@ class OutputFolder:
         return self.path / "record"
 
     @property
+    def samples(self) -> Path:
+        """The samples of a study that only writes them: an HDF5 file for each simulation."""
+        return self.path / "samples"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics"
 

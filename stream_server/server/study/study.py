@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from stream_server.buffers.batch_memory import no_memory
 from stream_server.config import StudyConfig, check_ranks
-from stream_server.errors import ConfigError, NoUsableCheckpoint
+from stream_server.errors import ConfigError, NoUsableCheckpoint, SamplesNotWritten
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal.journal import Journal
 from stream_server.machine import descriptors
@@ -22,16 +22,19 @@ from stream_server.server.progress.stop import Interrupted, StopRequests
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, SoloRanks, environment_rank, ranks_from_environment
 from stream_server.server.reception.heartbeat import Heartbeat
+from stream_server.server.replay.export import export_record
+from stream_server.server.replay.simulation_file import load_h5py
 from stream_server.server.run.logs import Logs
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import make_plan, memory_problem, memory_warning
 from stream_server.server.run.report import Outcome, RankReport
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
-from stream_server.server.study.closing import EXIT_SAVED, Closing, Results, outcome_of
+from stream_server.server.study.closing import EXIT_SAVED, FAILED, Closing, Results, outcome_of
 from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.set_up import StudySetUp
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.monitoring.display import DisplayedStatus
+from stream_server.storage.disk import remove_tree
 
 PROGRAM = "stream-server"
 
@@ -89,6 +92,8 @@ def _end(ranks: Ranks | None, text: str, exit_code: int) -> NoReturn:
 
 def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, watchdog: Watchdog) -> int:
     check_ranks(config, ranks.size)
+    if config.offline.write_files:
+        load_h5py()
     _require_descriptors(config, ranks)
     _require_memory(config, ranks)
     folder = OutputFolder(config.output_dir)
@@ -206,7 +211,36 @@ class StudyRank:
                 outcome = outcome_of(stops, is_saved=is_saved)
             except Exception as error:
                 outcome = self._leave(error)
-        return self.closing.close(outcome, self._report(), self._results())
+        if set_up.config.offline.write_files and outcome.exit_code == 0:
+            outcome = self._write_files(outcome)
+        exit_code = self.closing.close(outcome, self._report(), self._results())
+        if set_up.config.offline.write_files and exit_code == 0 and set_up.ranks.rank == 0:
+            # Only now, since whoever closes this study once more writes the files that are missing from it.
+            remove_tree(set_up.folder.record)
+        return exit_code
+
+    def _write_files(self, outcome: Outcome) -> Outcome:
+        """Write the samples, all of which are recorded, to files. Collective."""
+        set_up, stops = self.set_up, self.set_up.stops
+        simulations = set_up.source.simulations
+        ends = [] if simulations is None else [(i, end.state) for i, end in simulations.ends.items()]
+        in_state: dict[str, set[int]] = {"finished": set(), "invalid": set()}
+        for simulation, state in set_up.ranks.broadcast(ends):
+            in_state.setdefault(state, set()).add(simulation)
+        try:
+            are_written = export_record(
+                set_up.ranks,
+                set_up.folder.record,
+                set_up.folder.samples,
+                finished=in_state["finished"],
+                invalid=in_state["invalid"],
+                must_leave=lambda: stops.pending is not None,
+            )
+        except SamplesNotWritten as error:
+            return Outcome(exit_code=error.exit_code, reason=FAILED, message=str(error))
+        if not are_written:
+            return Outcome(exit_code=EXIT_SAVED, reason="saved", message="all samples are recorded, not all in files")
+        return outcome
 
     def _leave(self, error: Exception) -> Outcome:
         """Make all ranks end because of `error`, in order if they can be reached, or else at once."""

@@ -1,0 +1,150 @@
+"""Writes the samples of a record to files, one for each simulation: the last act of a study without training."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.errors import ConfigError, SamplesNotWritten
+from stream_server.messages.client import FieldSpec
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.replay.record_format import SAMPLES, EntryKind
+from stream_server.server.replay.recording import Recording
+from stream_server.server.replay.simulation_file import Arrays, path_of, write_simulation
+from stream_server.storage import disk
+
+PLACE = np.dtype([("simulation", "<i8"), ("time_step", "<i8"), ("file", "<i8"), ("number", "<i8")])
+
+T = TypeVar("T")
+Places = npt.NDArray[np.void]
+
+
+def export_record(
+    ranks: Ranks,
+    record: Path,
+    folder: Path,
+    *,
+    finished: Collection[int],
+    invalid: Collection[int],
+    must_leave: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Write a file for each simulation of a record that has none yet; the ranks share the work. Collective.
+
+    Whatever ends it, the next call goes on with the files that are missing. Invalid simulations get none; files of
+    simulations that are not `finished` say so. The ranks meet after each file, and leave early if one of them must.
+
+    Returns:
+        Whether all files are there.
+
+    Raises:
+        SamplesNotWritten: the disk is full or fails, or the record is damaged; the same on all ranks.
+    """
+    with ExitStack() as stack:
+        index = _on_all_ranks(ranks, folder, lambda: _open(record, folder, stack))
+        missing = [it for it in index.simulations if it not in invalid and not path_of(folder, it).exists()]
+        # One list for all: another rank may have begun to write.
+        missing = ranks.broadcast(missing)
+
+        def write(number: int) -> None:
+            if number < len(missing):
+                simulation = missing[number]
+                index.write(path_of(folder, simulation), simulation, finished=simulation in finished)
+
+        for first in range(0, len(missing), ranks.size):
+            if ranks.sum(np.array([must_leave()], np.int64)).any():
+                return False
+            _on_all_ranks(ranks, folder, partial(write, first + ranks.rank))
+    return True
+
+
+def _open(record: Path, folder: Path, stack: ExitStack) -> "RecordIndex":
+    disk.make_folder(folder)
+    return RecordIndex(stack.enter_context(Recording(record)))
+
+
+def _on_all_ranks(ranks: Ranks, folder: Path, act: Callable[[], T]) -> T:
+    done, problem = [], ""
+    try:
+        done.append(act())
+    except (OSError, RuntimeError, ConfigError) as error:
+        # HDF5 tells of some failures of the disk by a RuntimeError.
+        problem = str(error)
+    problems = ranks.gather(problem)
+    problem = ranks.broadcast(problems and next(filter(None, problems), ""))
+    if problem:
+        raise SamplesNotWritten(
+            f"{folder}: not all samples could be written to files: {problem}. Make room and run the same command "
+            "again: nothing is simulated again"
+        )
+    return done[0]
+
+
+class RecordIndex:
+    """Knows where the samples of each simulation are in a record."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._parameters: dict[int, npt.NDArray[np.float64]] = {}
+        found = [places for file in range(len(recording.ranks)) for places in self._look(file)]
+        places = np.concatenate([np.zeros(0, PLACE), *found])
+        self._places = places[np.lexsort((places["time_step"], places["simulation"]))]
+
+    @property
+    def simulations(self) -> list[int]:
+        """The simulations of which there is a sample."""
+        return [int(simulation) for simulation in np.unique(self._places["simulation"])]
+
+    def write(self, path: Path, simulation: int, *, finished: bool) -> None:
+        """Write the file of a simulation.
+
+        Raises:
+            OSError: the disk is full or fails.
+            DamagedRecord: a sample is not as it was recorded.
+        """
+        facts = self._recording.facts
+        first, stop = np.searchsorted(self._places["simulation"], [simulation, simulation + 1])
+        places = self._places[first:stop]
+        write_simulation(
+            path,
+            study=facts.study,
+            simulation=simulation,
+            parameters=dict(zip(facts.parameters, self._parameters[simulation].tolist(), strict=True)),
+            time_steps=places["time_step"].tolist(),
+            finished=finished,
+            fields=self._fields(),
+            samples=self._samples(places),
+        )
+
+    def _samples(self, places: Places) -> Iterator[Arrays]:
+        for place in places:
+            yield self._recording.ranks[place["file"]].read(int(place["number"])).fields
+
+    def _fields(self) -> Sequence[FieldSpec]:
+        """The fields in the types in which they were recorded; ranks may have recorded different ones."""
+        layouts = [layout for record in self._recording.ranks for layout in record.layouts]
+        common = {
+            field.name: np.result_type(
+                *[other.dtype for layout in layouts for other in layout.fields if other.name == field.name]
+            )
+            for field in layouts[0].fields
+        }
+        return [
+            FieldSpec(name=field.name, shape=field.shape, dtype=common[field.name].newbyteorder("<").str)
+            for field in layouts[0].fields
+        ]
+
+    def _look(self, file: int) -> Iterator[Places]:
+        record = self._recording.ranks[file]
+        for heads in record.heads():
+            samples = heads[np.isin(heads["kind"], SAMPLES)]
+            places = np.zeros(len(samples), PLACE)
+            for name in ("simulation", "time_step", "number"):
+                places[name] = samples[name]
+            places["file"] = file
+            yield places
+            for head in heads[heads["kind"] == EntryKind.PARAMETERS]:
+                self._parameters[int(head["simulation"])] = record.read(int(head["number"])).parameters

@@ -1,0 +1,287 @@
+"""A folder of files, one for each simulation, read as if it were the record of one rank."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
+from stream_server.messages.client import DTYPES, FieldSpec
+from stream_server.server.replay.record_format import HEAD, SAMPLES, Entries, EntryHead, EntryKind
+from stream_server.server.replay.recording import RecordEntry
+from stream_server.server.replay.simulation_file import PATTERN, SimulationFile
+from stream_server.server.run import build
+
+SUBFOLDER = "samples"
+SHUFFLE_STREAM = 4
+MOST_OPEN = 64
+MOST_TOLD = 10
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files in a folder, or in that of the samples in an output folder."""
+    return sorted((folder / SUBFOLDER).glob(PATTERN)) or sorted(folder.glob(PATTERN))
+
+
+class FileOrder:
+    """The order in which the rows of files are trained on; pure.
+
+    The numbers count through the parameters of all simulations, the held-out samples once, the others once an epoch,
+    and the ends of the simulations. A row is a position among the rows of all files, one file after the other.
+
+    Args:
+        lengths: the number of rows of each file.
+        held_out, finished: which files are held out, and which are whole.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        *,
+        held_out: npt.NDArray[np.bool_],
+        finished: npt.NDArray[np.bool_],
+        epochs: int,
+        shuffle_seed: int | None,
+    ) -> None:
+        self.num_files = len(lengths)
+        self.file_of_row = np.repeat(np.arange(self.num_files), lengths)
+        self.begins = np.cumsum([0, *lengths])
+        self._held_out = np.flatnonzero(held_out[self.file_of_row])
+        self._trained = np.flatnonzero(~held_out[self.file_of_row])
+        self._finished = np.flatnonzero(finished)
+        self._epochs = epochs
+        self._seed = shuffle_seed
+        self._epoch, self._rows = -1, self._trained
+        sizes = [self.num_files, len(self._held_out), epochs * len(self._trained), len(self._finished)]
+        self._stops = np.cumsum(sizes)
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def place(self, number: int) -> tuple[EntryKind, int]:
+        """The kind of an entry, and its row, or its file if it is no sample."""
+        parameters, held_out, trained, _ = self._stops.tolist()
+        if number < parameters:
+            return EntryKind.PARAMETERS, number
+        if number < held_out:
+            return EntryKind.HELD_OUT, int(self._held_out[number - parameters])
+        if number < trained:
+            epoch, position = divmod(number - held_out, len(self._trained))
+            return EntryKind.SAMPLE, int(self._rows_of(epoch)[position])
+        return EntryKind.FINISHED, int(self._finished[number - trained])
+
+    def sections(self) -> Iterator[tuple[EntryKind, npt.NDArray[np.int64]]]:
+        """All entries in their order: the kind of many of them, and their places as `place` gives them."""
+        yield EntryKind.PARAMETERS, np.arange(self.num_files)
+        yield EntryKind.HELD_OUT, self._held_out
+        for epoch in range(self._epochs):
+            yield EntryKind.SAMPLE, self._rows_of(epoch)
+        yield EntryKind.FINISHED, self._finished
+
+    def _rows_of(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The rows in the order of an epoch; that of the last one that was asked for is kept."""
+        if self._seed is not None and epoch != self._epoch:
+            generator = np.random.default_rng((self._seed, SHUFFLE_STREAM, epoch))
+            self._epoch, self._rows = epoch, generator.permutation(self._trained)
+        return self._rows
+
+
+class FileRecord:
+    """The entries of all files, as `RankRecord` gives those of a rank. At most `MOST_OPEN` files are open."""
+
+    rank = 0
+
+    def __init__(self, files: Sequence[SimulationFile], order: FileOrder, *, takes_nonfinite: bool) -> None:
+        self._files = files
+        self._order = order
+        self._takes_nonfinite = takes_nonfinite
+        self._simulations = np.array([file.simulation for file in files], np.int64)
+        self._time_steps = np.concatenate([np.zeros(0, np.int64), *(file.time_steps for file in files)])
+        self._open: OrderedDict[int, SimulationFile] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def head(self, number: int) -> EntryHead:
+        """The head of an entry."""
+        kind, place = self._order.place(number)
+        is_sample = kind in SAMPLES
+        return EntryHead(
+            checksum=0,
+            number=number,
+            simulation=int(self._simulations[self._order.file_of_row[place] if is_sample else place]),
+            time_step=int(self._time_steps[place]) if is_sample else 0,
+            present=0,
+            kind=kind,
+        )
+
+    def heads(self) -> Iterator[Entries]:
+        """The heads of all entries in their order, an epoch at a time."""
+        number = 0
+        for kind, places in self._order.sections():
+            heads = np.zeros(len(places), HEAD)
+            heads["kind"] = kind
+            heads["number"] = np.arange(number, number + len(places))
+            is_sample = kind in SAMPLES
+            heads["simulation"] = self._simulations[self._order.file_of_row[places] if is_sample else places]
+            heads["time_step"] = self._time_steps[places] if is_sample else 0
+            number += len(places)
+            yield heads
+
+    def read(self, number: int) -> RecordEntry:
+        """An entry.
+
+        Raises:
+            DamagedRecord: the file cannot be read.
+            ConfigError: it has NaN or infinity, which the study does not take.
+        """
+        kind, place = self._order.place(number)
+        head = self.head(number)
+        fields: dict[str, npt.NDArray[Any]] = {}
+        parameters = np.empty(0)
+        if kind is EntryKind.PARAMETERS:
+            parameters = np.array(list(self._files[place].parameters.values()), np.float64)
+        elif kind is not EntryKind.FINISHED:
+            index = int(self._order.file_of_row[place])
+            fields = self._opened(index).read(place - int(self._order.begins[index]))
+            self._check_finite(self._files[index], head.time_step, fields)
+        return RecordEntry(
+            kind=kind, simulation=head.simulation, time_step=head.time_step, fields=fields, parameters=parameters
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _opened(self, index: int) -> SimulationFile:
+        file = self._files[index]
+        if index not in self._open:
+            if len(self._open) == MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+            file.open()
+            self._open[index] = file
+        self._open.move_to_end(index)
+        return file
+
+    def _check_finite(self, file: SimulationFile, time_step: int, fields: dict[str, npt.NDArray[Any]]) -> None:
+        for name, value in fields.items():
+            if not self._takes_nonfinite and value.dtype.kind in "fc" and not np.isfinite(value).all():
+                raise ConfigError(
+                    f"{file.path}: /fields/{name} has NaN or infinity in time step {time_step}. Leave that step out of "
+                    'the file, or write "nonfinite": "keep" in training'
+                )
+
+
+class FileRecording:
+    """All files in a folder, checked against the study, as `Recording` gives the record of a study.
+
+    `warnings` name what is not there. Two files of one simulation, or files that do not fit, are refused by `check`.
+
+    Raises:
+        ConfigError: a file is not laid out as it must be, or is damaged.
+    """
+
+    def __init__(self, paths: Sequence[Path], config: StudyConfig) -> None:
+        self.folder = paths[0].parent
+        self.files = sorted(map(SimulationFile, paths), key=lambda file: file.simulation)
+        self.warnings = list(_absences(self.files, config))
+        order = FileOrder(
+            [len(file.time_steps) for file in self.files],
+            held_out=np.array([file.simulation < config.validation.simulations for file in self.files]),
+            finished=np.array([file.finished for file in self.files]),
+            epochs=config.offline.epochs,
+            shuffle_seed=config.study.seed if config.offline.shuffle else None,
+        )
+        self.ranks = [FileRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
+
+    def close(self) -> None:
+        """Close the files."""
+        self.ranks[0].close()
+
+    def check(self, config: StudyConfig, parameters: Sequence[str]) -> None:
+        """Refuse a study that cannot be trained from these files; `parameters` are the names of its parameters.
+
+        Raises:
+            ConfigError: they differ in what study.json describes; the message lists what is wrong.
+        """
+        problems = list(_problems(self.files, config, parameters))
+        if problems:
+            listed = "".join(f"\n  {problem}" for problem in problems[:MOST_TOLD])
+            more = f"\n  and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
+            raise ConfigError(f"study.json does not fit the files in {self.folder}:{listed}{more}")
+        for file in self.files:
+            file.parameters = {name: file.parameters[name] for name in parameters}
+            file.fields = {name: file.fields[name] for name in config.study.fields if name in file.fields}
+
+    def dtypes(self, config: StudyConfig) -> dict[str, npt.DTypeLike]:
+        """The types in which a study keeps the fields: those of study.json, or else those in the files."""
+        found: dict[str, npt.DTypeLike] = {}
+        for name, spec in config.study.fields.items():
+            types = {file.fields[name][1] for file in self.files if name in file.fields}
+            common = np.result_type(*types).newbyteorder("=") if types else np.dtype(np.float64)
+            found[name] = np.dtype(spec.dtype) if spec.dtype else common
+        return found
+
+
+def _absences(files: Sequence[SimulationFile], config: StudyConfig) -> Iterator[str]:
+    num_held_out = config.validation.simulations
+    there = {file.simulation for file in files}
+    missing = [i for i in range(num_held_out + config.study.simulations) if i not in there]
+    if missing:
+        yield f"there is no file of simulation {_listed(missing)}"
+    if unfinished := [file.simulation for file in files if not file.finished]:
+        yield f"not all time steps are there of simulation {_listed(unfinished)}"
+
+
+def _listed(simulations: Sequence[int]) -> str:
+    named = ", ".join(map(str, simulations[:MOST_TOLD]))
+    return named if len(simulations) <= MOST_TOLD else f"{named} and {len(simulations) - MOST_TOLD} more"
+
+
+def _problems(files: Sequence[SimulationFile], config: StudyConfig, parameters: Sequence[str]) -> Iterator[str]:
+    known: dict[int, Path] = {}
+    for file in files:
+        if file.simulation < 0:
+            yield f"{file.path.name}: the simulation must be 0 or more, but is {file.simulation}"
+        if file.simulation in known:
+            yield f"{file.path.name} and {known[file.simulation].name} are both of simulation {file.simulation}"
+        known[file.simulation] = file.path
+        if lacking := [name for name in parameters if name not in file.parameters]:
+            yield f"{file.path.name}: /parameters lacks the attribute {', '.join(lacking)}"
+        yield from _problems_of_labels(file, config)
+        for field in build.field_specs(config):
+            if problem := _problem_of_field(file, field):
+                yield f"{file.path.name}: /fields/{field.name} {problem}"
+
+
+def _problem_of_field(file: SimulationFile, field: FieldSpec) -> str:
+    if field.name not in file.fields:
+        return "" if field.optional else f"is missing; there are {', '.join(file.fields) or 'no fields'}"
+    shape, dtype = file.fields[field.name]
+    if shape != field.shape:
+        return f"must have the shape {list(field.shape)} in each time step, but has {list(shape)}"
+    if field.dtype and not np.can_cast(dtype, field.dtype, "same_kind"):
+        return f"is {dtype}, which is not converted to {np.dtype(field.dtype)}, the dtype in study.json"
+    if np.dtype(dtype).newbyteorder("<").str not in DTYPES:
+        return f"is {dtype}, which is no type of a field"
+    if not field.optional and not file.present.get(field.name, np.array(True)).all():
+        return "is missing in some time steps, and is not optional"
+    return ""
+
+
+def _problems_of_labels(file: SimulationFile, config: StudyConfig) -> Iterator[str]:
+    steps = build.time_steps(config)
+    if len(np.unique(file.time_steps)) != len(file.time_steps):
+        yield f"{file.path.name}: /time_step has a label twice"
+    indices, remainders = np.divmod(file.time_steps - steps.first, steps.every)
+    wrong = (remainders != 0) | (indices < 0) | (indices >= (steps.num or np.inf))
+    if wrong.any():
+        yield (
+            f"{file.path.name}: the time step {file.time_steps[wrong][0]} is none of study.time_steps "
+            f"(first {steps.first}, every {steps.every}, {steps.num or 'any number of them'})"
+        )

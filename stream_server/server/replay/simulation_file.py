@@ -1,0 +1,203 @@
+"""The HDF5 file of one simulation: its parameters, the labels of its time steps, and a dataset for each field.
+
+    /                    attributes: format 1, study, simulation, finished
+    /parameters          attributes: a number for each parameter
+    /time_step           the labels, int64; the first dimension of every field
+    /fields/NAME         an array for each time step; checksums (fletcher32) in each chunk
+    /present/NAME        only of a field that some steps lack: which ones have it
+
+docs/guide/offline.md has the same for those who write such files themselves.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.errors import ConfigError, DamagedRecord
+from stream_server.failpoints import failpoint
+from stream_server.messages.client import FieldSpec
+from stream_server.storage import disk
+
+FORMAT = 1
+PATTERN = "*.h5"
+BLOCK_BYTES = 2**20
+CHUNK_BYTES = 2**16
+# HDF5 allows chunks below 4 GiB.
+LARGEST_CHUNK_BYTES = 2**31
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def load_h5py() -> Any:
+    """The package h5py.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import h5py  # type: ignore[import-untyped]
+
+        return h5py
+    except ModuleNotFoundError as error:
+        raise ConfigError("files of samples need h5py, which is not here: pip install 'stream-server[hdf5]'") from error
+
+
+def path_of(folder: Path, simulation: int) -> Path:
+    """The file of a simulation."""
+    return folder / f"simulation-{simulation:06d}.h5"
+
+
+def write_simulation(
+    path: Path,
+    *,
+    study: str,
+    simulation: int,
+    parameters: Mapping[str, float],
+    time_steps: Sequence[int],
+    finished: bool,
+    fields: Sequence[FieldSpec],
+    samples: Iterable[Arrays],
+) -> None:
+    """Write all steps of a simulation; `path` is there, whole and on disk, when this returns, and not before.
+
+    `fields` say in which types they are kept; `samples` has the fields of each of the `time_steps`.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    h5py = load_h5py()
+    disk.remove_leftovers(path)
+    # A name of its own, so that a server that was left behind never renames what its successor writes.
+    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
+    try:
+        with h5py.File(temporary, "w") as file:
+            file.attrs.update({"format": FORMAT, "study": study, "simulation": simulation, "finished": finished})
+            file.create_group("parameters").attrs.update(parameters)
+            labels = file.create_dataset("time_step", data=np.array(time_steps, np.int64))
+            labels.make_scale("time_step")
+            for field in fields:
+                _make_dataset(file, field, len(time_steps)).dims[0].attach_scale(labels)
+            _fill(file, fields, len(time_steps), samples)
+        failpoint("files.written")
+        disk.put_in_place(temporary, path)
+    except BaseException:
+        disk.remove_file(temporary)
+        raise
+
+
+def _make_dataset(file: Any, field: FieldSpec, num_steps: int) -> Any:
+    step_bytes = _num_bytes(field)
+    chunk: Any = (min(num_steps, max(1, CHUNK_BYTES // step_bytes)), *field.shape)
+    if step_bytes > LARGEST_CHUNK_BYTES:
+        chunk = True
+    shape, dtype = (num_steps, *field.shape), np.dtype(field.dtype)
+    return file.create_dataset(f"fields/{field.name}", shape, dtype, chunks=chunk, fletcher32=True)
+
+
+def _fill(file: Any, fields: Sequence[FieldSpec], num_steps: int, samples: Iterable[Arrays]) -> None:
+    """Write the steps, many at a time, and which of them have which field unless all have."""
+    num_in_block = max(1, min(num_steps, BLOCK_BYTES // sum(map(_num_bytes, fields))))
+    block = {it.name: np.zeros((num_in_block, *it.shape), np.dtype(it.dtype)) for it in fields}
+    present = {it.name: np.ones(num_steps, np.bool_) for it in fields}
+    for row, sample in enumerate(samples):
+        place = row % num_in_block
+        for name, array in block.items():
+            present[name][row] = name in sample
+            array[place] = sample.get(name, 0)
+        if place + 1 == num_in_block or row + 1 == num_steps:
+            for name, array in block.items():
+                file[f"fields/{name}"][row - place : row + 1] = array[: place + 1]
+    for name, steps in present.items():
+        if not steps.all():
+            file[f"present/{name}"] = steps
+
+
+def _num_bytes(field: FieldSpec) -> int:
+    return max(1, math.prod(field.shape) * np.dtype(field.dtype).itemsize)
+
+
+class SimulationFile:
+    """A file that is read: its head at once, its samples row by row. It holds the file open from `open` to `close`.
+
+    Attributes:
+        simulation: the id.
+        finished: whether all of the simulation is in the file; a file that does not say so is whole.
+        parameters: by their names.
+        time_steps: the labels of the rows.
+        fields: shape and type of one row of each field.
+        present: which rows have a field, for fields that some lack.
+
+    Raises:
+        DamagedRecord: the file cannot be read.
+        ConfigError: it is not laid out like a file of samples.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+        try:
+            self.open()
+            self._read_head()
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedRecord(
+                f"{path} is no file of samples, or is damaged: {error}. Put back a copy of it, or remove it"
+            ) from error
+        finally:
+            self.close()
+
+    def open(self) -> None:
+        """Open the file again."""
+        if self._file is None:
+            self._file = load_h5py().File(self.path, "r", locking=False)
+
+    def close(self) -> None:
+        """Close the file, until it is opened again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def read(self, row: int) -> dict[str, npt.NDArray[Any]]:
+        """The fields of a row.
+
+        Raises:
+            DamagedRecord: the file is not as it was written.
+        """
+        names = [name for name in self.fields if name not in self.present or self.present[name][row]]
+        try:
+            return {name: np.asarray(self._file["fields"][name][row]) for name in names}
+        except (OSError, KeyError, ValueError) as error:
+            raise DamagedRecord(f"{self.path}: time step {self.time_steps[row]} cannot be read: {error}") from error
+
+    def _read_head(self) -> None:
+        file, path = self._file, self.path
+        if "simulation" not in file.attrs:
+            raise ConfigError(
+                f'{path} must have the attribute "simulation", the id, at its root: docs/guide/offline.md'
+            )
+        if (found := int(file.attrs.get("format", FORMAT))) != FORMAT:
+            raise ConfigError(f"{path}: expected format {FORMAT}, found {found}: read it with the release it is of")
+        for name in ("time_step", "fields"):
+            if name not in file:
+                raise ConfigError(f"{path} must have /{name}: docs/guide/offline.md")
+        self.simulation = int(file.attrs["simulation"])
+        self.finished = bool(file.attrs.get("finished", True))
+        self.parameters = (
+            {name: float(value) for name, value in file["parameters"].attrs.items()} if "parameters" in file else {}
+        )
+        self.time_steps = np.asarray(file["time_step"], np.int64)
+        if self.time_steps.ndim != 1:
+            raise ConfigError(f"{path}: /time_step must be a list of labels, but has the shape {self.time_steps.shape}")
+        self.fields = {}
+        for name, dataset in file["fields"].items():
+            if dataset.shape[:1] != self.time_steps.shape:
+                raise ConfigError(
+                    f"{path}: /fields/{name} must have {len(self.time_steps)} rows, one for each of /time_step, but "
+                    f"has the shape {dataset.shape}"
+                )
+            self.fields[name] = (dataset.shape[1:], dataset.dtype)
+        self.present = {name: np.asarray(steps, np.bool_) for name, steps in file.get("present", {}).items()}
