@@ -29,6 +29,8 @@ DOORS = {
         *("launcher/simulations/server_connection.py", "launcher/supervision/liveness.py", "analysis/live.py"),
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
+    "h5py": ["server/replay/simulation_file.py"],
+    "prometheus_client": ["server/metrics/prometheus_page.py"],
     "pyarrow": ["analysis/export.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py"],
     "safetensors": ["storage/tensor_file.py"],

@@ -6,7 +6,7 @@ NO_TRAINING = "stream_server.server.user.no_training:NoTraining"
 
 TRAINING_KEYS = ("batch_size", "nonfinite")
 VALIDATION_KEYS = ("simulations",)
-CHECKPOINT_KEYS = ("every_s", "keep", "dir")
+CHECKPOINT_KEYS = ("every_batches", "every_s", "keep", "dir")
 
 
 def without_training(config: StudyConfig) -> StudyConfig:

@@ -122,17 +122,6 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a file that a library has written, once it is on disk, so that `path` is never half of it."""
-    descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
 def remove_leftovers(path: Path) -> None:
     """Remove what was left beside `path` when who put a file in place there was killed; for its only writer."""
     for leftover in path.parent.glob(f"{path.name}*.tmp"):

@@ -1,24 +1,33 @@
 """The output of `stream-server --check`: what a study would do and take, without starting anything."""
 
 import resource
+from contextlib import ExitStack
+from pathlib import Path
 
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.mpirun import missing_program, shown
 from stream_server.machine.descriptors import OWN
 from stream_server.server.metrics.writers import writer_makers
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.replay.share import ReplayShare
+from stream_server.server.replay.simulation_file import load_h5py
 from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import expected_cores
 from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan
+from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.training.learner_step import NUMPY_DTYPES
 from stream_server.server.user.components import load_server_class
 from stream_server.server.user.framework import framework_of
 
 
-def describe(config: StudyConfig) -> str:
+def describe(config: StudyConfig, replay: Path | None = None) -> str:
     """Totals, sizes per server rank, the command line of the simulations, and connections against the limit.
 
+    With a `replay`, what there is to be trained from.
+
     Raises:
-        ConfigError: the server class cannot train in this precision here, or a class that study.json names is not
+        ConfigError: what is to be replayed does not fit, h5py is missing, the server
+            class cannot train in this precision here, or a class that study.json names is not
             there or does not take its arguments.
     """
     # Every class on every machine knows the others: to ask it, its file is imported, and torch with it.
@@ -27,8 +36,21 @@ def describe(config: StudyConfig) -> str:
     if config.buffer.has_own_policy:
         make_policy(config, 0)
     writer_makers((*config.metrics.wanted, *config.metrics.wanted_of_ranks), config.study_dir)
-    plan = make_plan(config)
-    return "\n".join(f"{name:<14}{text}" for name, text in _lines(config, plan))
+    if config.offline.write_files:
+        load_h5py()
+    lines = _lines(config, make_plan(config))
+    if replay is not None:
+        lines += _lines_of_replay(config, replay)
+    return "\n".join(f"{name:<14}{text}" for name, text in lines)
+
+
+def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]:
+    with ExitStack() as stack:
+        share = ReplayShare.open(config, SoloRanks(), folder, ParameterDesign(config).names, stack)
+        simulations, [num_samples] = share.counts.simulations, share.samples_of_ranks
+    epochs = f" in {config.offline.epochs} epochs" if config.offline.epochs > 1 else ""
+    found = f"{len(simulations)} simulations in {folder}, {num_samples:,} samples to train on{epochs}"
+    return [("replay", found), *(("", warning) for warning in share.warnings)]
 
 
 def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:

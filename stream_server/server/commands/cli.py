@@ -146,12 +146,13 @@ def _run(arguments: argparse.Namespace) -> int:
         from stream_server.server.run.plan import memory_problem
 
         with until_the_reader_leaves():
-            print(describe(config))
+            print(describe(config, arguments.replay))
         # stream-launcher would start so many, on this node.
         if problem := memory_problem(config, config.server.ranks, config.server.ranks):
             raise ConfigError(problem)
         # The jobs of another backend may run on machines that have it.
-        if config.launcher.backend == "local" and (problem := missing_program(config)):
+        is_needed = config.launcher.backend == "local" and arguments.replay is None
+        if is_needed and (problem := missing_program(config)):
             raise ConfigError(problem)
         return 0
     if arguments.fast_dev_run:
@@ -187,6 +188,8 @@ def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
         if arguments.config is None:
             raise ConfigError("--config study.json is missing; `stream-server --help` shows examples")
         config = study_config.load(arguments.config, arguments.set)
+        if arguments.replay is not None and config.offline.write_files:
+            raise ConfigError("offline.write_files writes what simulations send, but with --replay none runs: drop one")
         if not (arguments.fast_dev_run or arguments.evaluate or arguments.replay):
             from stream_server.launcher.backends.mpirun import require
 

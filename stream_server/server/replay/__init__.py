@@ -1,6 +1,6 @@
 """Studies without simulations: samples that are recorded while one runs, and replayed later.
 
-Offers: export, record_format, recorder, simulation_file, source.
+Offers: export, record_format, recorder, share, simulation_file, source.
 May import: buffers, config, messages, server.intake, server.progress, server.ranks, server.run, server.simulations,
     storage.
 """

@@ -90,7 +90,7 @@ class FileOrder:
         return self._rows
 
 
-class FileRecord:
+class FilesRecord:
     """The entries of all files, as `RankRecord` gives those of a rank. At most `MOST_OPEN` files are open."""
 
     rank = 0
@@ -197,7 +197,7 @@ class FileRecording:
             epochs=config.offline.epochs,
             shuffle_seed=config.study.seed if config.offline.shuffle else None,
         )
-        self.ranks = [FileRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
+        self.ranks = [FilesRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
 
     def close(self) -> None:
         """Close the files."""

@@ -13,7 +13,7 @@ from stream_server.errors import ConfigError, DamagedRecord
 from stream_server.server.intake.account import RankAccount, Received
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.replay.file_recording import FileRecord, FileRecording, files_in
+from stream_server.server.replay.file_recording import FileRecording, FilesRecord, files_in
 from stream_server.server.replay.record_format import SAMPLES, EntryHead, EntryKind
 from stream_server.server.replay.recording import RankRecord, RecordEntry, Recording, is_record
 from stream_server.server.replay.schedule import Place, RecordCounts, ReplaySchedule
@@ -31,7 +31,7 @@ class Playback:
 
     def __init__(
         self,
-        files: Sequence[RankRecord | FileRecord],
+        files: Sequence[RankRecord | FilesRecord],
         schedule: ReplaySchedule,
         rank: int,
         *,

@@ -10,8 +10,8 @@ docs/guide/offline.md has the same for those who write such files themselves.
 """
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from stream_server.errors import ConfigError, DamagedRecord
 from stream_server.failpoints import failpoint
 from stream_server.messages.client import FieldSpec
 from stream_server.storage import disk
+from stream_server.storage.library_file import LibraryFile
 
 FORMAT = 1
 PATTERN = "*.h5"
@@ -72,22 +73,17 @@ def write_simulation(
     """
     h5py = load_h5py()
     disk.remove_leftovers(path)
-    # A name of its own, so that a server that was left behind never renames what its successor writes.
-    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
-    try:
-        with h5py.File(temporary, "w") as file:
+    with LibraryFile(path) as target:
+        with h5py.File(target, "w") as file:
             file.attrs.update({"format": FORMAT, "study": study, "simulation": simulation, "finished": finished})
             file.create_group("parameters").attrs.update(parameters)
             labels = file.create_dataset("time_step", data=np.array(time_steps, np.int64))
             labels.make_scale("time_step")
             for field in fields:
                 _make_dataset(file, field, len(time_steps)).dims[0].attach_scale(labels)
-            _fill(file, fields, len(time_steps), samples)
+            _fill(file, fields, len(time_steps), takewhile(lambda _: target.error is None, samples))
         failpoint("files.written")
-        disk.put_in_place(temporary, path)
-    except BaseException:
-        disk.remove_file(temporary)
-        raise
+    failpoint("files.in_place")
 
 
 def _make_dataset(file: Any, field: FieldSpec, num_steps: int) -> Any:

@@ -89,6 +89,7 @@ class OutputFolder:
         path, tensorboard = shown(self.path), self.metrics / "tensorboard"
         commands = [
             ("model", self.model, f"stream-server --config {shown(self.study)} --evaluate {path}"),
+            ("files", self.samples, f"ls {shown(self.samples)}"),
             ("pictures", self.metrics, f"stream-study plot {path}"),
             ("curves", tensorboard, f"tensorboard --logdir {shown(tensorboard)}"),
             ("logs", self.path / "logs", f"less {shown(self.path / 'logs')}/*.log"),

@@ -83,7 +83,7 @@ class StudySetUp(Composition):
     """
 
     checkpoints: CheckpointAgreement
-    export: ModelExport
+    export: ModelExport | None = None
     best_models: BestModels | None = None
 
     def __init__(
@@ -132,7 +132,7 @@ class StudySetUp(Composition):
     @property
     def warnings(self) -> list[str]:
         """Failures on this rank that did not end the study, once it is set up."""
-        return [*self.checkpoints.warnings, *self.export.warnings]
+        return [*self.checkpoints.warnings, *(self.export.warnings if self.export else [])]
 
     def open(self, stack: ExitStack, status: Callable[[Metrics], DisplayedStatus]) -> Training:
         """Call the user's class, restore what was saved, open the sockets and make the training.
@@ -155,9 +155,7 @@ class StudySetUp(Composition):
         self.checkpoints = self._make_checkpoints(stack)
         self._make_scheduled_validation()
         self.best_models = self._make_best_models()
-        self.export = ModelExport(
-            self.folder.model, step=self.step, config=self.config, normalization=self.server.normalization
-        )
+        self.export = self._make_export()
         speed = SpeedGauge(self.progress, self.phases)
         self.metrics.gauges += [*self._make_gauges(), speed]
         training = self.make_training(
@@ -167,7 +165,7 @@ class StudySetUp(Composition):
             leave_at_s=self.leave_at_s,
             before_user=[speed],
             before_logging=[*optional(self.best_models), *optional(stopping)],
-            after_logging=[*display, *self._make_operator_status(), self.export],
+            after_logging=[*display, *self._make_operator_status(), *optional(self.export)],
         )
         self._restore_training()
         return training
@@ -349,6 +347,13 @@ class StudySetUp(Composition):
 
         folder = self.continuation.checkpoints.folder / BEST
         return BestModels(folder, step, settings, capture=capture, phases=self.phases)
+
+    def _make_export(self) -> ModelExport | None:
+        if self.config.offline.write_files:
+            return None
+        return ModelExport(
+            self.folder.model, step=self.step, config=self.config, normalization=self.server.normalization
+        )
 
     def _make_gauges(self) -> list[Gauge]:
         buffer, parameters_of = self.buffer, self.source.parameters_of

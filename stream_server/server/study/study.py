@@ -266,7 +266,8 @@ class StudyRank:
         """The status of the study, for rank 0's display."""
         set_up, buffer, progress = self.set_up, self.set_up.buffer, self.set_up.progress
         counts, num_samples = set_up.source.counts()
-        steps = set_up.config.study.time_steps
+        # Of several passes over files, nobody counts the samples that are there before each.
+        steps = set_up.config.study.time_steps if set_up.config.offline.epochs == 1 else None
         return DisplayedStatus(
             simulations=counts,
             samples=num_samples,
