@@ -19,6 +19,7 @@ import pytest
 from stream_server import config
 from stream_server.analysis.cli import parser as study_parser
 from stream_server.launcher.supervision.supervise import parser as launcher_parser
+from stream_server.server.commands.cli import main as server_main
 from stream_server.server.commands.cli import parser as server_parser
 from tests.docs.blocks import ROOT, Block, blocks, command_lines, every_block, inline_commands
 
@@ -35,6 +36,8 @@ MAX_EXCUSED = 6
 PARSERS = {"stream-server": server_parser, "stream-launcher": launcher_parser, "stream-study": study_parser}
 # Not installed for the tests; a page shows how to use it.
 FOREIGN = {"wandb", "melissa_api"}
+# What a block that is run may import.
+HERE = {*sys.stdlib_module_names, "numpy", "torch", "stream_server"}
 # What a solver that runs alone is given, by the head of the function that takes it.
 OPTIONS = {
     "float(sys.argv[1])": ["0.5", "0.3"],
@@ -102,7 +105,11 @@ def test_a_study_or_a_part_of_one_is_valid(block: Block, tmp_path: Path) -> None
     if "message" in part:
         return  # tests/client_api/test_protocol_page.py decodes it
     smallest = next(json.loads(it.code) for it in blocks("json") if it.page == "README.md")
-    (tmp_path / "study.json").write_text(json.dumps(part if "study" in part else merged(smallest, part)))
+    study = json.dumps(part if "study" in part else merged(smallest, part))
+    (tmp_path / "study.json").write_text(study)
+    for file, name in re.findall(r'"(\w+\.py):(\w+)"', study):
+        with (tmp_path / file).open("a") as source:
+            source.write(f"class {name}: ...\n")
     config.load(tmp_path / "study.json", [])
 
 
@@ -168,6 +175,25 @@ def test_complete_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.
     words = next((words for head, words in OPTIONS.items() if head in block.code), [])
     monkeypatch.setattr(sys, "argv", ["program.py", *words])
     exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("page", ["docs/guide/first-study.md", "docs/guide/surrogates.md"])
+def test_the_study_of_a_tutorial_trains_on_synthetic_samples(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for block in blocks("python", "json"):
+        name = "study.json" if block.kind == "json" else file_name(block)
+        if block.page == page and name:
+            (tmp_path / name).write_text(block.code)
+    assert server_main(["--config", str(tmp_path / "study.json"), "--fast-dev-run"]) == 0
+    assert "It works" in capsys.readouterr().out
+
+
+def file_name(block: Block) -> str | None:
+    """The name in the first line of a block, if it is a file."""
+    found = re.match(r"# (\w+\.py)$", block.code, re.M)
+    return found[1] if found else None
 
 
 def compiled(words: list[str], source: Path) -> None:
