@@ -170,14 +170,15 @@ def draw(results: list[dict[str, Any]]) -> Figure:
             panel.errorbar(CAPACITIES, means, yerr=(means - lows, highs - means), marker="o", capsize=3, label=policy)
         panel.set_xscale("log", base=2)
         panel.set_xticks(CAPACITIES, [str(it) for it in CAPACITIES])
-        panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
         panel.set_ylabel(label)
         if row == len(AT_ONCE) - 1:
             panel.set_xlabel("capacity in samples")
         if column == 1:
             panel.set_title(f"{at_once} at once" if at_once > 1 else "1 simulation at a time")
-    axes[0, 0].legend()
+    for panel in axes.flat:
+        panel.set_ylim(bottom=0)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(POLICIES))
     return figure
 
 

@@ -12,7 +12,10 @@ PAGES = [
     *sorted((ROOT / "docs" / "guide").glob("*.md")),
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
 ]
-FENCE = re.compile(r"^(?P<marker><!-- not checked: .+ -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
+FENCE = re.compile(
+    r"^(?:<!-- not (?P<excuse>checked|run): [^\n]+ -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 # A command of ours on a line of code, behind variables and mpirun, or within $(…).
 COMMAND = re.compile(
     r"^(?:    |\s*\$ )?(?:\w+=\S+ )*(?:mpirun (?:-\w+ \S+ )*)?(?P<whole>stream-(?:server|launcher|study)\b.*)$", re.M
@@ -23,21 +26,25 @@ INLINE = re.compile(r"`(?:mpirun -n \S+ )?(stream-(?:server|launcher|study) [^`]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A fenced block. `is_excused`: the page says above it why it cannot be checked."""
+    """A fenced block.
+
+    `excuse`: "checked" or "run" if the page says above it why this cannot be done, in a comment such as
+    `<!-- not run: it needs a study that has run -->`.
+    """
 
     page: str
     line: int
     kind: str
     code: str
-    is_excused: bool
+    excuse: str | None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
 
 def blocks(*kinds: str) -> list[Block]:
-    """The blocks of these kinds, all by default, that are not excused."""
-    return [it for it in every_block() if not it.is_excused and (not kinds or it.kind in kinds)]
+    """The blocks of these kinds that are to be checked."""
+    return [it for it in every_block() if it.kind in kinds and it.excuse != "checked"]
 
 
 def every_block() -> Iterator[Block]:
@@ -50,7 +57,7 @@ def every_block() -> Iterator[Block]:
                 line=text.count("\n", 0, found.start("kind")) + 1,
                 kind=found["kind"],
                 code=found["code"],
-                is_excused=found["marker"] is not None,
+                excuse=found["excuse"],
             )
 
 
