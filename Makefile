@@ -58,7 +58,7 @@ failpoints: .venv/ready
 	$(RUN) python -m pytest -m "" tests/chaos/test_failpoints_sweep.py
 
 docs: .venv/ready
-	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 tools:
 	@tests/setup.sh

@@ -19,7 +19,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, as `make docs` builds it; a link that leads nowhere or a page outside the nav fails the build."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        # Not --quiet: warnings that are not shown do not fail a strict build.
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
@@ -28,6 +29,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+pytestmark = pytest.mark.slow
 
 
 def fetched(html: str) -> list[str]:
