@@ -1,13 +1,12 @@
-"""Hooks of mkdocs: the site is the pages of docs/ together with those outside it, under the links that all of them have.
+"""Hooks of mkdocs: the site is docs/ together with pages outside it, under the links that all of them have.
 
-mkdocs knows the pages of one folder. The READMEs of the repository and of the examples, DESIGN.md and so on are added here
-under the paths that they have in the repository. Links are written as they hold in the repository, so that they work on any
-page that shows its files; here they are turned into those of the site, where docs/ is the root.
+mkdocs knows the pages of one folder. The READMEs of the repository and of the examples, DESIGN.md and so on are
+added here under the paths that they have in the repository. Links are written as they hold in the repository, so that
+they work wherever its files are shown; here they are turned into those of the site, where docs/ is the root.
 """
 
 import posixpath
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +63,14 @@ def _expanded(nav: Any, pages: list[str]) -> Any:
     """The nav with the pages that it does not name where it has a wildcard."""
     named = set(re.findall(r"[\w./-]+\.md", str(nav)))
 
+    def expanded(entries: list[Any]) -> list[Any]:
+        return [new for entry in entries for new in replaced(entry)]
+
     def replaced(entry: Any) -> list[Any]:
         if isinstance(entry, dict):
-            return [{title: children(value) if isinstance(value, list) else value for title, value in entry.items()}]
+            return [{title: expanded(it) if isinstance(it, list) else it for title, it in entry.items()}]
         if not entry.endswith("/*"):
             return [entry]
         return [page for page in pages if page.startswith(entry[:-1]) and page not in named]
 
-    children: Callable[[list[Any]], list[Any]] = lambda entries: [new for entry in entries for new in replaced(entry)]
-    return children(nav)
+    return expanded(nav)
