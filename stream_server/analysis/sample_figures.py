@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -94,7 +94,9 @@ def _panels(name: str, validation: RecordedValidation) -> Figure:
     quantity = f"{name} ({unit})" if unit else name
     are_images = _plane(samples[0].shown[name][0]).ndim == 2
     titles = ["truth", "prediction", DIFFERENCE] if are_images else ["truth and prediction", DIFFERENCE]
-    figure = Figure(figsize=(4 * PANEL_INCHES, PANEL_INCHES * len(samples) + 0.4), layout="constrained")
+    # Images keep their shape, and would be far apart.
+    layout: Literal["compressed", "constrained"] = "compressed" if are_images else "constrained"
+    figure = Figure(figsize=(4 * PANEL_INCHES, PANEL_INCHES * len(samples) + 0.4), layout=layout)
     rows = figure.subplots(len(samples), len(titles), squeeze=False)
     for axes, sample in zip(rows, samples, strict=True):
         truth, prediction = (_plane(array) for array in sample.shown[name])
