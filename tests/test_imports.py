@@ -30,7 +30,7 @@ DOORS = {
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "pyarrow": ["analysis/export.py"],
-    "matplotlib": ["analysis/figures.py", "analysis/plot.py"],
+    "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py"],
     "safetensors": ["storage/tensor_file.py"],
     "torch": ["server/training/torch/*.py", "server/user/torch_server.py"],
     "lightning_fabric": ["server/training/torch/lightning.py"],
