@@ -132,6 +132,12 @@ def state_of(run: RunFolder) -> RunState:
     return RunState(state=state, detail=detail, holder=None, checkpoint=checkpoint, report=report)
 
 
+def damages_of(run: RunFolder) -> list[str]:
+    """The JSON files of a run that are there and cannot be read."""
+    paths = (run.path / name for name in ("study.json", "report.json", "exit.json"))
+    return [f"{path} is damaged: it is no JSON object" for path in paths if path.exists() and not _read(path)]
+
+
 def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
     """The newest committed checkpoint whose manifest can be read."""
     folder = checkpoints(run)
