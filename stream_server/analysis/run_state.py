@@ -256,9 +256,9 @@ def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
     try:
         with (run.path / "parameters.csv").open(newline="") as file:
             rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    except (OSError, ValueError, TypeError):
+        return {int(row.pop("simulation")): row for row in rows}
+    except (OSError, ValueError, TypeError, KeyError):
         return {}
-    return {int(row.pop("simulation")): row for row in rows}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class LineChart:
         return num_sent
 
     def _add(self, key: object, style: CurveStyle) -> None:
-        source = ColumnDataSource({"x": [], "y": []})
+        source = ColumnDataSource({"x": [], "y": []}, name=style.label)
         drawn = []
         for each in self.figures:
             line: Renderer = each.line(
@@ -140,7 +140,8 @@ class Timeline:
     def __init__(self) -> None:
         self.figure = chart("Simulations and their attempts", "time since the first began (s)", "simulation")
         self.source = ColumnDataSource(
-            {name: [] for name in ("simulation", "attempt", "left", "right", "state", "colour", "reason")}
+            {name: [] for name in ("simulation", "attempt", "left", "right", "state", "colour", "reason")},
+            name="timeline",
         )
         bars = self.figure.hbar(
             y="simulation",
@@ -174,7 +175,9 @@ class RankPhases:
         self.figure.yaxis.ticker.desired_num_ticks = 8
         self.figure.yaxis.ticker.min_interval = 1
         self.figure.yaxis.ticker.num_minor_ticks = 0
-        self.source = ColumnDataSource({name: [] for name in ("rank", "phase", "left", "right", "colour")})
+        self.source = ColumnDataSource(
+            {name: [] for name in ("rank", "phase", "left", "right", "colour")}, name="ranks"
+        )
         bars = self.figure.hbar(
             y="rank",
             left="left",
@@ -193,7 +196,7 @@ class ParameterSpace:
     def __init__(self) -> None:
         self.figure = chart("Parameter space", "", "")
         names: Sequence[str] = ("simulation", "x", "y", "state", "colour", "received", "attempts")
-        self.source = ColumnDataSource({name: [] for name in names})
+        self.source = ColumnDataSource({name: [] for name in names}, name="space")
         points = self.figure.scatter(
             "x", "y", size=7, color="colour", line_color="white", line_width=0.5, source=self.source
         )

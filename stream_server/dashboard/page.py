@@ -104,21 +104,23 @@ class Page:
             self._show_run(known[run])
 
     def _make_choices(self) -> None:
-        self._title = self._div()
+        self._title = self._div(name="title")
         axes: list[Any] = [*columns.AXES.items()]
         logs: list[Any] = [OF_SIMULATION]
-        self._hint = self._div(visible=False)
-        self._run = Select(title="run", options=[], width=300)
-        self._compared = MultiChoice(title="compared with", options=[], width=420, max_items=MAX_COMPARED - 1)
+        self._hint = self._div(name="hint", visible=False)
+        self._run = Select(name="run", title="run", options=[], width=300)
+        self._compared = MultiChoice(
+            name="compared", title="compared with", options=[], width=420, max_items=MAX_COMPARED - 1
+        )
         self._axis = Select(title="losses over", options=axes, value="batch", width=150)
         self._scale = RadioButtonGroup(labels=["log", "linear"], active=0, width=130, margin=(24, 5, 5, 5))
         self._x = Select(title="x", options=[], width=140)
         self._y = Select(title="y", options=[], width=140)
-        self._log = Select(title="log of", options=logs, width=220)
-        self._simulation = Spinner(title="simulation", low=0, step=1, value=0, width=110)
+        self._log = Select(name="log", title="log of", options=logs, width=220)
+        self._simulation = Spinner(name="simulation", title="simulation", low=0, step=1, value=0, width=110)
         self._stop = Button(label="Stop …", button_type="danger", width=90, margin=(24, 5, 5, 5))
         self._finish = Button(label="Finish …", button_type="warning", width=90, margin=(24, 5, 5, 5))
-        self._question = self._div(margin=(28, 5, 5, 5), visible=False)
+        self._question = self._div(name="question", margin=(28, 5, 5, 5), visible=False)
         self._yes = Button(label="Yes", button_type="danger", width=60, margin=(24, 5, 5, 5), visible=False)
         self._no = Button(label="No", width=60, margin=(24, 5, 5, 5), visible=False)
         for control in (self._run, self._compared, self._axis, self._x, self._y, self._log, self._simulation):
@@ -140,9 +142,9 @@ class Page:
         self._timeline = Timeline()
         self._phases = RankPhases()
         self._space = ParameterSpace()
-        self._status, self._problems = self._div(), self._div()
-        self._account, self._log_text = self._div(), self._div()
-        self._phase_legend = self._div()
+        self._status, self._problems = self._div(name="status"), self._div(name="problems")
+        self._account, self._log_text = self._div(name="account"), self._div(name="log_text")
+        self._phase_legend = self._div(name="phases")
 
     def _layout(self) -> UIElement:
         attempts = self._div(columns.legend_html(columns.ATTEMPT_COLOURS))
@@ -191,7 +193,7 @@ class Page:
         _set(
             self._title,
             text=f"<h1>Stream Study</h1>{html.escape(str(self._watch.folder.resolve()))}, "
-            f"{'looking for runs' if runs is None else f'{len(runs)} runs'}, {datetime.now():%H:%M:%S}",
+            f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}",
         )
         runs = runs or {}
         self._names = {_name(path, self._watch.folder): path for path in runs}
@@ -207,8 +209,9 @@ class Page:
         _set(self._hint, visible=has_none and self._watch.runs() is not None)
         if has_none:
             _set(self._hint, text=NO_RUN.format(folder=html.escape(str(self._watch.folder.resolve()))))
-        for control in (self._run, self._compared, self._stop, self._finish):
+        for control in (self._run, self._stop, self._finish):
             _set(control, visible=not has_none)
+        _set(self._compared, visible=len(options) > 1)
 
     def _show_curves(self, known: Mapping[Path, RunFacts], chosen: list[Path]) -> None:
         axis = self._axis.value
@@ -306,6 +309,12 @@ def _styled(
 
 def _name(path: Path, folder: Path) -> str:
     return path.resolve().name if path == folder else str(path.relative_to(folder))
+
+
+def _num_runs(runs: Mapping[Path, RunState] | None) -> str:
+    if runs is None:
+        return "looking for runs"
+    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
 
 
 def _wide(layout: Any) -> Any:
