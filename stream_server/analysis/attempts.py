@@ -57,12 +57,13 @@ class AttemptHistory:
             self._begin(self._file.num_resets)
         self._take(self._file.items[self._num_read :])
         self._num_read = len(self._file.items)
-        if not is_live:
-            self._end_all(INTERRUPTED, "")
         for key in self._open:
             if self._known[key].started_s is None:
                 self._known[key] = replace(self._known[key], started_s=_first_s(self._folder(key)))
-        return list(self._known.values())
+        if is_live:
+            return list(self._known.values())
+        # They may go on under the next launcher, which takes over what runs: what is known of them stays.
+        return [self._ended(key, INTERRUPTED, "") if key in self._open else it for key, it in self._known.items()]
 
     def _take(self, new: Iterable[records.Record]) -> None:
         for record in new:
@@ -89,17 +90,16 @@ class AttemptHistory:
             self._known[key] = replace(self._known[key], state=state, reason=reason)
 
     def _end(self, key: tuple[int, int], state: str, reason: str) -> None:
-        if key not in self._open:
-            return
-        self._open.remove(key)
-        known = self._known[key]
+        if key in self._open:
+            self._open.remove(key)
+            self._known[key] = self._ended(key, state, reason)
+
+    def _ended(self, key: tuple[int, int], state: str, reason: str) -> AttemptFacts:
+        known, folder = self._known[key], self._folder(key)
         if known.state == CANCELLED:
             state, reason = CANCELLED, known.reason
-        folder = self._folder(key)
         started_s = _first_s(folder) if known.started_s is None else known.started_s
-        self._known[key] = replace(
-            known, state=state, reason=reason, started_s=started_s, ended_s=_last_s(folder, started_s)
-        )
+        return replace(known, state=state, reason=reason, started_s=started_s, ended_s=_last_s(folder, started_s))
 
     def _end_all(self, state: str, reason: str) -> None:
         for key in list(self._open):

@@ -80,58 +80,56 @@ class LineChart:
     def __init__(self, *figures: Figure) -> None:
         self.figures = figures
         self._curves: dict[object, tuple[CurveStyle, ColumnDataSource, list[list[Renderer]]]] = {}
+        # In rows of three: the names must not be wider than the figure.
         self._legends: list[Any] = [
-            Legend(click_policy="hide", location="center", orientation="horizontal", margin=2) for _ in figures
+            Legend(click_policy="hide", location="center", orientation="horizontal", ncols=3, nrows="auto", margin=2)
+            for _ in figures
         ]
-        for each, legend in zip(figures, self._legends, strict=True):
-            legend.nrows = 1
+        self._hovers = [HoverTool(renderers=[], tooltips=[("", "$name"), ("", "@y at @x")]) for _ in figures]
+        for each, legend, hover in zip(figures, self._legends, self._hovers, strict=True):
             legend.border_line_color = None
             legend.label_text_font_size = "12px"
             legend.label_text_color = INK
             each.add_layout(legend, "above")
+            each.add_tools(hover)
 
     def show(self, curves: Mapping[object, tuple[CurveStyle, Columns]]) -> int:
         """Draw these curves and no others; gives the number of values that were sent."""
-        num_sent = 0
         gone = [key for key in self._curves if key not in curves or curves[key][0] != self._curves[key][0]]
-        for key in gone:
-            self._remove(key)
+        if gone:
+            self._remove(gone)
         new = [key for key in curves if key not in self._curves]
-        for key in new:
-            self._add(key, curves[key][0])
-        for key, (_, columns) in curves.items():
-            num_sent += bring_up_to_date(self._curves[key][1], columns)
-        if gone or new:
-            self._name()
-        return num_sent
+        if new:
+            self._add({key: curves[key][0] for key in new})
+        return sum(bring_up_to_date(self._curves[key][1], columns) for key, (_, columns) in curves.items())
 
-    def _add(self, key: object, style: CurveStyle) -> None:
-        source = ColumnDataSource({"x": [], "y": []}, name=style.label)
-        drawn = []
-        for each in self.figures:
-            line: Renderer = each.line(
-                "x", "y", source=source, color=style.colour, line_dash=style.dash, line_width=1.6
-            )
-            renderers = [line]
-            if style.has_marks:
-                renderers.append(each.scatter("x", "y", source=source, color=style.colour, size=5))
-            drawn.append(renderers)
-            each.add_tools(HoverTool(renderers=renderers[-1:], tooltips=[(style.label, "@y"), ("at", "@x")]))
-        self._curves[key] = (style, source, drawn)
+    def _add(self, styles: Mapping[object, CurveStyle]) -> None:
+        for key, style in styles.items():
+            source = ColumnDataSource({"x": [], "y": []}, name=f"curve {style.label}")
+            drawn = []
+            for each in self.figures:
+                look = {"source": source, "color": style.colour, "name": style.label}
+                renderers = [each.line("x", "y", line_dash=style.dash, line_width=1.6, **look)]
+                if style.has_marks:
+                    renderers.append(each.scatter("x", "y", size=5, **look))
+                drawn.append(renderers)
+            self._curves[key] = (style, source, drawn)
+        self._name()
 
-    def _remove(self, key: object) -> None:
-        *_, drawn = self._curves.pop(key)
-        for each, renderers in zip(self.figures, drawn, strict=True):
-            each.renderers = [it for it in each.renderers if it not in renderers]
-            each.tools = [it for it in each.tools if not (isinstance(it, HoverTool) and it.renderers == renderers[-1:])]
+    def _remove(self, gone: Sequence[object]) -> None:
+        drawn = [self._curves.pop(key)[2] for key in gone]
+        self._name()
+        for place, each in enumerate(self.figures):
+            removed = [renderer for of_curve in drawn for renderer in of_curve[place]]
+            each.renderers = [it for it in each.renderers if it not in removed]
 
     def _name(self) -> None:
-        for place, legend in enumerate(self._legends):
+        """Bring legends and tooltips up to date."""
+        for place, (legend, hover) in enumerate(zip(self._legends, self._hovers, strict=True)):
             legend.items = [
                 LegendItem(label=style.label, renderers=list(drawn[place])) for style, _, drawn in self._curves.values()
             ]
-            # In rows of three: the names must not be wider than the figure.
-            legend.ncols, legend.nrows = 3, "auto"
+            hover.renderers = [drawn[place][-1] for *_, drawn in self._curves.values()]
 
 
 class Timeline:

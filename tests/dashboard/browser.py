@@ -38,6 +38,11 @@ look(document);
 if (found.length === 1 && !found[0].disabled) found[0].click();
 return found.length === 1 && !found[0].disabled;
 """
+# Models that were removed stay in the list until Bokeh gets round to it: the last one is that of now.
+FIND = """
+const known = Array.from(window.Bokeh?.documents[0]?._all_models.values() ?? []);
+const model = known.filter(it => it.name === arguments[0]).at(-1)
+"""
 
 
 class Browser:
@@ -61,6 +66,10 @@ class Browser:
             name, "Object.fromEntries(Object.entries(model.data).map(([k, v]) => [k, Array.from(v)]))"
         )
         return found or {}
+
+    def curve(self, label: str) -> dict[str, list[Any]]:
+        """The points of the curve that the legend calls so, none if there is no such curve."""
+        return self.columns(f"curve {label}")
 
     def choose(self, name: str, value: Any) -> None:
         """Set one of the choices, as whoever clicks on it does."""
@@ -97,8 +106,7 @@ class Browser:
         return [it["message"] for it in self.driver.get_log("browser") if it["level"] == "SEVERE"]
 
     def _of_model(self, name: str, expression: str) -> Any:
-        find = "const model = window.Bokeh?.documents[0]?.get_model_by_name(arguments[0])"
-        return self.driver.execute_script(f"{find}; return model && ({expression})", name)
+        return self.driver.execute_script(f"{FIND}; return model && ({expression})", name)
 
 
 @contextmanager
