@@ -30,7 +30,7 @@ DOORS = {
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "pyarrow": ["analysis/export.py"],
-    "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "serving")],
+    "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "predictions", "serving")],
     "tornado": ["dashboard/access.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py"],
     "safetensors": ["storage/tensor_file.py"],

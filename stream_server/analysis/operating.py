@@ -4,7 +4,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rich.table import Table
 from stream_server.analysis import run_state
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import RunState, runs_below, simulations_of, state_of, the_run
+from stream_server.analysis.validations import errors_of_simulations
 from stream_server.errors import NotRunning
 
 TIMEOUT_S = 10.0
@@ -163,16 +164,19 @@ def _simulations(arguments: argparse.Namespace) -> None:
 
     run = the_run(arguments.run)
     facts = live.simulations_of(run, arguments.timeout) if state_of(run).is_live else simulations_of(run)
+    errors = errors_of_simulations(run)
+    facts = [replace(it, error=errors.get(it.simulation)) for it in facts]
     if arguments.json:
         _print_json([asdict(it) for it in facts])
         return
     names = list(facts[0].parameters) if facts else []
-    table = _table("id", *names, "attempts", "state", "seconds", "steps", "")
+    table = _table("id", *names, "attempts", "state", "seconds", "steps", "val error", "")
     for it in facts:
         parameters = [f"{value:.6g}" for value in it.parameters.values()]
         seconds = "-" if it.seconds is None else f"{it.seconds:.1f}"
         received = "-" if it.received is None else f"{it.received:,}"
-        table.add_row(str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, it.reason)
+        error = "-" if it.error is None else f"{it.error:.4g}"
+        table.add_row(str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, error, it.reason)
     Console().print(table)
 
 

@@ -68,7 +68,10 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationFacts:
-    """One row of the table of simulations; `seconds` of its newest attempt, None where no folder of it is left."""
+    """One row of the table of simulations; `seconds` of its newest attempt, None where no folder of it is left.
+
+    `error` is that of the model on it in the newest validation, None of one that is trained on.
+    """
 
     simulation: int
     parameters: dict[str, float]
@@ -77,6 +80,7 @@ class SimulationFacts:
     seconds: float | None
     received: int | None
     reason: str
+    error: float | None = None
 
 
 def the_run(path: Path) -> RunFolder:

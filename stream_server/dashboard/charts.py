@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bokeh.models.annotations import Legend, LegendItem
+from bokeh.models.annotations import ColorBar, Legend, LegendItem
+from bokeh.models.mappers import LogColorMapper
 from bokeh.models.ranges import Range1d
 from bokeh.models.sources import ColumnDataSource
 from bokeh.models.tools import HoverTool
+from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
 from stream_server.dashboard.changes import Columns, change
+from stream_server.dashboard.columns import log_range
 
 HEIGHT = 300
 INK = "#222222"
@@ -193,7 +196,7 @@ class ParameterSpace:
 
     def __init__(self) -> None:
         self.figure = chart("Parameter space", "", "")
-        names: Sequence[str] = ("simulation", "x", "y", "state", "colour", "received", "attempts")
+        names: Sequence[str] = ("simulation", "x", "y", "state", "colour", "error", "received", "attempts")
         self.source = ColumnDataSource({name: [] for name in names}, name="space")
         points = self.figure.scatter(
             "x", "y", size=7, color="colour", line_color="white", line_width=0.5, source=self.source
@@ -206,9 +209,21 @@ class ParameterSpace:
                     ("at", "@x, @y"),
                     ("state", "@state after @attempts attempts"),
                     ("time steps", "@received"),
+                    ("error", "@error"),
                 ],
             )
         )
+
+        self._mapper = LogColorMapper(palette=Viridis256, low=1, high=10)
+        self._bar = ColorBar(color_mapper=self._mapper, title="error", visible=False, width=12)
+        self.figure.add_layout(self._bar, "right")
+
+    def show_scale(self, errors: Sequence[float]) -> None:
+        """Show which colours these errors have; no scale without any."""
+        low, high = log_range(errors)
+        self._mapper.update(low=low, high=high)
+        if self._bar.visible != bool(errors):
+            self._bar.visible = bool(errors)
 
     def name_axes(self, x: str, y: str) -> None:
         """Say which parameters are shown."""

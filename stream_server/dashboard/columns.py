@@ -8,6 +8,7 @@ from typing import Any
 
 from stream_server.analysis.attempts import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
 from stream_server.analysis.reading import Line, names_in
+from stream_server.analysis.validations import RenderedSample
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.facts import RunFacts
 
@@ -32,6 +33,7 @@ SIMULATION_COLOURS = {
     "interrupted": "#7F7F7F",
 }
 OTHER_COLOUR = "#000000"
+PALE = "#DDDDDD"
 
 Curves = dict[str, Columns]
 
@@ -123,8 +125,22 @@ def parameter_names(facts: RunFacts) -> list[str]:
     return [*known, "id"]
 
 
-def parameter_points(facts: RunFacts, x: str, y: str) -> Columns:
-    """One point for each simulation, at two of its parameters, coloured by its state."""
+def errors(facts: RunFacts) -> dict[int, float]:
+    """The error of the model on each held-out simulation in the newest validation, as far as it is a number."""
+    found = {} if facts.validation is None else facts.validation.by_simulation()
+    return {simulation: error for simulation, error in found.items() if math.isfinite(error)}
+
+
+def parameter_points(facts: RunFacts, x: str, y: str, palette: Sequence[str] = ()) -> Columns:
+    """One point for each simulation, at two of its parameters, coloured by its state, or with a palette by its error.
+
+    Simulations that are trained on have no error and are pale.
+    """
+    known = errors(facts)
+    colours = [SIMULATION_COLOURS.get(it.state, OTHER_COLOUR) for it in facts.simulations]
+    if palette:
+        by_error = dict(zip(known, log_colours(list(known.values()), palette), strict=True))
+        colours = [by_error.get(it.simulation, PALE) for it in facts.simulations]
 
     def place(name: str) -> list[float]:
         return [it.simulation if name == "id" else it.parameters.get(name, math.nan) for it in facts.simulations]
@@ -134,10 +150,30 @@ def parameter_points(facts: RunFacts, x: str, y: str) -> Columns:
         "x": place(x),
         "y": place(y),
         "state": [_words(it.state) for it in facts.simulations],
-        "colour": [SIMULATION_COLOURS.get(it.state, OTHER_COLOUR) for it in facts.simulations],
+        "colour": colours,
+        "error": [known.get(it.simulation, math.nan) for it in facts.simulations],
         "received": [it.received or 0 for it in facts.simulations],
         "attempts": [it.attempts for it in facts.simulations],
     }
+
+
+def log_colours(values: Sequence[float], palette: Sequence[str]) -> list[str]:
+    """The place of each value between the smallest and the largest, on a logarithmic scale, as a colour."""
+    low, high = log_range(values)
+    scale = (len(palette) - 1) / math.log(high / low)
+    return [palette[round(scale * math.log(min(max(value, low), high) / low))] for value in values]
+
+
+def log_range(values: Sequence[float]) -> tuple[float, float]:
+    """The smallest positive value and the largest one, apart from each other."""
+    positive = [value for value in values if value > 0]
+    low, high = (min(positive), max(positive)) if positive else (1.0, 1.0)
+    return (low, high) if high > low else (low / 2, high * 2)
+
+
+def sample_name(sample: RenderedSample) -> str:
+    """The simulation and the time step of a held-out sample."""
+    return f"simulation {sample.simulation}, time step {sample.time_step}"
 
 
 def account_rows(facts: RunFacts) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from stream_server.analysis.attempts import AttemptFacts
 from stream_server.analysis.reading import Line, RunFolder
 from stream_server.analysis.run_state import RunState, SimulationFacts
+from stream_server.analysis.validations import RecordedValidation
 from stream_server.messages.operator import StudyStatus
 
 
@@ -22,7 +23,7 @@ class RunFacts:
     """What is known of a run at `at_s` seconds since the epoch.
 
     `status` is the answer of a live server, None if there was none. `ranks` has the newest log point of each rank.
-    `problems` tell which files are damaged, and `said` what a study answered to the order to stop.
+    `validation` is the record of the newest one, `problems` tell which files are damaged, and `said` what a study answered to the order to stop.
     """
 
     run: RunFolder
@@ -34,5 +35,6 @@ class RunFacts:
     received: Sequence[ReceivedRate] = ()
     attempts: Sequence[AttemptFacts] = ()
     simulations: Sequence[SimulationFacts] = ()
+    validation: RecordedValidation | None = None
     problems: Sequence[str] = ()
     said: str = ""

@@ -12,6 +12,7 @@ from bokeh.layouts import column, row
 from bokeh.models.css import InlineStyleSheet
 from bokeh.models.ui import UIElement
 from bokeh.models.widgets import Button, Div, MultiChoice, RadioButtonGroup, Select, Spinner
+from bokeh.palettes import Viridis256
 
 from stream_server.analysis.follow import newest_log, server_logs
 from stream_server.analysis.operating import facts_of, status_rows
@@ -28,12 +29,16 @@ from stream_server.dashboard.charts import (
     chart,
 )
 from stream_server.dashboard.facts import RunFacts
+from stream_server.dashboard.predictions import PredictionCharts
 from stream_server.dashboard.watch import Watch
 from stream_server.machine.log_end import log_end
 
 UPDATE_MS = 1000
 LOG_BYTES = 20_000
 MAX_COMPARED = 8
+BY_STATE = "state"
+BY_ERROR = "error"
+COLOURINGS: tuple[Any, ...] = (BY_STATE, BY_ERROR)
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 OF_SIMULATION = "a simulation"
 
@@ -116,6 +121,9 @@ class Page:
         self._scale = RadioButtonGroup(labels=["log", "linear"], active=0, width=130, margin=(24, 5, 5, 5))
         self._x = Select(title="x", options=[], width=140)
         self._y = Select(title="y", options=[], width=140)
+        self._colour = Select(title="coloured by", options=list(COLOURINGS), value=BY_STATE, width=140)
+        self._sample = Select(name="sample", title="held-out sample", options=[], width=260)
+        self._shown = Select(name="shown", title="shown", options=[], width=180)
         self._log = Select(name="log", title="log of", options=logs, width=220)
         self._simulation = Spinner(name="simulation", title="simulation", low=0, step=1, value=0, width=110)
         self._stop = Button(label="Stop …", button_type="danger", width=90, margin=(24, 5, 5, 5))
@@ -123,7 +131,18 @@ class Page:
         self._question = self._div(name="question", margin=(28, 5, 5, 5), visible=False)
         self._yes = Button(label="Yes", button_type="danger", width=60, margin=(24, 5, 5, 5), visible=False)
         self._no = Button(label="No", width=60, margin=(24, 5, 5, 5), visible=False)
-        for control in (self._run, self._compared, self._axis, self._x, self._y, self._log, self._simulation):
+        for control in (
+            self._run,
+            self._compared,
+            self._axis,
+            self._x,
+            self._y,
+            self._log,
+            self._simulation,
+            self._colour,
+            self._sample,
+            self._shown,
+        ):
             control.on_change("value", self._choice_changed)
         self._scale.on_change("active", self._scale_changed)
         self._stop.on_click(lambda: self._ask(finish=False))
@@ -142,6 +161,8 @@ class Page:
         self._timeline = Timeline()
         self._phases = RankPhases()
         self._space = ParameterSpace()
+        self._predictions = PredictionCharts()
+        self._predictions_title = self._div(name="predictions")
         self._status, self._problems = self._div(name="status"), self._div(name="problems")
         self._account, self._log_text = self._div(name="account"), self._div(name="log_text")
         self._phase_legend = self._div(name="phases")
@@ -149,7 +170,14 @@ class Page:
     def _layout(self) -> UIElement:
         attempts = self._div(columns.legend_html(columns.ATTEMPT_COLOURS))
         states = {name.replace("_", " "): colour for name, colour in columns.SIMULATION_COLOURS.items()}
-        space = column(self._space.figure, row(self._x, self._y), self._div(columns.legend_html(states)))
+        self._state_legend = self._div(columns.legend_html(states))
+        space = column(self._space.figure, row(self._x, self._y, self._colour), self._state_legend)
+        self._prediction_row = column(
+            row(self._predictions_title, self._sample, self._shown),
+            row(*self._predictions.figures, sizing_mode="stretch_width"),
+            sizing_mode="stretch_width",
+            visible=False,
+        )
         orders = row(self._stop, self._finish, self._question, self._yes, self._no)
         self._charts = column(
             row(
@@ -163,6 +191,7 @@ class Page:
                 column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width"),
                 sizing_mode="stretch_width",
             ),
+            self._prediction_row,
             row(
                 _wide(space),
                 column(
@@ -234,6 +263,7 @@ class Page:
         bring_up_to_date(self._phases.source, columns.phases(facts))
         _set(self._phase_legend, text=columns.legend_html(columns.phase_legend(facts)))
         self._show_space(facts)
+        self._show_predictions(facts)
         self._show_log(facts)
         account = columns.account_rows(facts)
         _set(self._account, text=columns.table_html(account or [("", "comes when the run has ended")]))
@@ -247,7 +277,33 @@ class Page:
             if choice.value not in names:
                 choice.value = names[min(position, len(names) - 1)]
         self._space.name_axes(self._x.value, self._y.value)
-        bring_up_to_date(self._space.source, columns.parameter_points(facts, self._x.value, self._y.value))
+        errors = columns.errors(facts)
+        _set(self._colour, visible=bool(errors))
+        by_error = bool(errors) and self._colour.value == BY_ERROR
+        self._space.show_scale(list(errors.values()) if by_error else [])
+        _set(self._state_legend, visible=not by_error)
+        points = columns.parameter_points(facts, self._x.value, self._y.value, Viridis256 if by_error else ())
+        bring_up_to_date(self._space.source, points)
+
+    def _show_predictions(self, facts: RunFacts) -> None:
+        """The truth of one held-out sample, the prediction of it in the newest validation, and their difference."""
+        validation = facts.validation
+        samples = {} if validation is None else {columns.sample_name(it): it for it in validation.samples if it.shown}
+        _set(self._prediction_row, visible=bool(samples))
+        if validation is None or not samples:
+            return
+        _set(self._sample, options=list(samples))
+        if self._sample.value not in samples:
+            self._sample.value = next(iter(samples))
+        sample = samples[self._sample.value]
+        _set(self._shown, options=list(sample.shown))
+        if self._shown.value not in sample.shown:
+            self._shown.value = next(iter(sample.shown))
+        name = self._shown.value
+        parameters = ", ".join(f"{each} {value:.4g}" for each, value in sample.parameters.items())
+        title = f"<h2>Prediction after batch {validation.batch:,}</h2>{html.escape(parameters)}"
+        _set(self._predictions_title, text=title)
+        self._predictions.show(*sample.shown[name], name=name, unit=validation.units.get(name, ""))
 
     def _show_log(self, facts: RunFacts) -> None:
         logs = {path.stem: path for path in server_logs(facts.run)}

@@ -23,6 +23,7 @@ from stream_server.analysis.run_state import (
     simulations_of,
     state_of,
 )
+from stream_server.analysis.validations import RecordedValidation, read_validation, version_of
 from stream_server.dashboard.facts import ReceivedRate, RunFacts
 from stream_server.errors import NotRunning, StreamServerError
 from stream_server.messages.operator import StudyStatus
@@ -137,6 +138,8 @@ class _WatchedRun:
         self._ask_at = 0.0
         self._table_at = 0.0
         self._table_of: Any = None
+        self._validation: RecordedValidation | None = None
+        self._validation_of: object = None
         self._said = ""
 
     def look(self) -> RunFacts:
@@ -155,6 +158,8 @@ class _WatchedRun:
             attempts = self._attempts.update(is_live=state.is_live)
         with _noted(problems):
             status, simulations = self._ask(state) if state.is_live else (None, self._of_files(state))
+        with _noted(problems):
+            self._update_validation()
         self._facts = replace(
             known,
             at_s=time.time(),
@@ -165,6 +170,7 @@ class _WatchedRun:
             received=tuple(self._rates),
             attempts=attempts,
             simulations=simulations,
+            validation=self._validation,
             problems=problems,
             said=self._said,
         )
@@ -182,6 +188,12 @@ class _WatchedRun:
             rank = path.stem.removeprefix("rank-")
             if rank.isdecimal():
                 self._ranks.setdefault(int(rank), _metrics(path)).update()
+
+    def _update_validation(self) -> None:
+        version = version_of(self.run)
+        if version != self._validation_of:
+            self._validation = read_validation(self.run)
+            self._validation_of = version
 
     def _ask(self, state: RunState) -> tuple[StudyStatus | None, list[SimulationFacts]]:
         """The answers of its server, as long as that is there; otherwise what is known of its simulations."""

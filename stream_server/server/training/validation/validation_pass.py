@@ -11,6 +11,7 @@ from stream_server.server.metrics.means import Means
 from stream_server.server.metrics.metric_objects import MetricObjects, is_metric
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.validation_batches import ValidationSet
+from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.framework import Step
 from stream_server.user_code import call_user
 
@@ -35,6 +36,7 @@ class ValidationPass:
         *,
         must_leave: Callable[[], bool],
         left: Mapping[str, Any] | None = None,
+        record: ValidationRecord | None = None,
     ) -> None:
         self.left: dict[str, Any] | None = None
         self._server = server
@@ -42,6 +44,7 @@ class ValidationPass:
         self._step = step
         self._sets = sets
         self._must_leave = must_leave
+        self._record = record
         self._metrics = MetricObjects(server, ranks)
         self._start: tuple[int, int] = (0, 0) if left is None else (left["set"], left["batch"])
         # One rank alone remembers what all have added up.
@@ -91,6 +94,8 @@ class ValidationPass:
                 returned = call_user(self._where, self._server.validation_step, placed, index) if num else None
             if num:
                 self._add(validation_set.name, returned, num)
+                if self._record is not None and validation_set.raw is not None:
+                    self._record.observe(validation_set.raw(index), placed)
             index += 1
 
     def _agree(self, num: int) -> tuple[list[int], bool]:
