@@ -54,7 +54,8 @@ table.facts td { padding: 1px 0; overflow-wrap: anywhere; }
 .problem, .said { padding: 6px 10px; margin: 2px 0; overflow-wrap: anywhere; }
 .problem { background: #FDECE6; border-left: 4px solid #D55E00; }
 .said { background: #E8F3FA; border-left: 4px solid #0072B2; }
-pre { background: #F6F6F6; margin: 0; width: 100%; box-sizing: border-box; padding: 8px; height: 290px; overflow: auto; white-space: pre-wrap;
+pre { background: #F6F6F6; margin: 0; width: 100%; box-sizing: border-box; padding: 8px; height: 290px;
+      overflow: auto; white-space: pre-wrap;
       overflow-wrap: anywhere; font-size: 12px; display: flex; flex-direction: column-reverse; }
 """
 
