@@ -191,6 +191,12 @@ def facts_of(run: RunFolder, state: RunState) -> Plain:
     }
 
 
+def status_facts(run: RunFolder) -> Plain:
+    """The status of a run as its files tell, plain."""
+    state = state_of(run)
+    return facts_of(run, state) | ({"report": state.report} if state.report else {})
+
+
 def status_rows(facts: Plain) -> list[tuple[str, str]]:
     """The status of a run as rows for people."""
     rows = [("run", facts["run"]), ("state", facts["state"]), ("", facts["detail"])]

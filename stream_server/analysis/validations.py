@@ -1,5 +1,6 @@
 """The records of validations: predictions beside the truth, and the errors of held-out samples."""
 
+import io
 import json
 import re
 import zipfile
@@ -130,7 +131,8 @@ def _read(run: RunFolder, batch: int) -> RecordedValidation | None:
 def _content(path: Path) -> tuple[dict[str, Any], Mapping[str, Array]] | None:
     """Facts and arrays; None if the file was removed meanwhile."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Of a damaged file that it has opened itself, NumPy would keep the descriptor.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         facts = json.loads(str(arrays["facts"]))
         if facts["format"] != FORMAT:

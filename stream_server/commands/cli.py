@@ -29,6 +29,7 @@ examples:
   stream-study export runs/heat --to metrics.csv --wide       one row per batch, one column per name
   stream-study export runs/a runs/b --to both.csv             two runs in one table, told apart by the column run
   stream-study plot runs/heat                                 pictures in runs/heat/plots
+  stream-study plot runs/heat --html heat.html                one page with everything, to send to a colleague
   stream-study plot study.json --to figures --format pdf      the same for a paper
   stream-study list                                           the runs below this folder, and how each is doing
   stream-study status runs/heat                               server, simulations, rates, buffer, time left
@@ -88,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     plot = commands.add_parser("plot", help="draw losses, throughput, buffer and phases", description=_plot.__doc__)
     plot.add_argument("run", metavar="RUN", type=Path, help="a run")
     plot.add_argument("--to", metavar="FOLDER", type=Path, help="where the pictures go; RUN/plots by default")
+    plot.add_argument("--html", metavar="FILE", type=Path, help="write one page with all pictures instead, for others")
     plot.add_argument(
         "--format",
         action="append",
@@ -166,10 +168,17 @@ def _export(arguments: argparse.Namespace) -> None:
 
 
 def _plot(arguments: argparse.Namespace) -> None:
-    """Draw the losses, the throughput, the fill of the buffer, how often samples were drawn, and where time went."""
+    """Draw losses, predictions beside the truth, errors by simulation and time step, parameters, buffer and time."""
     with _extra():
+        from stream_server.analysis.page import write_page
         from stream_server.analysis.plot import plot
     run = find_run(arguments.run)
+    if arguments.html is not None:
+        if arguments.to is not None or arguments.format:
+            raise ConfigError("--html writes one file with all pictures in it: leave out --to and --format")
+        write_page(run, arguments.html)
+        print(arguments.html)
+        return
     for file in plot(run, arguments.to or run.path / "plots", arguments.format or ["png"]):
         print(file)
 

@@ -7,7 +7,7 @@ from bokeh.models.annotations import ColorBar
 from bokeh.models.mappers import LinearColorMapper
 from bokeh.models.sources import ColumnDataSource
 from bokeh.models.tools import HoverTool
-from bokeh.palettes import Viridis256
+from bokeh.palettes import RdBu11, Viridis256, interp_palette
 from numpy.typing import NDArray
 
 from stream_server.dashboard.charts import chart
@@ -26,7 +26,7 @@ class PredictionCharts:
     def __init__(self) -> None:
         self.figures = [chart(title, "", "") for title in TITLES]
         values = LinearColorMapper(palette=Viridis256, nan_color="#FFFFFF")
-        differences = LinearColorMapper(palette=Viridis256, nan_color="#FFFFFF")
+        differences = LinearColorMapper(palette=interp_palette(RdBu11, 255), nan_color="#FFFFFF")
         self._mappers = (values, values, differences)
         self._lines = [ColumnDataSource({"x": [], "y": []}, name=f"line {title}") for title in TITLES]
         self._images = [
@@ -54,9 +54,11 @@ class PredictionCharts:
         arrays = (seen, predicted, predicted - seen)
         is_line = seen.ndim == 1
         both = np.concatenate((seen.ravel(), predicted.ravel()))
-        for mapper, shown in ((self._mappers[0], both), (self._mappers[2], arrays[2])):
-            low, high = finite_range(shown)
-            mapper.update(low=low, high=high)
+        low, high = finite_range(both)
+        self._mappers[0].update(low=low, high=high)
+        # Zero is in the middle of the colours.
+        largest = max(map(abs, finite_range(arrays[2])))
+        self._mappers[2].update(low=-largest, high=largest)
         for figure, line, image, bar, array in zip(
             self.figures, self._lines, self._images, self._bars, arrays, strict=True
         ):
@@ -65,6 +67,8 @@ class PredictionCharts:
             image.data = (
                 {"image": [], "dw": [], "dh": []} if is_line else {"image": [array], "dw": [width], "dh": [height]}
             )
+            # Rows count from the top, as those of a matrix.
+            figure.y_range.flipped = not is_line
             bar.update(visible=not is_line, title=titled)
             figure.xaxis.axis_label = "position"
             figure.yaxis.axis_label = titled if is_line else "row"
