@@ -30,6 +30,8 @@ DOORS = {
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "pyarrow": ["analysis/export.py"],
+    "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "predictions", "serving")],
+    "tornado": ["dashboard/access.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py"],
     "safetensors": ["storage/tensor_file.py"],
     "torch": ["server/training/torch/*.py", "server/user/torch_server.py"],

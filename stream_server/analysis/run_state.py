@@ -136,6 +136,12 @@ def state_of(run: RunFolder) -> RunState:
     return RunState(state=state, detail=detail, holder=None, checkpoint=checkpoint, report=report)
 
 
+def damages_of(run: RunFolder) -> list[str]:
+    """The JSON files of a run that are there and cannot be read."""
+    paths = (run.path / name for name in ("study.json", "report.json", "exit.json"))
+    return [f"{path} is damaged: it is no JSON object" for path in paths if path.exists() and not _read(path)]
+
+
 def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
     """The newest committed checkpoint whose manifest can be read."""
     folder = checkpoints(run)
@@ -254,9 +260,9 @@ def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
     try:
         with (run.path / "parameters.csv").open(newline="") as file:
             rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    except (OSError, ValueError, TypeError):
+        return {int(row.pop("simulation")): row for row in rows}
+    except (OSError, ValueError, TypeError, KeyError):
         return {}
-    return {int(row.pop("simulation")): row for row in rows}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -83,6 +83,15 @@ def read_validation(run: RunFolder, batch: int | None = None) -> RecordedValidat
     return None
 
 
+def version_of(run: RunFolder) -> frozenset[tuple[str, int]]:
+    """What changes whenever a record comes, goes or is written anew."""
+    try:
+        return frozenset((path.name, path.stat().st_mtime_ns) for path in _files(run).values())
+    except FileNotFoundError:
+        # One was removed meanwhile: it is another version the next time, too.
+        return frozenset()
+
+
 def errors_of_simulations(run: RunFolder) -> dict[int, float]:
     """The mean error of each held-out simulation in the newest validation; empty if none can be read."""
     try:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from stream_server.analysis import sample_figures
-from stream_server.analysis.cli import main
 from stream_server.analysis.run_state import SimulationFacts
 from stream_server.analysis.validations import RecordedValidation, RenderedSample
+from stream_server.commands.cli import main
 from tests.analysis.logged_run import log_run
 
 pytestmark = pytest.mark.slow

@@ -33,6 +33,7 @@ examples:
   stream-study plot study.json --to figures --format pdf      the same for a paper
   stream-study list                                           the runs below this folder, and how each is doing
   stream-study status runs/heat                               server, simulations, rates, buffer, time left
+  stream-study serve                                          all of this in a browser, live: open the link it prints
   stream-study stop runs/heat --finish                        start no simulation any more, train what comes, end
 
 exit status: 0 done   1 doctor: something must be repaired; list, status, stop, logs, simulations: no such run, or it
@@ -51,7 +52,7 @@ stream-study new EXAMPLE [FOLDER]
        stream-study new --list
 """
 
-EXTRA = ("matplotlib", "pyarrow")
+EXTRA = {"matplotlib": "matplotlib pyarrow", "pyarrow": "matplotlib pyarrow", "bokeh": "'stream-server[dashboard]'"}
 BLANK_FOLDER = "my-study"
 
 
@@ -97,6 +98,11 @@ def parser() -> argparse.ArgumentParser:
     )
     plot.set_defaults(command=_plot)
     operating.register(commands)
+
+    serve = commands.add_parser("serve", help="show runs in a browser, live", description=_serve.__doc__)
+    serve.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(), help="this folder by default")
+    serve.add_argument("--port", type=int, help="8787 by default, or a free one")
+    serve.set_defaults(command=_serve)
     return parser
 
 
@@ -177,9 +183,17 @@ def _plot(arguments: argparse.Namespace) -> None:
         print(file)
 
 
+def _serve(arguments: argparse.Namespace) -> None:
+    """Show the runs below a folder in a browser, as they change. Only whoever has the link that it prints sees them."""
+    with _extra():
+        from stream_server.dashboard.serving import serve
+
+    serve(arguments.folder, arguments.port, lambda link: print(link, flush=True))
+
+
 @contextmanager
 def _extra() -> Iterator[None]:
-    """Import what only pictures and Parquet files need.
+    """Import what only pictures, Parquet files and the page in the browser need.
 
     Raises:
         ConfigError: it is not installed.
@@ -189,7 +203,7 @@ def _extra() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        raise ConfigError(f"{error.name} is not installed: pip install {' '.join(EXTRA)}") from error
+        raise ConfigError(f"{error.name} is not installed: pip install {EXTRA[error.name]}") from error
 
 
 if __name__ == "__main__":
