@@ -30,9 +30,10 @@ DOORS = {
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "pyarrow": ["analysis/export.py"],
-    "matplotlib": ["analysis/figures.py", "analysis/plot.py"],
+    "matplotlib": ["analysis/figures.py", "analysis/plot.py", "studies/pictures.py"],
     "safetensors": ["storage/tensor_file.py"],
-    "torch": ["server/training/torch/*.py", "server/user/torch_server.py"],
+    "torch": ["server/training/torch/*.py", "server/user/torch_server.py", "studies/run.py", "studies/trained.py"],
+    "pandas": ["studies/frames.py", "studies/run.py"],
     "lightning_fabric": ["server/training/torch/lightning.py"],
 }
 

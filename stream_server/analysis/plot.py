@@ -26,11 +26,11 @@ def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Pa
     Raises:
         ConfigError: the run has no metrics yet, or the folder cannot be written.
     """
-    pictures = list(_pictures(run))
+    drawn = list(pictures(run))
     files = []
     try:
         to.mkdir(parents=True, exist_ok=True)
-        for name, figure in pictures:
+        for name, figure in drawn:
             for extension in formats:
                 files.append(to / f"{name}.{extension}")
                 figure.savefig(files[-1], dpi=DOTS_PER_INCH)
@@ -39,7 +39,12 @@ def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Pa
     return files
 
 
-def _pictures(run: RunFolder) -> Iterator[tuple[str, Figure]]:
+def pictures(run: RunFolder) -> Iterator[tuple[str, Figure]]:
+    """Each picture for which there is something to show, with its name.
+
+    Raises:
+        ConfigError: the run has no metrics yet.
+    """
     records = read_records(run)
     for name, draw in OF_RECORDS.items():
         figure = draw(records)
