@@ -146,7 +146,8 @@ class Run:
     def log(self, simulation: int | None = None, num_lines: int = NUM_LINES) -> str:
         """The last lines that the study wrote, or those of the newest attempt of one simulation.
 
-        Of a study that was started here it is the output of its stream-launcher, otherwise the log of rank 0.
+        Of a study that was started here it is the output of its stream-launcher. Of any other one it is that or the log
+        of rank 0 or of the launcher, whichever was written last.
 
         Raises:
             NotRunning: there is none.
@@ -156,7 +157,7 @@ class Run:
         elif self._process is not None:
             path = console_of(self.path)
         else:
-            path = next(iter(reversed(server_logs(self.folder))), None)
+            path = self._newest_log()
         if path is None or not path.exists():
             what = "log" if simulation is None else f"output of simulation {simulation}"
             raise NotRunning(f"there is no {what} in {self.path}")
@@ -183,6 +184,11 @@ class Run:
             return self.log()
         except (NotRunning, OSError):
             return ""
+
+    def _newest_log(self) -> Path | None:
+        rank_0 = [it for it in server_logs(self.folder) if it.stem in ("server-0", "launcher")]
+        written = [it for it in (console_of(self.path), *rank_0) if it.exists() and it.stat().st_size]
+        return max(written, key=lambda it: it.stat().st_mtime, default=None)
 
     def _runs(self) -> bool:
         return state_of(self.folder).is_live if self._process is None else self._process.poll() is None

@@ -102,7 +102,7 @@ class Study:
         require(self.config)
         if (state := state_of(RunFolder(self.output_dir))).is_live:
             raise ConfigError(
-                f"{self.output_dir} is in use: {state.detail} runs the study there. `Run.open` shows it and can stop it; "
+                f"{self.output_dir} is in use: {state.detail} runs the study there. `Run.open` shows and stops it; "
                 "or write another study.output_dir"
             )
         self._write()
