@@ -14,6 +14,7 @@ import pytest
 
 from stream_server import Run, Study
 from stream_server.errors import ConfigError, NotRunning
+from tests.analysis.conftest import fonts  # noqa: F401
 from tests.support.runs import MARK, NUMPY_STUDY, marked_processes
 from tests.support.timing import until
 
