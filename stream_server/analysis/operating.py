@@ -108,22 +108,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
 def _status(arguments: argparse.Namespace) -> None:
     """Show how a run is doing. A live one is asked; of any other one its files tell."""
-    run = the_run(arguments.run)
-    state = state_of(run)
-    facts = facts_of(run, state)
-    if state.is_live:
-        from stream_server.analysis import live
-
-        try:
-            status = live.status_of(run, arguments.timeout)
-        except NotRunning as silence:
-            # It may have ended or come back meanwhile.
-            state = state_of(run)
-            facts = facts_of(run, state) | ({"silence": str(silence)} if state.is_live else {})
-        else:
-            facts |= {"state": run_state.RUNNING, "server": asdict(status)}
-    if state.report:
-        facts["report"] = state.report
+    facts = asked_facts(the_run(arguments.run), arguments.timeout)
     if arguments.json:
         _print_json(facts)
         return
@@ -160,12 +145,7 @@ def _logs(arguments: argparse.Namespace) -> None:
 
 def _simulations(arguments: argparse.Namespace) -> None:
     """Show every simulation of a run. A live one is asked; of any other one its newest checkpoint and files tell."""
-    from stream_server.analysis import live
-
-    run = the_run(arguments.run)
-    facts = live.simulations_of(run, arguments.timeout) if state_of(run).is_live else simulations_of(run)
-    errors = errors_of_simulations(run)
-    facts = [replace(it, error=errors.get(it.simulation)) for it in facts]
+    facts = asked_simulations(the_run(arguments.run), arguments.timeout)
     if arguments.json:
         _print_json([asdict(it) for it in facts])
         return
@@ -178,6 +158,37 @@ def _simulations(arguments: argparse.Namespace) -> None:
         error = "-" if it.error is None else f"{it.error:.4g}"
         table.add_row(str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, error, it.reason)
     Console().print(table)
+
+
+def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
+    """The simulations of a run. A live one is asked; of any other one its newest checkpoint and files tell.
+
+    Raises:
+        NotRunning: a live one did not answer in time.
+    """
+    from stream_server.analysis import live
+
+    facts = live.simulations_of(run, timeout_s) if state_of(run).is_live else simulations_of(run)
+    errors = errors_of_simulations(run)
+    return [replace(it, error=errors.get(it.simulation)) for it in facts]
+
+
+def asked_facts(run: RunFolder, timeout_s: float) -> Plain:
+    """How a run is doing, as `status_rows` takes it. A live one is asked; of any other one its files tell."""
+    state = state_of(run)
+    facts = facts_of(run, state)
+    if state.is_live:
+        from stream_server.analysis import live
+
+        try:
+            status = live.status_of(run, timeout_s)
+        except NotRunning as silence:
+            # It may have ended or come back meanwhile.
+            state = state_of(run)
+            facts = facts_of(run, state) | ({"silence": str(silence)} if state.is_live else {})
+        else:
+            facts |= {"state": run_state.RUNNING, "server": asdict(status)}
+    return facts | ({"report": state.report} if state.report else {})
 
 
 def facts_of(run: RunFolder, state: RunState) -> Plain:

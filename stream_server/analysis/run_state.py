@@ -89,7 +89,8 @@ def the_run(path: Path) -> RunFolder:
     Raises:
         NotRunning: there is none.
     """
-    if is_run(path):
+    # One that begins has a lock before it has a study.json.
+    if is_run(path) or (path.is_dir() and holder_of(path / RUN_LOCK) is not None):
         return RunFolder(path)
     try:
         return find_run(path)

@@ -42,7 +42,7 @@ def filled_in(description: str) -> Any:
     return Field(default_factory=lambda: None, description=description)
 
 
-class Study(Section):
+class StudySettings(Section):
     """`study`: the ensemble and the samples it produces."""
 
     name: StudyName = Field(

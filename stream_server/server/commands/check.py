@@ -3,19 +3,29 @@
 import resource
 
 from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import missing_program, shown
 from stream_server.machine.descriptors import OWN
 from stream_server.server.metrics.writers import writer_makers
 from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import expected_cores
-from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan
+from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
 from stream_server.server.training.learner_step import NUMPY_DTYPES
 from stream_server.server.user.components import load_server_class
 from stream_server.server.user.framework import framework_of
 
 
 def describe(config: StudyConfig) -> str:
-    """Totals, sizes per server rank, the command line of the simulations, and connections against the limit.
+    """The facts of a study as lines of text.
+
+    Raises:
+        ConfigError: see `facts_of`.
+    """
+    return "\n".join(f"{name:<14}{text}" for name, text in facts_of(config))
+
+
+def facts_of(config: StudyConfig) -> list[tuple[str, str]]:
+    """Totals, sizes per server rank, the command line of the simulations, and connections against the limit, by name.
 
     Raises:
         ConfigError: the server class cannot train in this precision here, or a class that study.json names is not
@@ -27,8 +37,20 @@ def describe(config: StudyConfig) -> str:
     if config.buffer.has_own_policy:
         make_policy(config, 0)
     writer_makers((*config.metrics.wanted, *config.metrics.wanted_of_ranks), config.study_dir)
-    plan = make_plan(config)
-    return "\n".join(f"{name:<14}{text}" for name, text in _lines(config, plan))
+    return _lines(config, make_plan(config))
+
+
+def require_machine(config: StudyConfig) -> None:
+    """Refuse a study that cannot run here as stream-launcher would start it.
+
+    Raises:
+        ConfigError: its ranks need more memory than this node has, or a program is missing.
+    """
+    if problem := memory_problem(config, config.server.ranks, config.server.ranks):
+        raise ConfigError(problem)
+    # The jobs of another backend may run on machines that have it.
+    if config.launcher.backend == "local" and (problem := missing_program(config)):
+        raise ConfigError(problem)
 
 
 def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
