@@ -14,7 +14,7 @@ from rich.table import Table
 
 from stream_server.analysis import run_state
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import RunState, runs_below, simulations_of, state_of, the_run
+from stream_server.analysis.run_state import RunState, SimulationFacts, runs_below, simulations_of, state_of, the_run
 from stream_server.analysis.validations import errors_of_simulations
 from stream_server.errors import NotRunning
 

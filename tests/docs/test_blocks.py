@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stream_server.analysis.cli import parser as study_parser
+from stream_server.commands.cli import parser as study_parser
 
 from stream_server import config
 from stream_server.launcher.supervision.supervise import parser as launcher_parser
