@@ -17,6 +17,7 @@ from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from tests.analysis.logged_run import log_run
 from tests.dashboard.browser import Browser, chromium
 from tests.dashboard.made_runs import add_attempts, make_run
+from tests.server.training.test_validation_record import Doubling, record, samples
 from tests.study.test_signals import ENDLESS
 from tests.support.runs import NUMPY_STUDY, start_study
 from tests.support.timing import until
@@ -88,6 +89,11 @@ def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: 
     assert browser.columns("timeline")["simulation"] == [0, 1, 2, 3, 4, 4, 5]
     assert browser.columns("timeline")["state"].count("failed") == 1
     assert len(browser.columns("space")["x"]) == 6
+    record(folder / "heat", Doubling(), samples(4))
+    browser.wait_for(lambda: browser.is_visible("sample"))
+    browser.shows("predictions", "after batch 10")
+    browser.wait_for(lambda: browser.columns("picture Prediction")["dw"] == [2])
+    browser.wait_for(lambda: browser.columns("space")["error"].count(None) == 4)
     browser.shows("status", "killed")
     browser.shows("log_text", "rank 0 &lt;b&gt;begins")
     browser.choose("log", "a simulation")
