@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stream_server.commands.cli import parser as study_parser
 
 from stream_server import config
+from stream_server.commands.cli import parser as study_parser
 from stream_server.launcher.supervision.supervise import parser as launcher_parser
 from stream_server.server.commands.cli import main as server_main
 from stream_server.server.commands.cli import parser as server_parser
