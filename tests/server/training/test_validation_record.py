@@ -20,8 +20,8 @@ from stream_server.server.training.validation.validation_record import (
     squared_errors,
     thinned,
 )
-from stream_server.server.user.rendering import Prediction
-from stream_server.server.user.simulation_data import SimulationBatch
+from stream_server.server.user.rendering import Prediction, render
+from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.user.stream_server import StreamServer
 from tests.support.runs import run_study
 
@@ -103,6 +103,24 @@ def test_a_prediction_is_kept_in_the_shape_of_its_field_with_its_simulation_and_
     squares = np.mean(raw.fields["x"] ** 2, axis=(1, 2))
     assert found.by_simulation() == pytest.approx({0: squares[:2].mean(), 1: squares[2:].mean()})
     assert found.by_time_step() == pytest.approx({0: squares[::2].mean(), 1: squares[1::2].mean()})
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_a_target_that_is_a_field_only_after_scaling_is_brought_back_to_its_unit(scale: float) -> None:
+    field = np.arange(1.0, 7.0).reshape(2, 3)
+    sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields={"x": field})
+    prediction = Prediction(output=scale * field.reshape(-1) + scale, target=scale * field.reshape(-1))
+    truth, predicted = render(sample, prediction, lambda name, array: array / scale)["x"]
+    np.testing.assert_allclose(truth, field)
+    np.testing.assert_allclose(predicted, field + 1)
+
+
+def test_a_target_that_is_no_field_is_shown_beside_the_output_as_it_is() -> None:
+    sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields={"x": np.arange(3.0)})
+    change = np.full(3, 0.1)
+    shown = render(sample, Prediction(output=change + 1, target=change), lambda name, array: array)
+    assert list(shown) == ["output"]
+    assert shown["output"][0].tolist() == change.tolist()
 
 
 def test_a_render_that_raises_costs_the_pictures_and_one_warning(
