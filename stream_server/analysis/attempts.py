@@ -11,6 +11,8 @@ from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.launcher.schedule.actions import Fail, Give
 
+# What the local backend leaves beside the output of a job that has ended.
+EXIT_FILE = "job.exit"
 RUNNING = "running"
 ENDED = "ended"
 CANCELLED = "cancelled"
@@ -57,8 +59,11 @@ class AttemptHistory:
             self._begin(self._file.num_resets)
         self._take(self._file.items[self._num_read :])
         self._num_read = len(self._file.items)
-        for key in self._open:
-            if self._known[key].started_s is None:
+        for key in sorted(self._open):
+            if (self._folder(key) / EXIT_FILE).exists():
+                # Of a simulation that is finished already when its job ends, the journal does not say that it did.
+                self._end(key, ENDED, "")
+            elif self._known[key].started_s is None:
                 self._known[key] = replace(self._known[key], started_s=_first_s(self._folder(key)))
         if is_live:
             return list(self._known.values())
@@ -90,8 +95,8 @@ class AttemptHistory:
             self._known[key] = replace(self._known[key], state=state, reason=reason)
 
     def _end(self, key: tuple[int, int], state: str, reason: str) -> None:
-        if key in self._open:
-            self._open.remove(key)
+        if key in self._known:
+            self._open.discard(key)
             self._known[key] = self._ended(key, state, reason)
 
     def _ended(self, key: tuple[int, int], state: str, reason: str) -> AttemptFacts:

@@ -76,3 +76,12 @@ def test_a_journal_that_begins_anew_is_another_history(run: RunFolder) -> None:
     (run.path / "journal.jsonl").unlink()
     add_to_journal(run.path, [STARTED])
     assert history.update(is_live=True) == []
+
+
+def test_a_job_that_has_left_its_exit_code_does_not_run_whatever_the_journal_lacks(run: RunFolder) -> None:
+    history = AttemptHistory(run)
+    (begin(run, 0) / "job.exit").write_text("1\n")
+    assert [it.state for it in history.update(is_live=True)] == ["ended"]
+    add_to_journal(run.path, [Fail(simulation=0, attempt=0, reason="exit code 1")])
+    (failed,) = history.update(is_live=True)
+    assert (failed.state, failed.reason) == ("failed", "exit code 1")
