@@ -2,8 +2,9 @@
 
 import csv
 import logging
+import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from stream_server.server.training.validation.validation_record import (
 from stream_server.server.user.rendering import Prediction, render
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.user.stream_server import StreamServer
+from tests.server.training.validating import Model, Server, validation
 from tests.support.runs import run_study
 
 STUDY = Path(__file__).parent.parent.parent / "study" / "numpy_study"
@@ -139,6 +141,36 @@ def test_a_render_that_raises_costs_the_pictures_and_one_warning(
 def test_a_render_that_raises_is_an_error_of_a_trial(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match=r"Raising\.render raised ZeroDivisionError"):
         record(tmp_path, Raising(), samples(4), is_strict=True)
+
+
+def test_a_prediction_that_draws_random_numbers_takes_none_from_the_training(tmp_path: Path) -> None:
+    drawn = []
+
+    class Drawing(Server):
+        parameter_names = ("p",)
+
+        def predict(self, batch: Any) -> Any:
+            drawn.append(random.random())
+            return batch
+
+        def render(self, sample: Any, prediction: Prediction) -> Any:
+            return {}
+
+    class Seeded(Model):
+        def random_state(self) -> dict[str, Any]:
+            return {"python": random.getstate()}
+
+        def load_random_state(self, state: dict[str, Any]) -> None:
+            random.setstate(state["python"])
+
+    server = Drawing()
+    kept = ValidationRecord(tmp_path, cast("StreamServer", server), SoloRanks(), num=1, facts={})
+    random.seed(1)
+    before = random.getstate()
+    one = validation(server, values=[1.0, 2.0, 3.0], step=Seeded(), record=kept)
+    one.run()
+    assert len(drawn) == 2
+    assert random.getstate() == before
 
 
 def test_records_that_need_not_stay_are_removed(tmp_path: Path) -> None:

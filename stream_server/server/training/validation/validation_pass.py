@@ -13,6 +13,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.validation_batches import ValidationSet
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.framework import Step
+from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
 
 LOSS = "loss"
@@ -95,8 +96,16 @@ class ValidationPass:
             if num:
                 self._add(validation_set.name, returned, num)
                 if self._record is not None and validation_set.raw is not None:
-                    self._record.observe(validation_set.raw(index), placed)
+                    self._keep(self._record, validation_set.raw(index), placed)
             index += 1
+
+    def _keep(self, record: ValidationRecord, raw: SimulationBatch, placed: Any) -> None:
+        """Record predictions, which leave no trace in the random numbers of the training."""
+        state = self._step.random_state()
+        try:
+            record.observe(raw, placed)
+        finally:
+            self._step.load_random_state(state)
 
     def _agree(self, num: int) -> tuple[list[int], bool]:
         """How many samples each rank evaluates next, and whether some rank must leave."""
