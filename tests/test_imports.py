@@ -32,9 +32,12 @@ DOORS = {
     "h5py": ["server/replay/simulation_file.py"],
     "prometheus_client": ["server/metrics/prometheus_page.py"],
     "pyarrow": ["analysis/export.py"],
-    "matplotlib": ["analysis/figures.py", "analysis/plot.py"],
+    "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "predictions", "serving")],
+    "tornado": ["dashboard/access.py"],
+    "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/pictures.py"],
     "safetensors": ["storage/tensor_file.py"],
-    "torch": ["server/training/torch/*.py", "server/user/torch_server.py"],
+    "torch": ["server/training/torch/*.py", "server/user/torch_server.py", "studies/run.py", "studies/trained.py"],
+    "pandas": ["studies/frames.py", "studies/run.py"],
     "lightning_fabric": ["server/training/torch/lightning.py"],
 }
 

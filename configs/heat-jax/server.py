@@ -75,6 +75,13 @@ class HeatServer(StreamServer):
     def validation_step(self, batch, batch_idx):
         return mean_squared_error(self.layers, *batch)
 
+    def predict(self, batch):
+        return predict(self.layers, batch[0])
+
+    def render(self, sample, prediction):
+        truth = sample.fields["temperature"]
+        return {"temperature": (truth, CENTRE + SCALE * prediction.output.reshape(truth.shape))}
+
     def state_dict(self):
         state = {"layers": self.layers, "first": self.first, "second": self.second}
         return {**jax.tree.map(np.asarray, state), "num_updates": self.num_updates}

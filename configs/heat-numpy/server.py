@@ -47,6 +47,10 @@ class HeatServer(StreamServer):
         features, temperatures = batch
         return float(np.mean((features @ self.weights - temperatures) ** 2))
 
+    def predict(self, batch):
+        features, _ = batch
+        return features @ self.weights
+
     def state_dict(self):
         names = ("num_batches", "products", "projections", "weights")
         return {name: getattr(self, name) for name in names}

@@ -37,3 +37,7 @@ class LorenzServer(TorchServer):
 
     def validation_step(self, batch, batch_idx):
         return self.training_step(batch, batch_idx)
+
+    def render(self, sample, prediction):
+        state, next_state = sample.fields["state"], sample.fields["next_state"]
+        return {"state after one step": (next_state, state + prediction.output * CHANGE_SCALE)}

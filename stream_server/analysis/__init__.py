@@ -1,4 +1,5 @@
-"""The command `stream-study`. A run is read from its files; one that goes on is also asked, and stopped.
+"""Runs as their files tell: tables, pictures, states, attempts; one that goes on is also asked, and stopped.
 
-May import: config, doctor, launcher.journal, machine, messages, storage, templates.
+Offers: attempts, export, follow, growing, live, operating, page, plot, reading, run_state, validations.
+May import: config, launcher.journal, launcher.schedule, machine, messages, storage.
 """

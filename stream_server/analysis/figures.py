@@ -21,7 +21,7 @@ def losses(records: list[Line]) -> Figure | None:
     names = [name for name in names_in(records) if name == "train/loss" or _is_validation_loss(name)]
     if not names:
         return None
-    figure, axes = _empty("batch", "loss")
+    figure, axes = empty("batch", "loss")
     values: list[float] = []
     for name, colour in zip(names, _colours(len(names)), strict=True):
         x, y = _curve(records, "batch", name)
@@ -39,7 +39,7 @@ def throughput(records: list[Line]) -> Figure | None:
     x, y = _curve(records, "wall_s", "speed/samples_per_s")
     if not x:
         return None
-    figure, axes = _empty("training time (s)", "samples/s")
+    figure, axes = empty("training time (s)", "samples/s")
     axes.plot(x, y, color=COLOURS[0], linewidth=1.2)
     axes.set_ylim(bottom=0)
     return figure
@@ -50,7 +50,7 @@ def buffer(records: list[Line]) -> Figure | None:
     x, population = _curve(records, "wall_s", "buffer/population")
     if not x:
         return None
-    figure, axes = _empty("training time (s)", "samples in the buffer, mean over ranks")
+    figure, axes = empty("training time (s)", "samples in the buffer, mean over ranks")
     axes.plot(x, population, color=COLOURS[0], linewidth=1.2, label="all")
     x, unseen = _curve(records, "wall_s", "buffer/unseen")
     axes.fill_between(x, unseen, color=COLOURS[1], alpha=0.4, linewidth=0, label="never drawn")
@@ -72,7 +72,7 @@ def phases(records: list[Line]) -> Figure | None:
         areas["other phases"] = [
             sum(rest) for rest in zip(*(shares[name] for name in longest[NUM_PHASES:]), strict=True)
         ]
-    figure, axes = _empty("training time (s)", "part of the time")
+    figure, axes = empty("training time (s)", "part of the time")
     axes.stackplot(
         [point["wall_s"] for point in points], list(areas.values()), labels=list(areas), colors=_colours(len(areas))
     )
@@ -93,7 +93,7 @@ def seen(histograms: list[Line]) -> Figure | None:
         return None
     latest = max(position for position, size in enumerate(sizes) if 2 * size >= max(sizes))
     line = histograms[latest]
-    figure, axes = _empty("times drawn", "samples in the buffers")
+    figure, axes = empty("times drawn", "samples in the buffers")
     ranges = [_whole_numbers(lower, upper) for lower, upper, _ in line["intervals"]]
     widths = [last - first + 1 for first, last in ranges]
     axes.bar(
@@ -110,7 +110,8 @@ def seen(histograms: list[Line]) -> Figure | None:
     return figure
 
 
-def _empty(x: str, y: str) -> tuple[Figure, Axes]:
+def empty(x: str, y: str) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel(x)

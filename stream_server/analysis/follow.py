@@ -23,6 +23,11 @@ def simulation_logs(run: RunFolder, simulation: int) -> list[Path]:
     return [log for log in logs if log.exists()]
 
 
+def newest_log(run: RunFolder, simulation: int) -> Path | None:
+    """The output of the newest attempt of a simulation that has one."""
+    return next(reversed(simulation_logs(run, simulation)), None)
+
+
 def show(run: RunFolder, simulation: int | None, *, follows: bool, runs: Callable[[], bool]) -> None:
     """Write the logs to the standard output; with `follows`, go on until nothing `runs` any more.
 

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import zmq
 
+from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_state import SimulationFacts, seconds_of, state_of
 from stream_server.errors import ConfigError, MalformedMessage, NotRunning
 from stream_server.messages import operator
 from stream_server.messages.connection import ConnectionFile
@@ -18,6 +20,58 @@ OPERATOR_FILE = "operator.json"
 REPEAT_S = 1.0
 
 T = TypeVar("T", bound=operator.Answer)
+
+
+def status_of(run: RunFolder, timeout_s: float) -> operator.StudyStatus:
+    """How the server of a live run is doing.
+
+    Raises:
+        NotRunning: see `ask`.
+    """
+    return _asked(run, operator.AskStatus(), operator.StudyStatus, timeout_s)
+
+
+def simulations_of(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
+    """The simulations of a live run.
+
+    Raises:
+        NotRunning: see `ask`.
+    """
+    rows: list[operator.SimulationRow] = []
+    while True:
+        question = operator.AskSimulations(first=len(rows), num=operator.MAX_ROWS)
+        page = _asked(run, question, operator.SimulationPage, timeout_s)
+        rows += page.rows
+        if len(rows) >= page.num_all or not page.rows:
+            break
+    return [
+        SimulationFacts(
+            simulation=row.simulation,
+            parameters=dict(row.parameters),
+            state=row.state,
+            attempts=row.attempt + 1,
+            seconds=seconds_of(run, row.simulation, is_running=row.state == "running"),
+            received=row.received,
+            reason=row.reason,
+        )
+        for row in rows
+    ]
+
+
+def stop(run: RunFolder, timeout_s: float, *, finish: bool) -> str:
+    """Tell a study to save a checkpoint and leave, or to `finish`: to end early; gives what it says to that.
+
+    Raises:
+        NotRunning: it does not run, or see `ask`.
+    """
+    state = state_of(run)
+    if not state.is_live:
+        raise NotRunning(f"{run.path} does not run: it is {state.state}")
+    return _asked(run, operator.AskStop(finish=finish), operator.StopAccepted, timeout_s).text
+
+
+def _asked(run: RunFolder, question: operator.Question, kind: type[T], timeout_s: float) -> T:
+    return ask(run.path, question, kind, timeout_s=timeout_s, runs=lambda: state_of(run).is_live)
 
 
 def ask(

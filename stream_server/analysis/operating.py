@@ -4,7 +4,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from rich.table import Table
 from stream_server.analysis import run_state
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import RunState, SimulationFacts, runs_below, simulations_of, state_of, the_run
+from stream_server.analysis.validations import errors_of_simulations
 from stream_server.errors import NotRunning
-from stream_server.messages import operator
 
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
@@ -96,7 +96,7 @@ def _list(arguments: argparse.Namespace) -> None:
         raise NotRunning(f"there is no folder {arguments.folder}")
     found = [(run, state_of(run)) for run in runs_below(arguments.folder)]
     if arguments.json:
-        _print_json([_facts(run, state) for run, state in found])
+        _print_json([facts_of(run, state) for run, state in found])
         return
     table = _table("run", "state", "checkpoint", "batches", "")
     for run, state in found:
@@ -108,20 +108,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
 def _status(arguments: argparse.Namespace) -> None:
     """Show how a run is doing. A live one is asked; of any other one its files tell."""
-    run = the_run(arguments.run)
-    state = state_of(run)
-    facts = _facts(run, state)
-    if state.is_live:
-        try:
-            live = _asked(run, operator.AskStatus(), operator.StudyStatus, arguments.timeout)
-        except NotRunning as silence:
-            # It may have ended or come back meanwhile.
-            state = state_of(run)
-            facts = _facts(run, state) | ({"silence": str(silence)} if state.is_live else {})
-        else:
-            facts |= {"state": run_state.RUNNING, "server": asdict(live)}
-    if state.report:
-        facts["report"] = state.report
+    facts = asked_facts(the_run(arguments.run), arguments.timeout)
     if arguments.json:
         _print_json(facts)
         return
@@ -134,12 +121,10 @@ def _status(arguments: argparse.Namespace) -> None:
 
 def _stop(arguments: argparse.Namespace) -> None:
     """Tell a running study to save a checkpoint and leave (exit code 75), or with --finish to end early (0)."""
+    from stream_server.analysis import live
+
     run = the_run(arguments.run)
-    state = state_of(run)
-    if not state.is_live:
-        raise NotRunning(f"{run.path} does not run: it is {state.state}")
-    said = _asked(run, operator.AskStop(finish=arguments.finish), operator.StopAccepted, arguments.timeout)
-    print(f"{run.path}: {said.text}")
+    print(f"{run.path}: {live.stop(run, arguments.timeout, finish=arguments.finish)}")
     if arguments.wait:
         while state_of(run).is_live:
             time.sleep(WAIT_LOOK_S)
@@ -160,50 +145,54 @@ def _logs(arguments: argparse.Namespace) -> None:
 
 def _simulations(arguments: argparse.Namespace) -> None:
     """Show every simulation of a run. A live one is asked; of any other one its newest checkpoint and files tell."""
-    run = the_run(arguments.run)
-    facts = _live_simulations(run, arguments.timeout) if state_of(run).is_live else simulations_of(run)
+    facts = asked_simulations(the_run(arguments.run), arguments.timeout)
     if arguments.json:
         _print_json([asdict(it) for it in facts])
         return
     names = list(facts[0].parameters) if facts else []
-    table = _table("id", *names, "attempts", "state", "seconds", "steps", "")
+    table = _table("id", *names, "attempts", "state", "seconds", "steps", "val error", "")
     for it in facts:
         parameters = [f"{value:.6g}" for value in it.parameters.values()]
         seconds = "-" if it.seconds is None else f"{it.seconds:.1f}"
         received = "-" if it.received is None else f"{it.received:,}"
-        table.add_row(str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, it.reason)
+        error = "-" if it.error is None else f"{it.error:.4g}"
+        table.add_row(str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, error, it.reason)
     Console().print(table)
 
 
-def _live_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
-    rows: list[operator.SimulationRow] = []
-    while True:
-        question = operator.AskSimulations(first=len(rows), num=operator.MAX_ROWS)
-        page = _asked(run, question, operator.SimulationPage, timeout_s)
-        rows += page.rows
-        if len(rows) >= page.num_all or not page.rows:
-            break
-    return [
-        SimulationFacts(
-            simulation=row.simulation,
-            parameters=dict(row.parameters),
-            state=row.state,
-            attempts=row.attempt + 1,
-            seconds=run_state.seconds_of(run, row.simulation, is_running=row.state == "running"),
-            received=row.received,
-            reason=row.reason,
-        )
-        for row in rows
-    ]
+def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
+    """The simulations of a run. A live one is asked; of any other one its newest checkpoint and files tell.
+
+    Raises:
+        NotRunning: a live one did not answer in time.
+    """
+    from stream_server.analysis import live
+
+    facts = live.simulations_of(run, timeout_s) if state_of(run).is_live else simulations_of(run)
+    errors = errors_of_simulations(run)
+    return [replace(it, error=errors.get(it.simulation)) for it in facts]
 
 
-def _asked(run: RunFolder, question: operator.Question, kind: type[Any], timeout_s: float) -> Any:
-    from stream_server.analysis.live import ask
+def asked_facts(run: RunFolder, timeout_s: float) -> Plain:
+    """How a run is doing, as `status_rows` takes it. A live one is asked; of any other one its files tell."""
+    state = state_of(run)
+    facts = facts_of(run, state)
+    if state.is_live:
+        from stream_server.analysis import live
 
-    return ask(run.path, question, kind, timeout_s=timeout_s, runs=lambda: state_of(run).is_live)
+        try:
+            status = live.status_of(run, timeout_s)
+        except NotRunning as silence:
+            # It may have ended or come back meanwhile.
+            state = state_of(run)
+            facts = facts_of(run, state) | ({"silence": str(silence)} if state.is_live else {})
+        else:
+            facts |= {"state": run_state.RUNNING, "server": asdict(status)}
+    return facts | ({"report": state.report} if state.report else {})
 
 
-def _facts(run: RunFolder, state: RunState) -> Plain:
+def facts_of(run: RunFolder, state: RunState) -> Plain:
+    """What files tell of a run, as `status_rows` takes it."""
     saved = state.checkpoint
     return {
         "run": str(run.path),
@@ -211,6 +200,12 @@ def _facts(run: RunFolder, state: RunState) -> Plain:
         "detail": state.detail,
         "checkpoint": saved and {"number": saved.number, "batches": saved.batches, "age_s": round(saved.age_s, 1)},
     }
+
+
+def status_facts(run: RunFolder) -> Plain:
+    """The status of a run as its files tell, plain."""
+    state = state_of(run)
+    return facts_of(run, state) | ({"report": state.report} if state.report else {})
 
 
 def status_rows(facts: Plain) -> list[tuple[str, str]]:

@@ -1,12 +1,17 @@
-"""Writes the pictures of a run into a folder."""
+"""Writes the pictures of a run into a folder, or as one page."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from stream_server.analysis import figures
+from stream_server.analysis import figures, sample_figures
 from stream_server.analysis.reading import Line, RunFolder, read_histograms, read_records
+from stream_server.analysis.run_state import simulations_of
+from stream_server.analysis.validations import read_validation
 from stream_server.errors import ConfigError
 
 FORMATS = ("png", "pdf", "svg")
@@ -20,31 +25,89 @@ OF_RECORDS: dict[str, Callable[[list[Line]], Figure | None]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure, the name of its file and the line that says what it shows."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+
 def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Write each picture for which there is something to show, in each of the formats; gives the files.
 
     Raises:
         ConfigError: the run has no metrics yet, or the folder cannot be written.
     """
-    pictures = list(_pictures(run))
+    pictures = list(pictures_of(run))
     files = []
     try:
         to.mkdir(parents=True, exist_ok=True)
-        for name, figure in pictures:
+        for picture in pictures:
             for extension in formats:
-                files.append(to / f"{name}.{extension}")
-                figure.savefig(files[-1], dpi=DOTS_PER_INCH)
+                files.append(to / f"{picture.name}.{extension}")
+                picture.figure.savefig(files[-1], dpi=DOTS_PER_INCH)
     except OSError as error:
         raise ConfigError(f"the pictures cannot be written to {to}: {error}") from error
     return files
 
 
-def _pictures(run: RunFolder) -> Iterator[tuple[str, Figure]]:
+def pictures_of(run: RunFolder) -> Iterator[Picture]:
+    """All pictures of a run, with the name of the study on each.
+
+    Raises:
+        ConfigError: the run has no metrics yet, or a file is damaged.
+    """
+    study = settings_of(run)
+    section = study.get("study", {})
+    for picture in _pictures(run, section.get("units", {}), bool(study.get("normalization", {}).get("fields"))):
+        picture.figure.suptitle(f"{section.get('name', run.name)}: {picture.caption}", fontsize=9)
+        yield picture
+
+
+def settings_of(run: RunFolder) -> dict[str, Any]:
+    """The resolved study.json of a run; empty if there is none that can be read."""
+    try:
+        plain = json.loads((run.path / "study.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return plain if isinstance(plain, dict) else {}
+
+
+def _pictures(run: RunFolder, units: dict[str, str], is_normalized: bool) -> Iterator[Picture]:
     records = read_records(run)
+    captions = {"loss": "loss of normalised fields" if is_normalized else "loss"}
     for name, draw in OF_RECORDS.items():
         figure = draw(records)
         if figure is not None:
-            yield name, figure
+            if name == "loss" and is_normalized:
+                figure.axes[0].set_ylabel("normalised loss")
+            yield Picture(name, figure, captions.get(name, name))
     figure = figures.seen(read_histograms(run, "buffer/seen"))
     if figure is not None:
-        yield "seen", figure
+        yield Picture("seen", figure, "how often samples were drawn")
+    yield from _of_samples(run, units)
+
+
+def _of_samples(run: RunFolder, units: dict[str, str]) -> Iterator[Picture]:
+    validation = read_validation(run)
+    by_simulation = {} if validation is None else validation.by_simulation()
+    simulations = [replace(it, error=by_simulation.get(it.simulation)) for it in simulations_of(run)]
+    if validation is not None:
+        after = f"validation after batch {validation.batch:,}"
+        for name, figure in sample_figures.predictions(replace(validation, units=units)).items():
+            yield Picture(f"prediction-{_file_name(name)}", figure, f"{name}, {after}")
+        figure_of_errors = sample_figures.errors(validation)
+        if figure_of_errors is not None:
+            yield Picture("errors", figure_of_errors, f"errors, {after}")
+    for name, drawn, caption in (
+        ("parameters", sample_figures.coverage(simulations, units), "simulations by their parameters"),
+        ("parameters-errors", sample_figures.coverage_errors(simulations, units), "errors by parameters"),
+    ):
+        if drawn is not None:
+            yield Picture(name, drawn, caption)
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name)

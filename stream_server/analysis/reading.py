@@ -96,8 +96,17 @@ def read_lines(path: Path, is_sound: Callable[[Line], bool] | None = None) -> li
     if not path.exists():
         return []
     whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return parse_lines(whole, path, is_sound=is_sound)
+
+
+def parse_lines(whole: bytes, path: Path, first: int = 1, is_sound: Callable[[Line], bool] | None = None) -> list[Line]:
+    """The objects in whole lines of such a file, the `first` of which has this number.
+
+    Raises:
+        ConfigError: a line is damaged.
+    """
     lines = []
-    for number, text in enumerate(whole.splitlines(), 1):
+    for number, text in enumerate(whole.splitlines(), first):
         try:
             line = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -124,6 +133,15 @@ def _is_histogram(line: Line) -> bool:
 
 def _is_interval(interval: Any) -> bool:
     return isinstance(interval, list) and len(interval) == 3 and all(isinstance(it, int | float) for it in interval)
+
+
+def parse_records(whole: bytes, path: Path, first: int = 1) -> list[Line]:
+    """The log points and validations in whole lines of a file of metrics; NaN for what was not finite.
+
+    Raises:
+        ConfigError: a line is damaged.
+    """
+    return [_with_nan(line) for line in parse_lines(whole, path, first)]
 
 
 def _with_nan(line: Line) -> Line:

@@ -68,7 +68,10 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationFacts:
-    """One row of the table of simulations; `seconds` of its newest attempt, None where no folder of it is left."""
+    """One row of the table of simulations; `seconds` of its newest attempt, None where no folder of it is left.
+
+    `error` is that of the model on it in the newest validation, None of one that is trained on.
+    """
 
     simulation: int
     parameters: dict[str, float]
@@ -77,6 +80,7 @@ class SimulationFacts:
     seconds: float | None
     received: int | None
     reason: str
+    error: float | None = None
 
 
 def the_run(path: Path) -> RunFolder:
@@ -85,7 +89,8 @@ def the_run(path: Path) -> RunFolder:
     Raises:
         NotRunning: there is none.
     """
-    if is_run(path):
+    # One that begins has a lock before it has a study.json.
+    if is_run(path) or (path.is_dir() and holder_of(path / RUN_LOCK) is not None):
         return RunFolder(path)
     try:
         return find_run(path)
@@ -130,6 +135,12 @@ def state_of(run: RunFolder) -> RunState:
         where = f"checkpoint {checkpoint.number}" if checkpoint else "the beginning"
         detail = f"{detail}; run again, it goes on from {where}"
     return RunState(state=state, detail=detail, holder=None, checkpoint=checkpoint, report=report)
+
+
+def damages_of(run: RunFolder) -> list[str]:
+    """The JSON files of a run that are there and cannot be read."""
+    paths = (run.path / name for name in ("study.json", "report.json", "exit.json"))
+    return [f"{path} is damaged: it is no JSON object" for path in paths if path.exists() and not _read(path)]
 
 
 def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
@@ -250,9 +261,9 @@ def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
     try:
         with (run.path / "parameters.csv").open(newline="") as file:
             rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    except (OSError, ValueError, TypeError):
+        return {int(row.pop("simulation")): row for row in rows}
+    except (OSError, ValueError, TypeError, KeyError):
         return {}
-    return {int(row.pop("simulation")): row for row in rows}
 
 
 def _read(path: Path) -> dict[str, Any]:

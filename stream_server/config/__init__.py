@@ -10,8 +10,8 @@ Offers: parameters, placeholders, problems, sections.
 
 from stream_server.config.changes import check_continuation
 from stream_server.config.checks import check_ranks
-from stream_server.config.loading import load
+from stream_server.config.loading import load, load_plain
 from stream_server.config.study import StudyConfig, json_schema
 from stream_server.config.values import walltime_s
 
-__all__ = ["StudyConfig", "check_continuation", "check_ranks", "json_schema", "load", "walltime_s"]
+__all__ = ["StudyConfig", "check_continuation", "check_ranks", "json_schema", "load", "load_plain", "walltime_s"]

@@ -47,22 +47,32 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> StudyConfig:
         ConfigError: lists every problem, each with its path, what was found and what to write instead.
     """
     file = Path(os.path.abspath(path))
-    raw = read_json(file)
+    return load_plain(read_json(file), file.parent, overrides, source=path)
+
+
+def load_plain(
+    raw: dict[str, Any], folder: Path, overrides: Sequence[str] = (), *, source: str | Path = "the study"
+) -> StudyConfig:
+    """The study in an object as a study.json in `folder` holds it, which is changed; `source` is what errors name.
+
+    Raises:
+        ConfigError: see `load`.
+    """
     problems = override(raw, overrides)
     unusable = list(unusable_values(raw))
     if unusable:
-        raise config_error(path, [*problems, *unusable])
+        raise config_error(source, [*problems, *unusable])
     study_dir = raw.get("study_dir", ".")
     if isinstance(study_dir, str):
-        raw["study_dir"] = os.path.abspath(file.parent / study_dir)
+        raw["study_dir"] = os.path.abspath(folder / study_dir)
     try:
         config = StudyConfig.model_validate(raw)
     except ValidationError as error:
         problems += _in_order([*_problems_of(error, raw), *_further_problems(raw, error)])
-        raise config_error(path, problems) from error
+        raise config_error(source, problems) from error
     problems += _in_order([*find_problems(config)])
     if problems:
-        raise config_error(path, problems)
+        raise config_error(source, problems)
     return without_training(config) if config.offline.write_files else config
 
 

@@ -42,7 +42,7 @@ def filled_in(description: str) -> Any:
     return Field(default_factory=lambda: None, description=description)
 
 
-class Study(Section):
+class StudySettings(Section):
     """`study`: the ensemble and the samples it produces."""
 
     name: StudyName = Field(
@@ -60,6 +60,11 @@ class Study(Section):
     seed: Natural = Field(default=0, description="Seed of parameters, buffers and weights.")
     fields: Annotated[dict[Name, ShapeOrField], Field(min_length=1, max_length=MAX_FIELDS)] = Field(
         description="The fields of one sample.", examples=[{"temperature": [100, 100]}]
+    )
+    units: dict[str, str] = Field(
+        default_factory=dict,
+        description="Units of fields, parameters and whatever render names, for pictures.",
+        examples=[{"temperature": "K"}],
     )
 
 
@@ -341,6 +346,9 @@ class ValidationSettings(Section):
     every_s: Positive | None = Field(default=None, description="Seconds between two validations; null: not by time.")
     at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
     batch_size: Count = filled_in("Samples of a validation batch; training.batch_size.")
+    pictures: Natural = Field(
+        default=4, description="Samples whose predictions are kept of a validation; 0: none, and no errors of samples."
+    )
     save_before: bool = Field(default=False, description="Whether a checkpoint is committed before each validation.")
 
 

@@ -26,7 +26,7 @@ from stream_server.config.sections import (
     Parameters,
     Server,
     SimulationSettings,
-    Study,
+    StudySettings,
     TrainingSettings,
     ValidationSettings,
 )
@@ -44,7 +44,7 @@ class StudyConfig(Section):
     study_dir: FilePath = Field(
         default_factory=study_dir, description="Folder that relative paths start from; that of study.json."
     )
-    study: Study = Field(
+    study: StudySettings = Field(
         description="The ensemble and the samples it produces.",
         examples=[{"simulations": 100, "fields": {"temperature": [100, 100]}}],
     )

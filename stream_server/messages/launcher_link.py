@@ -43,7 +43,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class AddSimulation:
     """To launcher: one more simulation, in place of one that was given up."""
 
     simulation: int
@@ -165,7 +165,7 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GaveUp:
-    """To server: no attempt is left; with `redraw` the launcher waits for a `Run` in its place."""
+    """To server: no attempt is left; with `redraw` the launcher waits for an `AddSimulation` in its place."""
 
     simulation: int
     attempts: int
@@ -232,7 +232,7 @@ class Bye:
 ToLauncher = (
     Here
     | Plan
-    | Run
+    | AddSimulation
     | ProgressReport
     | Finished
     | Invalid

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
-from stream_server.analysis.cli import EXTRA, main
+from stream_server.commands.cli import EXTRA, main
 from tests.analysis.logged_run import log_run
 
 
@@ -67,7 +67,9 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Lets packages seem not to be installed."""
 
     def hide(*missing: str) -> None:
-        hidden = [name for name in sys.modules if name.startswith("stream_server.analysis.")]
+        hidden = [
+            name for name in sys.modules if name.startswith(("stream_server.analysis.", "stream_server.dashboard."))
+        ]
         hidden += [name for name in sys.modules if name.partition(".")[0] in missing]
         for name in hidden:
             monkeypatch.delitem(sys.modules, name)
@@ -82,7 +84,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return hide
 
 
-@pytest.mark.parametrize("missing", EXTRA)
+@pytest.mark.parametrize("missing", ["matplotlib", "pyarrow"])
 def test_without_the_extra_it_says_what_to_install(
     missing: str, tmp_path: Path, hide: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +95,14 @@ def test_without_the_extra_it_says_what_to_install(
         command = ["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.parquet")]
     assert main(command) == 2
     assert capsys.readouterr().err == (f"stream-study: {missing} is not installed: pip install matplotlib pyarrow\n")
+
+
+def test_without_bokeh_serve_says_what_to_install(
+    hide: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hide("bokeh")
+    assert main(["serve"]) == 2
+    assert capsys.readouterr().err == "stream-study: bokeh is not installed: pip install 'stream-server[dashboard]'\n"
 
 
 @pytest.mark.parametrize("shape", ["--long", "--wide"])
@@ -106,7 +116,8 @@ def test_a_csv_file_needs_no_package_of_the_extra_and_no_pandas(
 
 def test_it_reads_files_only() -> None:
     code = (
-        "import sys; from stream_server.analysis import cli, export, plot; cli.parser();"
+        "import sys; from stream_server.analysis import export, plot;"
+        "from stream_server.commands import cli; cli.parser();"
         "print(*sorted({'torch', 'mpi4py', 'zmq', 'tensorboard', 'stream_server.server'} & set(sys.modules)))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

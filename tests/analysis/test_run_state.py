@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stream_server.analysis.cli import main
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import is_run, newest_checkpoint, runs_below, simulations_of, state_of, the_run
+from stream_server.commands.cli import main
 from stream_server.errors import NotRunning
 from stream_server.launcher.journal import records
 from stream_server.launcher.schedule.actions import Fail, GiveUp

@@ -154,7 +154,7 @@ def doctor(path: Path) -> "subprocess.CompletedProcess[str]":
     """One look at this machine, with this folder first on the PATH."""
     environment = alone([]).environment
     environment |= {"PATH": f"{path}:{Path(sys.prefix) / 'bin'}:{environment['PATH']}", "COLUMNS": "300"}
-    command = [sys.executable, "-m", "stream_server.analysis.cli", "doctor"]
+    command = [sys.executable, "-m", "stream_server.commands.cli", "doctor"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.analysis.cli import main
+from stream_server.commands.cli import main
 from stream_server.config import json_schema, load
 from stream_server.templates import new_study
 from stream_server.templates.new_study import (

@@ -25,7 +25,7 @@ PLAN = launcher_link.Plan(
 TO_LAUNCHER = [
     launcher_link.Here(incarnation=0),
     PLAN,
-    launcher_link.Run(simulation=7, parameters={"left": 2.0}),
+    launcher_link.AddSimulation(simulation=7, parameters={"left": 2.0}),
     launcher_link.ProgressReport(simulation=7, attempt=2, received=3, blocked=True),
     launcher_link.Finished(simulation=7),
     launcher_link.Invalid(simulation=7, reason="diverged"),
@@ -66,7 +66,17 @@ def test_what_goes_to_the_server_comes_back_from_its_frame(message: launcher_lin
 
 @pytest.mark.parametrize(
     "frame",
-    [b"", b"\xff", b"[]", b"3", b"{}", b'{"message": "Nonsense"}', b'{"message": "Run"}', b'{"message": []}', b'"x"'],
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"3",
+        b"{}",
+        b'{"message": "Nonsense"}',
+        b'{"message": "AddSimulation"}',
+        b'{"message": []}',
+        b'"x"',
+    ],
 )
 def test_a_frame_that_is_no_message_gives_one_typed_error(frame: bytes) -> None:
     for decode in (launcher_link.to_launcher, launcher_link.to_server):

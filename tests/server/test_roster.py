@@ -166,7 +166,7 @@ def test_the_roster_is_final_when_every_simulation_has_ended(roster: Roster) -> 
 def test_a_redraw_takes_the_next_unused_id_and_its_parameters(roster: Roster) -> None:
     message = launcher_link.GaveUp(simulation=1, attempts=3, reason="exit code 1", log="output.log", redraw=True)
     actions = roster.gave_up(message)
-    assert to_launcher(actions) == [launcher_link.Run(simulation=3, parameters={"x": 3.0})]
+    assert to_launcher(actions) == [launcher_link.AddSimulation(simulation=3, parameters={"x": 3.0})]
     assert not roster.final
     assert roster.failures == [{"id": 1, "attempts": 3, "reason": "exit code 1", "log": "output.log"}]
 

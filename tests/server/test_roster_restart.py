@@ -152,7 +152,9 @@ def test_a_redrawn_simulation_stays_and_the_next_redraw_takes_a_free_id() -> Non
     give_up(roster, 1, redraw=True)
     other = restored(roster, {}, roster_of(3))
     assert states(other) == {0: "waiting", 1: "given_up", 2: "waiting", 3: "waiting"}
-    assert to_launcher(give_up(other, 2, redraw=True))[0] == launcher_link.Run(simulation=4, parameters={"x": 4.0})
+    assert to_launcher(give_up(other, 2, redraw=True))[0] == launcher_link.AddSimulation(
+        simulation=4, parameters={"x": 4.0}
+    )
 
 
 def test_a_study_that_has_grown_gets_new_ids_behind_those_of_redraws() -> None:
@@ -161,7 +163,9 @@ def test_a_study_that_has_grown_gets_new_ids_behind_those_of_redraws() -> None:
     other = restored(roster, {}, roster_of(5))
     assert states(other) == {0: "waiting", 1: "given_up", 2: "waiting", 3: "waiting", 4: "waiting", 5: "waiting"}
     assert other.parameters[5] == {"x": 5.0}
-    assert to_launcher(give_up(other, 2, redraw=True))[0] == launcher_link.Run(simulation=6, parameters={"x": 6.0})
+    assert to_launcher(give_up(other, 2, redraw=True))[0] == launcher_link.AddSimulation(
+        simulation=6, parameters={"x": 6.0}
+    )
 
 
 def test_a_study_that_has_shrunk_keeps_what_has_begun() -> None:

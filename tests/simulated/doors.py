@@ -24,12 +24,9 @@ from stream_server.launcher.backends import local
 from stream_server.launcher.simulations import server_connection
 from stream_server.launcher.supervision import runs, server_job, supervisor
 from stream_server.machine import private_folder, processes
-from stream_server.server.checkpoint import agreement
-from stream_server.server.progress import phases, progress, stop
+from stream_server.server.progress import stop
 from stream_server.server.reception import build, sockets
 from stream_server.server.study import closing, set_up, study
-from stream_server.server.training import control_round
-from stream_server.server.training.monitoring import display, gauges
 from tests.simulated import messaging
 from tests.simulated.kernel import Signals, os_of
 from tests.simulated.programs import Learner, NotedRank, silent
@@ -41,16 +38,23 @@ if TYPE_CHECKING:
     from tests.simulated.world import World
 
 PRODUCT = [module for name, module in sys.modules.items() if name.startswith("stream_server.")]
+
+
+def _functions(module: Any) -> Iterator[FunctionType]:
+    """The functions and methods that a module defines."""
+    for it in vars(module).values():
+        found = [it, *vars(it).values()] if isinstance(it, type) else [it]
+        plain = (getattr(each, "__wrapped__", each) for each in found)
+        yield from (each for each in plain if isinstance(each, FunctionType) and each.__module__ == module.__name__)
+
+
+def _has_clock(function: FunctionType) -> bool:
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return any(it is time.monotonic for it in defaults)
+
+
 # Their clock is a default value, which is as old as the module.
-CLOCKED: tuple[Any, ...] = (
-    agreement.CheckpointAgreement.__init__,
-    display.Display.__init__,
-    gauges.SpeedGauge.__init__,
-    gauges.RateLimited.__init__,
-    control_round.in_lockstep,
-    phases.Phases.__init__,
-    progress.Progress.__init__,
-)
+CLOCKED = [function for module in PRODUCT for function in _functions(module) if _has_clock(function)]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.analysis.cli import main
+from stream_server.commands.cli import main
 from tests.study.test_signals import ENDLESS, wait_for
 from tests.study.test_supervision import PACED, SUPERVISED, num_starts
 from tests.support.killing import checkpoints
@@ -36,7 +36,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
 def follow(run: Path, *arguments: str) -> "subprocess.Popen[str]":
     """`stream-study logs -f` beside the test."""
-    command = [sys.executable, "-m", "stream_server.analysis.cli", "logs", str(run), *arguments, "-f"]
+    command = [sys.executable, "-m", "stream_server.commands.cli", "logs", str(run), *arguments, "-f"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

@@ -162,7 +162,7 @@ class Ensemble:
             # What comes before the plan is in it.
             case _ if self.schedule.away:
                 return []
-            case launcher_link.Run():
+            case launcher_link.AddSimulation():
                 self.starter.added(message)
                 return self.schedule.add(message.simulation, now)
             case launcher_link.ProgressReport():

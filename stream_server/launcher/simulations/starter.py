@@ -48,7 +48,7 @@ class Starter:
         self._parameters |= {it.simulation: it.parameters for it in plan.simulations}
         self._is_held_back = False
 
-    def added(self, run: launcher_link.Run) -> None:
+    def added(self, run: launcher_link.AddSimulation) -> None:
         """A simulation that was not in the plan is to be run as well."""
         self._parameters[run.simulation] = run.parameters
 

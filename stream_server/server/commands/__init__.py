@@ -1,5 +1,6 @@
 """The command `stream-server`: checks, trials, evaluations and studies.
 
+Offers: check.
 May import: buffers, config, launcher.backends, machine, server.checkpoint, server.intake, server.metrics,
     server.model, server.progress, server.ranks, server.replay, server.run, server.simulations,
     server.study, server.training, server.training.validation, server.user, storage.

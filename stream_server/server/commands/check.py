@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import missing_program, shown
 from stream_server.machine.descriptors import OWN
 from stream_server.server.metrics.writers import writer_makers
@@ -13,7 +14,7 @@ from stream_server.server.replay.share import ReplayShare
 from stream_server.server.replay.simulation_file import load_h5py
 from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import expected_cores
-from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan
+from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.training.learner_step import NUMPY_DTYPES
 from stream_server.server.user.components import load_server_class
@@ -21,7 +22,16 @@ from stream_server.server.user.framework import framework_of
 
 
 def describe(config: StudyConfig, replay: Path | None = None) -> str:
-    """Totals, sizes per server rank, the command line of the simulations, and connections against the limit.
+    """The facts of a study as lines of text.
+
+    Raises:
+        ConfigError: see `facts_of`.
+    """
+    return "\n".join(f"{name:<14}{text}" for name, text in facts_of(config, replay))
+
+
+def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str, str]]:
+    """Totals, sizes per server rank, the command line of the simulations, and connections against the limit, by name.
 
     With a `replay`, what there is to be trained from.
 
@@ -39,9 +49,7 @@ def describe(config: StudyConfig, replay: Path | None = None) -> str:
     if config.offline.write_files:
         load_h5py()
     lines = _lines(config, make_plan(config))
-    if replay is not None:
-        lines += _lines_of_replay(config, replay)
-    return "\n".join(f"{name:<14}{text}" for name, text in lines)
+    return lines if replay is None else [*lines, *_lines_of_replay(config, replay)]
 
 
 def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]:
@@ -51,6 +59,20 @@ def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]
     epochs = f" in {config.offline.epochs} epochs" if config.offline.epochs > 1 else ""
     found = f"{len(simulations)} simulations in {folder}, {num_samples:,} samples to train on{epochs}"
     return [("replay", found), *(("", warning) for warning in share.warnings)]
+
+
+def require_machine(config: StudyConfig, replay: Path | None = None) -> None:
+    """Refuse a study, or a `replay`, that cannot run here as stream-launcher would start it.
+
+    Raises:
+        ConfigError: its ranks need more memory than this node has, or a program is missing.
+    """
+    if problem := memory_problem(config, config.server.ranks, config.server.ranks):
+        raise ConfigError(problem)
+    # The jobs of another backend may run on machines that have it.
+    is_needed = config.launcher.backend == "local" and replay is None
+    if is_needed and (problem := missing_program(config)):
+        raise ConfigError(problem)
 
 
 def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:

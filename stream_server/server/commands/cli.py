@@ -141,19 +141,11 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     if arguments.check:
-        from stream_server.launcher.backends.mpirun import missing_program
-        from stream_server.server.commands.check import describe
-        from stream_server.server.run.plan import memory_problem
+        from stream_server.server.commands.check import describe, require_machine
 
         with until_the_reader_leaves():
             print(describe(config, arguments.replay))
-        # stream-launcher would start so many, on this node.
-        if problem := memory_problem(config, config.server.ranks, config.server.ranks):
-            raise ConfigError(problem)
-        # The jobs of another backend may run on machines that have it.
-        is_needed = config.launcher.backend == "local" and arguments.replay is None
-        if is_needed and (problem := missing_program(config)):
-            raise ConfigError(problem)
+        require_machine(config, arguments.replay)
         return 0
     if arguments.fast_dev_run:
         from stream_server.server.commands.fast_dev_run import fast_dev_run

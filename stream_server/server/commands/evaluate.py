@@ -12,29 +12,21 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from stream_server.buffers import Buffer, Fifo
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, PeerFailed
 from stream_server.machine.forced_exit import ForcedExit
 from stream_server.server.checkpoint.continuation import by_rank_0
-from stream_server.server.checkpoint.folder import STUDY
 from stream_server.server.checkpoint.restore import SavedRank
 from stream_server.server.intake.validation_store import ValidationStore
-from stream_server.server.model.saved_model import SavedModel, find_saved_model, load_model
-from stream_server.server.progress.length import TrainingLength
-from stream_server.server.progress.progress import Progress
+from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, environment_rank, ranks_from_environment
-from stream_server.server.run.build import make_policy, make_slots
-from stream_server.server.run.cores import share_cores
-from stream_server.server.simulations.design import ParameterDesign
-from stream_server.server.study.composition import Composition
 from stream_server.server.study.failure import Failure, leave_together
+from stream_server.server.study.saved_server import set_up_saved
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.components import load_server_class
-from stream_server.storage.plain_state import read_state
 
 
 def evaluate(config: StudyConfig, checkpoint: Path) -> int:
@@ -92,36 +84,10 @@ def validate(config: StudyConfig, ranks: Ranks, saved: SavedModel, stack: ExitSt
         UserCodeError: the user's class raised, or makes another model than the saved one.
         DamagedCheckpoint: a file of the checkpoint cannot be what was saved.
     """
-    progress = saved_progress(config, ranks, saved)
     samples = read_held_out(saved, config.validation.simulations, ranks)
-    evaluation = Composition(
-        config,
-        ranks,
-        output_dir=config.output_dir,
-        parameter_names=ParameterDesign(config).names,
-        progress=progress,
-        buffer=Buffer(Fifo(capacity=1), make_slots(config, 1)),
-        num_threads=share_cores(ranks).threads[ranks.rank],
-    )
-    evaluation.make_server(load_server_class(config), stack)
-    evaluation.make_step(stack)
-    server, callbacks = evaluation.server, evaluation.callbacks
-    callbacks.surround(before=[server.normalization])
-    load_model(saved, server, evaluation.step, callbacks, allow_pickle=config.checkpoint.allow_pickle)
+    evaluation = set_up_saved(config, ranks, saved, stack)
     barrier(ranks)
     return evaluation.make_validation(samples).run()
-
-
-def saved_progress(config: StudyConfig, ranks: Ranks, saved: SavedModel) -> Progress:
-    """The progress of the study as it was, so that the user's class builds schedules as long as they were."""
-    length = TrainingLength.of(
-        config, saved.num_ranks or ranks.size, draws_per_sample=make_policy(config, ranks.rank).draws_per_sample
-    )
-    progress = Progress(ranks.size, length=length, lr_clock=config.training.lr_clock)
-    if saved.checkpoint is not None:
-        progress.load_state_dict(read_state(Path(saved.checkpoint) / STUDY)["progress"])
-    progress.batches = saved.batches
-    return progress
 
 
 def read_held_out(saved: SavedModel, num_held_out: int, ranks: Ranks) -> HeldOutSamples:

@@ -22,6 +22,7 @@ from stream_server.server.run.cores import share_cores
 from stream_server.server.study.composition import Composition
 from stream_server.server.study.failure import classified
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.callbacks import EVENTS
 from stream_server.server.user.components import make_callbacks
 from stream_server.server.user.stream_server import StreamServer
@@ -34,6 +35,8 @@ METHODS = (
     "training_step",
     "val_dataloader",
     "validation_step",
+    "predict",
+    "render",
     "configure_callbacks",
 )
 
@@ -98,7 +101,10 @@ class Trial:
             self._listen(trial.server)
             trial.make_step(stack, make_callbacks(trial.server))
             trial.make_stream(source)
-            trial.make_validation(HeldOutSamples(store=source.validation_store, parameters_of=source.parameters_of))
+            trial.make_validation(
+                HeldOutSamples(store=source.validation_store, parameters_of=source.parameters_of),
+                record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),
+            )
             trial.make_training(source, log_every=1).run()
         return trial.metrics.latest
 

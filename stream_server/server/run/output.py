@@ -74,6 +74,11 @@ class OutputFolder:
         return self.path / "metrics"
 
     @property
+    def validations(self) -> Path:
+        """Predictions and errors of held-out samples, a file per rank for each of some validations."""
+        return self.path / "validations"
+
+    @property
     def model(self) -> Path:
         """The trained model, once the training has ended."""
         return self.path / "model"

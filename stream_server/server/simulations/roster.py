@@ -268,7 +268,7 @@ class Roster:
         if redrawn is not None:
             self.entries[redrawn] = SimulationState(parameters=dict(self._parameters[redrawn]))
             self.num_missing -= self.facts.time_steps.num or 0
-            actions.append(launcher_link.Run(simulation=redrawn, parameters=self.entries[redrawn].parameters))
+            actions.append(launcher_link.AddSimulation(simulation=redrawn, parameters=self.entries[redrawn].parameters))
         return actions + self._end(message.simulation, SimulationPhase.GIVEN_UP, message.reason)
 
     def dropped(self, message: launcher_link.Dropped) -> list[Action]:

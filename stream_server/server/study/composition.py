@@ -26,6 +26,7 @@ from stream_server.server.training.monitoring.log_points import Logging
 from stream_server.server.training.stream import StreamDataset
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step, framework_of
 from stream_server.server.user.stream_server import StreamServer
@@ -151,6 +152,7 @@ class Composition:
         schedule: Schedule | None = None,
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
+        record: ValidationRecord | None = None,
     ) -> Validation:
         """Make the validation; without a `schedule` it comes once, at the end of the training."""
         self.validation = Validation(
@@ -166,6 +168,7 @@ class Composition:
             phases=self.phases,
             must_leave=must_leave,
             save_before=save_before,
+            record=record,
         )
         return self.validation
 

@@ -60,6 +60,7 @@ from stream_server.server.training.monitoring.gauges import (
     SpeedGauge,
 )
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.components import load_server_class, make_callbacks
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.normalization import Normalization
@@ -334,6 +335,7 @@ class StudySetUp(Composition):
             schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= self.leave_at_s,
             save_before=self.checkpoints.take_before_validation if settings.save_before else lambda: None,
+            record=held_out_record(self.folder.validations, self.server, self.ranks),
         )
 
     def _make_best_models(self) -> BestModels | None:

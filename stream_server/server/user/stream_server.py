@@ -13,6 +13,7 @@ from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.normalization import Normalization
+from stream_server.server.user.rendering import Prediction, Rendering, render
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 
 if TYPE_CHECKING:
@@ -114,6 +115,25 @@ class StreamServer:
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """The mean loss of a validation batch, or a dict of means with "loss" among them."""
         raise NotImplementedError(f"{type(self).__name__} must define validation_step to validate")
+
+    def predict(self, batch: Any) -> Any:
+        """The output of the model for a validation batch, a row for each sample; None: no prediction is kept.
+
+        Called after `validation_step` with the same batch, on the ranks that have one: it must not communicate.
+        """
+        return None
+
+    def render(self, sample: SimulationData, prediction: Prediction) -> Rendering:
+        """A sample as it is shown: by name the truth and the prediction, of one shape, in physical units.
+
+        By default the field whose values, normalised or not, are the target; if there is none, output and target.
+        """
+        fields = self.normalization.fields
+
+        def denormalize(name: str, array: Any) -> Any:
+            return self.normalization.denormalize(name, array) if name in fields else array
+
+        return render(sample, prediction, denormalize)
 
     def val_dataloader(self) -> Any:
         """The whole validation set as an iterable of batches, or a dict of such; None: the held-out simulations."""

@@ -22,7 +22,7 @@ MESSAGES: tuple[Known, ...] = (
             launcher_link.Planned(simulation=1, parameters={}),
         ),
     ),
-    launcher_link.Run(simulation=2, parameters={"x": 0.5}),
+    launcher_link.AddSimulation(simulation=2, parameters={"x": 0.5}),
     launcher_link.ProgressReport(simulation=0, attempt=0, received=5, blocked=False),
     launcher_link.Finished(simulation=0),
     launcher_link.Invalid(simulation=0, reason="r"),

@@ -12,6 +12,7 @@ from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.validation_batches import ValidationSet, ValidationSets
 from stream_server.server.training.validation.validation_pass import LOSS, ValidationPass
+from stream_server.server.training.validation.validation_record import ValidationRecord, batches_to_keep
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step
 from stream_server.server.user.simulation_data import SimulationBatch
@@ -30,6 +31,8 @@ class Validation(Callback):
     goes on with it when it is started again, from the batch at which it was left. It begins anew if the number of ranks
     or the held-out simulations are others than before, if the model has learned meanwhile, or if metrics objects take
     part, whose states are in no checkpoint. So does one that was due when the server died.
+
+    A `record` keeps predictions of held-out samples, and their errors.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Validation(Callback):
         phases: Phases | None = None,
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
+        record: ValidationRecord | None = None,
     ) -> None:
         self.history: list[dict[str, Any]] = []
         self._server = server
@@ -60,8 +64,11 @@ class Validation(Callback):
         self._phases = phases or Phases()
         self._must_leave = must_leave
         self._save_before = save_before
+        self._record = record
+        self._held_out = held_out
         self._left: dict[str, Any] | None = None
         self._is_next = False
+        self._is_recorded = False
 
     @property
     def best(self) -> dict[str, Any]:
@@ -77,6 +84,9 @@ class Validation(Callback):
     def on_train_start(self, server: Any) -> None:
         # What was due when the study was left comes before the first batch.
         self._is_next = self._schedule.is_due(self._progress)
+        if self._record is not None:
+            # Validations after the checkpoint from which this goes on come again.
+            self._record.prune(batches_to_keep(self.history, self.best))
 
     def on_step_end(self, server: Any) -> None:
         self._is_next = self._step.at_boundary and self._schedule.is_due(self._progress)
@@ -131,8 +141,18 @@ class Validation(Callback):
         left, self._left = self._left, None
         goes_on = left is not None and left["of"] == now
         self._callbacks.tell("on_validation_start")
+        # Of the batches before the restart nothing is known: a part of the samples would be taken for all.
+        self._is_recorded = self._record is not None and not goes_on and all(it.raw is not None for it in sets)
+        if self._is_recorded and self._record is not None:
+            self._record.begin(now["sets"], self._held_out())
         one = ValidationPass(
-            self._server, self._ranks, self._step, sets, must_leave=must_leave, left=left if goes_on else None
+            self._server,
+            self._ranks,
+            self._step,
+            sets,
+            must_leave=must_leave,
+            left=left if goes_on else None,
+            record=self._record if self._is_recorded else None,
         )
         values = one.run()
         if one.left is not None:
@@ -143,6 +163,8 @@ class Validation(Callback):
         progress = self._progress
         self.history.append({"batch": progress.batches, LOSS: values[LOSS]})
         progress.best = self.best
+        if self._is_recorded and self._record is not None:
+            self._record.write(progress.batches, values, batches_to_keep(self.history, self.best))
         named = {f"{PREFIX}{name}": value for name, value in values.items()}
         self._metrics.write_reduced(progress.batches, progress.elapsed_s, named)
         self._callbacks.tell("on_validation_end", dict(values))

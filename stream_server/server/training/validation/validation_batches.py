@@ -46,12 +46,14 @@ class ValidationSet:
     """One set; `name` is "" for one that stands alone.
 
     `signature` differs once the set, or how it is shared, has changed; it is plain and the same on all ranks.
-    `batches(n)` are this rank's batches but for the first n, with the number of samples in each.
+    `batches(n)` are this rank's batches but for the first n, with the number of samples in each. `raw(n)` are the
+    samples of batch n as they came from the simulations; None for a set of the user's.
     """
 
     name: str
     signature: Any
     batches: Callable[[int], Iterator[Item]]
+    raw: Callable[[int], SimulationBatch] | None = None
 
 
 class ValidationSets:
@@ -115,8 +117,17 @@ class ValidationSets:
         if not any(num for num, _ in everywhere):
             return []
         return [
-            ValidationSet(name="", signature=everywhere, batches=lambda start: self._held_out_batches(samples, start))
+            ValidationSet(
+                name="",
+                signature=everywhere,
+                batches=lambda start: self._held_out_batches(samples, start),
+                raw=lambda index: self._raw(samples, index),
+            )
         ]
+
+    def _raw(self, samples: SimulationBatch | None, index: int) -> SimulationBatch:
+        assert samples is not None
+        return take(samples, slices(len(samples), self._batch_size)[index])
 
     def _held_out_batches(self, samples: SimulationBatch | None, start: int) -> Iterator[Item]:
         if samples is None:

@@ -11,7 +11,9 @@ from stream_server.server.metrics.means import Means
 from stream_server.server.metrics.metric_objects import MetricObjects, is_metric
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.validation_batches import ValidationSet
+from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.framework import Step
+from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
 
 LOSS = "loss"
@@ -35,6 +37,7 @@ class ValidationPass:
         *,
         must_leave: Callable[[], bool],
         left: Mapping[str, Any] | None = None,
+        record: ValidationRecord | None = None,
     ) -> None:
         self.left: dict[str, Any] | None = None
         self._server = server
@@ -42,6 +45,7 @@ class ValidationPass:
         self._step = step
         self._sets = sets
         self._must_leave = must_leave
+        self._record = record
         self._metrics = MetricObjects(server, ranks)
         self._start: tuple[int, int] = (0, 0) if left is None else (left["set"], left["batch"])
         # One rank alone remembers what all have added up.
@@ -91,7 +95,17 @@ class ValidationPass:
                 returned = call_user(self._where, self._server.validation_step, placed, index) if num else None
             if num:
                 self._add(validation_set.name, returned, num)
+                if self._record is not None and validation_set.raw is not None:
+                    self._keep(self._record, validation_set.raw(index), placed)
             index += 1
+
+    def _keep(self, record: ValidationRecord, raw: SimulationBatch, placed: Any) -> None:
+        """Record predictions, which leave no trace in the random numbers of the training."""
+        state = self._step.random_state()
+        try:
+            record.observe(raw, placed)
+        finally:
+            self._step.load_random_state(state)
 
     def _agree(self, num: int) -> tuple[list[int], bool]:
         """How many samples each rank evaluates next, and whether some rank must leave."""

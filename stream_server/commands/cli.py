@@ -29,9 +29,11 @@ examples:
   stream-study export runs/heat --to metrics.csv --wide       one row per batch, one column per name
   stream-study export runs/a runs/b --to both.csv             two runs in one table, told apart by the column run
   stream-study plot runs/heat                                 pictures in runs/heat/plots
+  stream-study plot runs/heat --html heat.html                one page with everything, to send to a colleague
   stream-study plot study.json --to figures --format pdf      the same for a paper
   stream-study list                                           the runs below this folder, and how each is doing
   stream-study status runs/heat                               server, simulations, rates, buffer, time left
+  stream-study serve                                          all of this in a browser, live: open the link it prints
   stream-study stop runs/heat --finish                        start no simulation any more, train what comes, end
 
 exit status: 0 done   1 doctor: something must be repaired; list, status, stop, logs, simulations: no such run, or it
@@ -50,7 +52,7 @@ stream-study new EXAMPLE [FOLDER]
        stream-study new --list
 """
 
-EXTRA = ("matplotlib", "pyarrow")
+EXTRA = {"matplotlib": "matplotlib pyarrow", "pyarrow": "matplotlib pyarrow", "bokeh": "'stream-server[dashboard]'"}
 BLANK_FOLDER = "my-study"
 
 
@@ -87,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     plot = commands.add_parser("plot", help="draw losses, throughput, buffer and phases", description=_plot.__doc__)
     plot.add_argument("run", metavar="RUN", type=Path, help="a run")
     plot.add_argument("--to", metavar="FOLDER", type=Path, help="where the pictures go; RUN/plots by default")
+    plot.add_argument("--html", metavar="FILE", type=Path, help="write one page with all pictures instead, for others")
     plot.add_argument(
         "--format",
         action="append",
@@ -95,6 +98,11 @@ def parser() -> argparse.ArgumentParser:
     )
     plot.set_defaults(command=_plot)
     operating.register(commands)
+
+    serve = commands.add_parser("serve", help="show runs in a browser, live", description=_serve.__doc__)
+    serve.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(), help="this folder by default")
+    serve.add_argument("--port", type=int, help="8787 by default, or a free one")
+    serve.set_defaults(command=_serve)
     return parser
 
 
@@ -160,17 +168,32 @@ def _export(arguments: argparse.Namespace) -> None:
 
 
 def _plot(arguments: argparse.Namespace) -> None:
-    """Draw the losses, the throughput, the fill of the buffer, how often samples were drawn, and where time went."""
+    """Draw losses, predictions beside the truth, errors by simulation and time step, parameters, buffer and time."""
     with _extra():
+        from stream_server.analysis.page import write_page
         from stream_server.analysis.plot import plot
     run = find_run(arguments.run)
+    if arguments.html is not None:
+        if arguments.to is not None or arguments.format:
+            raise ConfigError("--html writes one file with all pictures in it: leave out --to and --format")
+        write_page(run, arguments.html)
+        print(arguments.html)
+        return
     for file in plot(run, arguments.to or run.path / "plots", arguments.format or ["png"]):
         print(file)
 
 
+def _serve(arguments: argparse.Namespace) -> None:
+    """Show the runs below a folder in a browser, as they change. Only whoever has the link that it prints sees them."""
+    with _extra():
+        from stream_server.dashboard.serving import serve
+
+    serve(arguments.folder, arguments.port, lambda link: print(link, flush=True))
+
+
 @contextmanager
 def _extra() -> Iterator[None]:
-    """Import what only pictures and Parquet files need.
+    """Import what only pictures, Parquet files and the page in the browser need.
 
     Raises:
         ConfigError: it is not installed.
@@ -180,7 +203,7 @@ def _extra() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        raise ConfigError(f"{error.name} is not installed: pip install {' '.join(EXTRA)}") from error
+        raise ConfigError(f"{error.name} is not installed: pip install {EXTRA[error.name]}") from error
 
 
 if __name__ == "__main__":

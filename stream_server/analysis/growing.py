@@ -1,0 +1,61 @@
+"""A file of lines that another process writes, read as it grows."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class GrowingFile(Generic[T]):
+    """The items in the whole lines of a file so far: only what is new is read.
+
+    A server that is started again takes out of its files what it does again, and a new run begins them anew: then the
+    file is another one, is shorter, or has other bytes before the position, and is read from its beginning.
+    `parse` takes whole lines and the number of the first of them.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[bytes, int], list[T]]) -> None:
+        self.path = path
+        self._parse = parse
+        self.items: list[T] = []
+        self.num_resets = 0
+        self._inode = 0
+        self._position = 0
+        self._num_lines = 0
+        self._last = b""
+
+    def update(self) -> None:
+        """Bring `items` up to date; `num_resets` grows when they were read from the beginning again.
+
+        Raises:
+            Exception: what `parse` raises of the new lines, at every update until they are mended.
+        """
+        try:
+            with self.path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                file.seek(self._position - len(self._last))
+                if inode != self._inode or file.read(len(self._last)) != self._last:
+                    self._start_over(inode)
+                    file.seek(0)
+                new = file.read()
+        except FileNotFoundError:
+            if self._inode:
+                self._start_over(0)
+            return
+        whole = new[: new.rfind(b"\n") + 1]
+        if whole:
+            self.items += self._parse(whole, self._num_lines + 1)
+            self._position += len(whole)
+            self._num_lines += whole.count(b"\n")
+            self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+
+    def _start_over(self, inode: int) -> None:
+        # Not emptied: others may still look at the list.
+        self.items = []
+        self.num_resets += 1
+        self._inode = inode
+        self._position = 0
+        self._num_lines = 0
+        self._last = b""

@@ -1,0 +1,182 @@
+"""The pictures of samples and simulations: predictions beside the truth, errors, and the design of the parameters."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from stream_server.analysis.figures import COLOURS, empty
+from stream_server.analysis.run_state import SimulationFacts
+from stream_server.analysis.validations import RecordedValidation
+
+MAX_PARAMETERS = 5
+MAX_SINGLE_VALUES = 12
+PANEL_INCHES = 2.2
+ERROR = "mean squared error of the output\n(in the scale of the training)"
+DIFFERENCE = "prediction − truth"
+ERROR_MAP = "RdBu_r"
+
+Array = NDArray[Any]
+
+
+def predictions(validation: RecordedValidation) -> dict[str, Figure]:
+    """By what is shown, such as a field: a row for each sample, with truth, prediction and their difference.
+
+    Fields of two and more dimensions are images, those of three and more their middle planes; others are lines, or
+    points where there are few values. Truth and prediction of a sample share their colours and axes.
+    """
+    names = dict.fromkeys(name for sample in validation.samples for name in sample.shown)
+    return {name: _panels(name, validation) for name in names}
+
+
+def errors(validation: RecordedValidation) -> Figure | None:
+    """The error of each held-out simulation, and of each time step as the mean over these."""
+    by_simulation, by_time_step = validation.by_simulation(), validation.by_time_step()
+    if not by_simulation:
+        return None
+    figure = Figure(figsize=(8.0, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=len(by_time_step) > 1)
+    for axes, label, values in ((left, "held-out simulation", by_simulation), (right, "time step", by_time_step)):
+        marker = "o" if axes is left or len(values) <= MAX_SINGLE_VALUES else ""
+        line = "" if axes is left else "-"
+        axes.plot(list(values), list(values.values()), marker=marker, linestyle=line, color=COLOURS[0], markersize=4)
+        axes.set_xlabel(label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        if min(values.values()) > 0:
+            axes.set_yscale("log")
+    left.set_ylabel(ERROR)
+    return figure
+
+
+def coverage(simulations: Sequence[SimulationFacts], units: Mapping[str, str]) -> Figure | None:
+    """Each simulation as a point in each pair of parameters, at most of the first five; coloured by its state."""
+    states = list(dict.fromkeys(it.state for it in simulations))
+    if not simulations or not simulations[0].parameters:
+        return None
+    points = [
+        (f"{state.replace('_', ' ')} ({sum(it.state == state for it in simulations)})", _of_state(simulations, state))
+        for state in states
+    ]
+    figure, panels = _pairs(list(simulations[0].parameters)[:MAX_PARAMETERS], units)
+    for number, (label, facts) in enumerate(points):
+        marker, colour = "o^sDvPX*"[number % 8], COLOURS[number % len(COLOURS)]
+        for (x, y), axes in panels.items():
+            axes.plot(*_places(facts, x, y), marker, color=colour, markersize=4, alpha=0.8, label=label)
+    handles, labels = next(iter(panels.values())).get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels), fontsize=8)
+    return figure
+
+
+def coverage_errors(simulations: Sequence[SimulationFacts], units: Mapping[str, str]) -> Figure | None:
+    """As `coverage`, with the held-out simulations coloured by their error and all others grey."""
+    held_out = [it for it in simulations if it.error is not None]
+    if not held_out or not held_out[0].parameters:
+        return None
+    others = [it for it in simulations if it.error is None]
+    figure, panels = _pairs(list(held_out[0].parameters)[:MAX_PARAMETERS], units)
+    values = [it.error for it in held_out if it.error is not None]
+    for (x, y), axes in panels.items():
+        axes.plot(*_places(others, x, y), "o", color="0.8", markersize=3)
+        points = axes.scatter(*_places(held_out, x, y), c=values, cmap="viridis", s=24, vmin=0, edgecolors="k", lw=0.4)
+    figure.colorbar(points, ax=list(panels.values()), label=ERROR, shrink=0.8)
+    return figure
+
+
+def _panels(name: str, validation: RecordedValidation) -> Figure:
+    samples = [it for it in validation.samples if name in it.shown]
+    unit = validation.units.get(name, "")
+    quantity = f"{name} ({unit})" if unit else name
+    are_images = _plane(samples[0].shown[name][0]).ndim == 2
+    titles = ["truth", "prediction", DIFFERENCE] if are_images else ["truth and prediction", DIFFERENCE]
+    # Images keep their shape, and would be far apart.
+    layout: Literal["compressed", "constrained"] = "compressed" if are_images else "constrained"
+    figure = Figure(figsize=(4 * PANEL_INCHES, PANEL_INCHES * len(samples) + 0.4), layout=layout)
+    rows = figure.subplots(len(samples), len(titles), squeeze=False)
+    for axes, sample in zip(rows, samples, strict=True):
+        truth, prediction = (_plane(array) for array in sample.shown[name])
+        (_images if are_images else _lines)(figure, axes, truth, prediction, quantity)
+        axes[0].set_ylabel(f"simulation {sample.simulation}\ntime step {sample.time_step}", fontsize=8)
+    for axes, title in zip(rows[0], titles, strict=True):
+        axes.set_title(title, fontsize=9)
+    if not are_images:
+        rows[0][0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _images(figure: Figure, axes: Any, truth: Array, prediction: Array, quantity: str) -> None:
+    finite = [array[np.isfinite(array)] for array in (truth, prediction)]
+    both = np.concatenate(finite) if any(it.size for it in finite) else np.zeros(1)
+    difference = prediction.astype(np.float64) - truth
+    largest = float(np.max(np.abs(difference[np.isfinite(difference)]), initial=0.0)) or 1.0
+    for place, array in zip(axes, (truth, prediction), strict=False):
+        shown = place.imshow(array, cmap="viridis", vmin=both.min(), vmax=both.max(), origin="lower")
+    figure.colorbar(shown, ax=axes[1], shrink=0.85).set_label(quantity, fontsize=8)
+    shown = axes[2].imshow(difference, cmap=ERROR_MAP, vmin=-largest, vmax=largest, origin="lower")
+    figure.colorbar(shown, ax=axes[2], shrink=0.85).set_label(quantity, fontsize=8)
+    for place in axes:
+        place.set_xticks([])
+        place.set_yticks([])
+
+
+def _lines(figure: Figure, axes: Any, truth: Array, prediction: Array, quantity: str) -> None:
+    is_short = truth.size <= MAX_SINGLE_VALUES
+    x = np.arange(truth.size)
+    axes[0].plot(x, truth.reshape(-1), "o" if is_short else "-", color=COLOURS[0], lw=1.2, label="truth")
+    axes[0].plot(x, prediction.reshape(-1), "x" if is_short else "--", color=COLOURS[1], lw=1.2, label="prediction")
+    difference = prediction.astype(np.float64).reshape(-1) - truth.reshape(-1)
+    axes[1].axhline(0, color="0.7", lw=0.8)
+    axes[1].plot(x, difference, "o" if is_short else "-", color=COLOURS[7], lw=1.2, markersize=4)
+    axes[1].set_ylabel(quantity, fontsize=8)
+    for place in axes:
+        place.spines[["top", "right"]].set_visible(False)
+        place.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _plane(array: Array) -> Array:
+    """An array of one or two axes: of more, the middle of the first ones; axes of one value are left out."""
+    array = np.squeeze(array)
+    while array.ndim > 2:
+        array = array[array.shape[0] // 2]
+    return array.reshape(-1) if array.ndim == 0 else array
+
+
+def _of_state(simulations: Sequence[SimulationFacts], state: str) -> list[SimulationFacts]:
+    return [it for it in simulations if it.state == state]
+
+
+def _places(facts: Sequence[SimulationFacts], x: str, y: str) -> tuple[list[float], list[float]]:
+    if x == y:
+        return [it.parameters[x] for it in facts], [0.0] * len(facts)
+    return [it.parameters[x] for it in facts], [it.parameters[y] for it in facts]
+
+
+def _pairs(names: Sequence[str], units: Mapping[str, str]) -> tuple[Figure, dict[tuple[str, str], Axes]]:
+    """Empty axes for each pair of parameters, below the diagonal; for one parameter alone a single line."""
+    labels = {name: f"{name} ({units[name]})" if units.get(name) else name for name in names}
+    if len(names) == 1:
+        figure, axes = empty(labels[names[0]], "")
+        axes.set_yticks([])
+        return figure, {(names[0], names[0]): axes}
+    num = len(names) - 1
+    side = max(4.0, 1.7 * num)
+    figure = Figure(figsize=(side + 1.0, side), layout="constrained")
+    grid = figure.subplots(num, num, squeeze=False, sharex="col", sharey="row")
+    panels = {}
+    for (column, x), (row, y) in combinations(enumerate(names), 2):
+        axes = grid[row - 1][column]
+        panels[x, y] = axes
+        if row == num:
+            axes.set_xlabel(labels[x], fontsize=8)
+        if column == 0:
+            axes.set_ylabel(labels[y], fontsize=8)
+        axes.tick_params(labelsize=7)
+    for row in range(num):
+        for column in range(row + 1, num):
+            grid[row][column].set_axis_off()
+    return figure, panels

@@ -1,0 +1,162 @@
+"""The records of validations: predictions beside the truth, and the errors of held-out samples."""
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.analysis.reading import RunFolder
+from stream_server.errors import ConfigError
+
+FOLDER = "validations"
+FORMAT = 1
+_COLUMNS = ("simulations", "time_steps", "errors")
+
+Array = NDArray[Any]
+
+_FILE = re.compile(r"batch-(\d{6,})-rank-(\d+)\.npz")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedSample:
+    """One held-out sample as the server class rendered it: by name the truth and the prediction, of one shape."""
+
+    simulation: int
+    time_step: int
+    parameters: dict[str, float]
+    shown: dict[str, tuple[Array, Array]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedValidation:
+    """A validation: its values such as "loss", and of each held-out sample simulation, time step and error.
+
+    The error is the mean squared error of the model's output, in the scale of the training. The three arrays have one
+    length; `samples` are the few that were rendered, in the order of their simulations and time steps. `is_whole` says
+    whether the files of all ranks are there.
+    """
+
+    batch: int
+    values: dict[str, float]
+    units: dict[str, str]
+    simulations: Array
+    time_steps: Array
+    errors: Array
+    samples: tuple[RenderedSample, ...]
+    is_whole: bool
+
+    def by_simulation(self) -> dict[int, float]:
+        """The mean error of each simulation."""
+        return _means(self.simulations, self.errors)
+
+    def by_time_step(self) -> dict[int, float]:
+        """The mean error over all simulations at each time step."""
+        return _means(self.time_steps, self.errors)
+
+
+def recorded_batches(run: RunFolder) -> list[int]:
+    """The batches after which there was a validation whose record is there, in ascending order."""
+    return sorted({batch for batch, _ in _files(run)})
+
+
+def read_validation(run: RunFolder, batch: int | None = None) -> RecordedValidation | None:
+    """The record of the validation after a batch, by default the newest that all ranks have written; None without one.
+
+    A file that another rank left at an earlier start, when there were more of them, is not counted.
+
+    Raises:
+        ConfigError: a file is damaged, or of another release.
+    """
+    if batch is not None:
+        return _read(run, batch)
+    for newest in reversed(recorded_batches(run)):
+        found = _read(run, newest)
+        if found is not None and found.is_whole:
+            return found
+    return None
+
+
+def version_of(run: RunFolder) -> frozenset[tuple[str, int]]:
+    """What changes whenever a record comes, goes or is written anew."""
+    try:
+        return frozenset((path.name, path.stat().st_mtime_ns) for path in _files(run).values())
+    except FileNotFoundError:
+        # One was removed meanwhile: it is another version the next time, too.
+        return frozenset()
+
+
+def errors_of_simulations(run: RunFolder) -> dict[int, float]:
+    """The mean error of each held-out simulation in the newest validation; empty if none can be read."""
+    try:
+        newest = read_validation(run)
+    except ConfigError:
+        return {}
+    return {} if newest is None else newest.by_simulation()
+
+
+def _files(run: RunFolder) -> dict[tuple[int, int], Path]:
+    """By batch and rank."""
+    folder = run.path / FOLDER
+    names = {it: _FILE.fullmatch(it.name) for it in folder.iterdir()} if folder.is_dir() else {}
+    return {(int(match[1]), int(match[2])): path for path, match in names.items() if match}
+
+
+def _read(run: RunFolder, batch: int) -> RecordedValidation | None:
+    paths = [path for (of, _), path in sorted(_files(run).items()) if of == batch]
+    parts = [part for path in paths if (part := _content(path)) is not None]
+    newest = next((facts for facts, _ in parts if facts["rank"] == 0), None)
+    if newest is None:
+        return None
+    parts = [it for it in parts if it[0]["ranks"] == newest["ranks"]]
+    samples = [sample for facts, arrays in parts for sample in _samples(facts, arrays)]
+    stacked = {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in _COLUMNS}
+    values = {name: np.nan if value is None else value for name, value in newest["values"].items()}
+    return RecordedValidation(
+        batch=batch,
+        values=values,
+        units=newest["units"],
+        samples=tuple(sorted(samples, key=lambda it: (it.simulation, it.time_step))),
+        is_whole=len(parts) == newest["ranks"],
+        **stacked,
+    )
+
+
+def _content(path: Path) -> tuple[dict[str, Any], Mapping[str, Array]] | None:
+    """Facts and arrays; None if the file was removed meanwhile."""
+    try:
+        # Of a damaged file that it has opened itself, NumPy would keep the descriptor.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        facts = json.loads(str(arrays["facts"]))
+        if facts["format"] != FORMAT:
+            raise ConfigError(f"{path} has format {facts['format']}, and this release reads format {FORMAT}")
+        return facts, arrays
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+
+
+def _samples(facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[RenderedSample]:
+    return [
+        RenderedSample(
+            simulation=it["simulation"],
+            time_step=it["time_step"],
+            parameters=dict(zip(facts["parameters"], it["parameters"], strict=True)),
+            shown={name: (arrays[f"truth.{i}.{name}"], arrays[f"prediction.{i}.{name}"]) for name in it["names"]},
+        )
+        for i, it in enumerate(facts["pictures"])
+    ]
+
+
+def _means(of: Array, errors: Array) -> dict[int, float]:
+    keys, rows = np.unique(of, return_inverse=True)
+    sums = np.bincount(rows, errors, len(keys)) / np.bincount(rows, minlength=len(keys))
+    return {int(key): float(mean) for key, mean in zip(keys, sums, strict=True) if np.isfinite(mean)}

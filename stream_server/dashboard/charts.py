@@ -1,0 +1,230 @@
+"""The charts of the page: Bokeh figures, and what brings their columns up to date."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bokeh.models.annotations import ColorBar, Legend, LegendItem
+from bokeh.models.mappers import LogColorMapper
+from bokeh.models.ranges import Range1d
+from bokeh.models.sources import ColumnDataSource
+from bokeh.models.tools import HoverTool
+from bokeh.palettes import Viridis256
+from bokeh.plotting import figure
+
+from stream_server.dashboard.changes import Columns, change
+from stream_server.dashboard.columns import log_range
+
+HEIGHT = 300
+INK = "#222222"
+GRID = "#E4E4E4"
+# Bokeh's types tell less of its figures and renderers than is true of them.
+Figure = Any
+Renderer = Any
+
+TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurveStyle:
+    """How a curve is drawn and what it is called; with `has_marks` each of its few points is marked."""
+
+    label: str
+    colour: str
+    dash: str = "solid"
+    has_marks: bool = False
+
+
+def bring_up_to_date(source: ColumnDataSource, columns: Columns) -> int:
+    """Send to a source what changed of its columns; gives the number of values."""
+    before: Any = source.data
+    changed = change(before, columns)
+    if changed is None:
+        return 0
+    if changed.replaced is not None:
+        source.data = {name: list(values) for name, values in changed.replaced.items()}
+    if changed.patched is not None:
+        source.patch({name: list(rows) for name, rows in changed.patched.items()})
+    if changed.appended is not None:
+        source.stream({name: list(values) for name, values in changed.appended.items()})
+    return changed.num_cells
+
+
+def chart(title: str, x: str, y: str, **options: Any) -> Figure:
+    """An empty figure; its axes are dark, and name what they show and the unit of that."""
+    made: Figure = figure(
+        title=title,
+        x_axis_label=x,
+        y_axis_label=y,
+        height=HEIGHT,
+        sizing_mode="stretch_width",
+        tools=TOOLS,
+        toolbar_location="right",
+        **options,
+    )
+    made.toolbar.logo = None
+    made.toolbar.autohide = True
+    made.title.text_color = INK
+    made.title.text_font_size = "14px"
+    made.grid.grid_line_color = GRID
+    made.outline_line_color = None
+    for axis in made.axis:
+        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = INK
+        axis.axis_label_text_color = axis.major_label_text_color = INK
+        axis.axis_label_text_font_style = "normal"
+        axis.axis_label_text_font_size = axis.major_label_text_font_size = "12px"
+    made.min_border_right = 12
+    return made
+
+
+class LineChart:
+    """Curves over one axis, in one or several figures that show the same with other scales."""
+
+    def __init__(self, *figures: Figure) -> None:
+        self.figures = figures
+        self._curves: dict[object, tuple[CurveStyle, ColumnDataSource, list[list[Renderer]]]] = {}
+        # In rows of three: the names must not be wider than the figure.
+        self._legends: list[Any] = [
+            Legend(click_policy="hide", location="center", orientation="horizontal", ncols=3, nrows="auto", margin=2)
+            for _ in figures
+        ]
+        self._hovers = [HoverTool(renderers=[], tooltips=[("", "$name"), ("", "@y at @x")]) for _ in figures]
+        for each, legend, hover in zip(figures, self._legends, self._hovers, strict=True):
+            legend.border_line_color = None
+            legend.label_text_font_size = "12px"
+            legend.label_text_color = INK
+            each.add_layout(legend, "above")
+            each.add_tools(hover)
+
+    def show(self, curves: Mapping[object, tuple[CurveStyle, Columns]]) -> int:
+        """Draw these curves and no others; gives the number of values that were sent."""
+        gone = [key for key in self._curves if key not in curves or curves[key][0] != self._curves[key][0]]
+        if gone:
+            self._remove(gone)
+        new = [key for key in curves if key not in self._curves]
+        if new:
+            self._add({key: curves[key][0] for key in new})
+        return sum(bring_up_to_date(self._curves[key][1], columns) for key, (_, columns) in curves.items())
+
+    def _add(self, styles: Mapping[object, CurveStyle]) -> None:
+        for key, style in styles.items():
+            source = ColumnDataSource({"x": [], "y": []}, name=f"curve {style.label}")
+            drawn = []
+            for each in self.figures:
+                look = {"source": source, "color": style.colour, "name": style.label}
+                renderers = [each.line("x", "y", line_dash=style.dash, line_width=1.6, **look)]
+                if style.has_marks:
+                    renderers.append(each.scatter("x", "y", size=5, **look))
+                drawn.append(renderers)
+            self._curves[key] = (style, source, drawn)
+        self._name()
+
+    def _remove(self, gone: Sequence[object]) -> None:
+        drawn = [self._curves.pop(key)[2] for key in gone]
+        self._name()
+        for place, each in enumerate(self.figures):
+            removed = [renderer for of_curve in drawn for renderer in of_curve[place]]
+            each.renderers = [it for it in each.renderers if it not in removed]
+
+    def _name(self) -> None:
+        """Bring legends and tooltips up to date."""
+        for place, (legend, hover) in enumerate(zip(self._legends, self._hovers, strict=True)):
+            legend.items = [
+                LegendItem(label=style.label, renderers=list(drawn[place])) for style, _, drawn in self._curves.values()
+            ]
+            hover.renderers = [drawn[place][-1] for *_, drawn in self._curves.values()]
+
+
+class Timeline:
+    """One bar for each attempt of a simulation, over time."""
+
+    def __init__(self) -> None:
+        self.figure = chart("Simulations and their attempts", "time since the first began (s)", "simulation")
+        self.source = ColumnDataSource(
+            {name: [] for name in ("simulation", "attempt", "left", "right", "state", "colour", "reason")},
+            name="timeline",
+        )
+        bars = self.figure.hbar(
+            y="simulation",
+            left="left",
+            right="right",
+            height=0.8,
+            color="colour",
+            line_width=1,
+            source=self.source,
+        )
+        self.figure.y_range.flipped = True
+        self.figure.add_tools(
+            HoverTool(
+                renderers=[bars],
+                tooltips=[
+                    ("simulation", "@simulation, attempt @attempt"),
+                    ("state", "@state @reason"),
+                    ("time", "@left{0.0} s to @right{0.0} s"),
+                ],
+            )
+        )
+
+
+class RankPhases:
+    """Where the time of each rank went at its newest log point: one bar for each, made of its phases."""
+
+    def __init__(self) -> None:
+        self.figure = chart("Ranks and their phases", "part of the time since the last log point", "rank")
+        self.figure.x_range = Range1d(start=0, end=1.001)
+        self.figure.y_range.flipped = True
+        self.figure.yaxis.ticker.desired_num_ticks = 8
+        self.figure.yaxis.ticker.min_interval = 1
+        self.figure.yaxis.ticker.num_minor_ticks = 0
+        self.source = ColumnDataSource(
+            {name: [] for name in ("rank", "phase", "left", "right", "colour")}, name="ranks"
+        )
+        bars = self.figure.hbar(
+            y="rank",
+            left="left",
+            right="right",
+            height=0.8,
+            color="colour",
+            line_color=None,
+            source=self.source,
+        )
+        self.figure.add_tools(HoverTool(renderers=[bars], tooltips=[("rank @rank", "@phase: @left to @right")]))
+
+
+class ParameterSpace:
+    """One point for each simulation, at two of its parameters."""
+
+    def __init__(self) -> None:
+        self.figure = chart("Parameter space", "", "")
+        names: Sequence[str] = ("simulation", "x", "y", "state", "colour", "error", "received", "attempts")
+        self.source = ColumnDataSource({name: [] for name in names}, name="space")
+        points = self.figure.scatter(
+            "x", "y", size=7, color="colour", line_color="white", line_width=0.5, source=self.source
+        )
+        self.figure.add_tools(
+            HoverTool(
+                renderers=[points],
+                tooltips=[
+                    ("simulation", "@simulation"),
+                    ("at", "@x, @y"),
+                    ("state", "@state after @attempts attempts"),
+                    ("time steps", "@received"),
+                    ("error", "@error"),
+                ],
+            )
+        )
+
+        self._mapper = LogColorMapper(palette=Viridis256, low=1, high=10)
+        self._bar = ColorBar(color_mapper=self._mapper, title="error", visible=False, width=12)
+        self.figure.add_layout(self._bar, "right")
+
+    def show_scale(self, errors: Sequence[float]) -> None:
+        """Show which colours these errors have; no scale without any."""
+        low, high = log_range(errors)
+        self._mapper.update(low=low, high=high)
+        if self._bar.visible != bool(errors):
+            self._bar.visible = bool(errors)
+
+    def name_axes(self, x: str, y: str) -> None:
+        """Say which parameters are shown."""
+        self.figure.xaxis.axis_label, self.figure.yaxis.axis_label = x, y

@@ -1,0 +1,255 @@
+"""The columns of every chart of the page, from the facts of a run. Pure."""
+
+import html
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from stream_server.analysis.attempts import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
+from stream_server.analysis.reading import Line, names_in
+from stream_server.analysis.validations import RenderedSample
+from stream_server.dashboard.changes import Columns
+from stream_server.dashboard.facts import RunFacts
+
+AXES = {"batch": "batch", "sample": "samples trained", "wall_s": "training time (s)"}
+MAX_POINTS = 2000
+# The palette of Okabe and Ito, and for the states of things a colour each.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+ATTEMPT_COLOURS = {
+    RUNNING: "#0072B2",
+    ENDED: "#009E73",
+    FAILED: "#D55E00",
+    CANCELLED: "#E69F00",
+    INTERRUPTED: "#7F7F7F",
+}
+SIMULATION_COLOURS = {
+    "waiting": "#BBBBBB",
+    "running": "#0072B2",
+    "finished": "#009E73",
+    "given_up": "#D55E00",
+    "invalid": "#CC79A7",
+    "stopped": "#E69F00",
+    "interrupted": "#7F7F7F",
+}
+OTHER_COLOUR = "#000000"
+PALE = "#DDDDDD"
+
+Curves = dict[str, Columns]
+
+
+def losses(facts: RunFacts, axis: str) -> Curves:
+    """The loss of the training and of each validation set, by name."""
+    names = [name for name in names_in(list(facts.records)) if name == "train/loss" or _is_validation_loss(name)]
+    return {name: _logged(facts.records, axis, name) for name in names}
+
+
+def is_validation(name: str) -> bool:
+    """Whether a curve is one of a validation set, of which there are few points."""
+    return name.startswith("val/")
+
+
+def rates(facts: RunFacts) -> Curves:
+    """Samples per second over the time of the training: drawn for batches, of these new ones, and received.
+
+    How many were received is known while a page looks at a live run.
+    """
+    curves = {
+        "trained, with repeats": _logged(facts.records, "wall_s", "speed/samples_per_s"),
+        "trained for the first time": _new_samples_per_s(facts.records),
+        "received": {
+            "x": [rate.elapsed_s for rate in facts.received],
+            "y": [rate.per_s for rate in facts.received],
+        },
+    }
+    return {name: columns for name, columns in curves.items() if columns["x"]}
+
+
+def buffers(facts: RunFacts) -> Curves:
+    """Samples in the buffer of a rank, those of them that were never drawn, and how old the samples are."""
+    names = {
+        "in the buffer": "buffer/population",
+        "never drawn": "buffer/unseen",
+        "mean age": "buffer/age/mean",
+        "greatest age": "buffer/age/max",
+    }
+    curves = {shown: _logged(facts.records, "wall_s", name) for shown, name in names.items()}
+    return {name: columns for name, columns in curves.items() if columns["x"]}
+
+
+def timeline(facts: RunFacts) -> Columns:
+    """One bar for each attempt of which the time is known, in seconds since the first one began."""
+    shown = [it for it in facts.attempts if it.started_s is not None]
+    began_s = min((it.started_s for it in shown if it.started_s is not None), default=0.0)
+    now_s = facts.at_s - began_s
+    return {
+        "simulation": [it.simulation for it in shown],
+        "attempt": [it.attempt for it in shown],
+        "left": [round((it.started_s or 0.0) - began_s, 2) for it in shown],
+        "right": [round(now_s if it.ended_s is None else it.ended_s - began_s, 2) for it in shown],
+        "state": [it.state for it in shown],
+        "colour": [ATTEMPT_COLOURS.get(it.state, OTHER_COLOUR) for it in shown],
+        "reason": [it.reason for it in shown],
+    }
+
+
+def phases(facts: RunFacts) -> Columns:
+    """The parts of the time of each rank that its phases took at its newest log point, side by side."""
+    names = phase_names(facts)
+    rows: list[tuple[int, str, float, float, str]] = []
+    for rank, line in facts.ranks.items():
+        left = 0.0
+        for position, name in enumerate(names):
+            share = line.get(f"time/{name}", 0.0)
+            if share > 0:
+                rows.append((rank, _words(name), left, left + share, _phase_colour(position)))
+                left += share
+    keys = ("rank", "phase", "left", "right", "colour")
+    columns = zip(*rows, strict=True) if rows else ([] for _ in keys)
+    return {key: list(values) for key, values in zip(keys, columns, strict=True)}
+
+
+def phase_names(facts: RunFacts) -> list[str]:
+    """The phases that any rank logged, in an order that stays."""
+    return [name.removeprefix("time/") for name in names_in(list(facts.ranks.values())) if name.startswith("time/")]
+
+
+def phase_legend(facts: RunFacts) -> dict[str, str]:
+    """The colours of the phases by their names."""
+    return {_words(name): _phase_colour(position) for position, name in enumerate(phase_names(facts))}
+
+
+def parameter_names(facts: RunFacts) -> list[str]:
+    """The parameters by which the simulations can be placed; their ids, too, so that there are always two."""
+    known = facts.simulations[0].parameters if facts.simulations else {}
+    return [*known, "id"]
+
+
+def errors(facts: RunFacts) -> dict[int, float]:
+    """The error of the model on each held-out simulation in the newest validation, as far as it is a number."""
+    found = {} if facts.validation is None else facts.validation.by_simulation()
+    return {simulation: error for simulation, error in found.items() if math.isfinite(error)}
+
+
+def parameter_points(facts: RunFacts, x: str, y: str, palette: Sequence[str] = ()) -> Columns:
+    """One point for each simulation, at two of its parameters, coloured by its state, or with a palette by its error.
+
+    Simulations that are trained on have no error and are pale.
+    """
+    known = errors(facts)
+    colours = [SIMULATION_COLOURS.get(it.state, OTHER_COLOUR) for it in facts.simulations]
+    if palette:
+        by_error = dict(zip(known, log_colours(list(known.values()), palette), strict=True))
+        colours = [by_error.get(it.simulation, PALE) for it in facts.simulations]
+
+    def place(name: str) -> list[float]:
+        return [it.simulation if name == "id" else it.parameters.get(name, math.nan) for it in facts.simulations]
+
+    return {
+        "simulation": [it.simulation for it in facts.simulations],
+        "x": place(x),
+        "y": place(y),
+        "state": [_words(it.state) for it in facts.simulations],
+        "colour": colours,
+        "error": [known.get(it.simulation, math.nan) for it in facts.simulations],
+        "received": [it.received or 0 for it in facts.simulations],
+        "attempts": [it.attempts for it in facts.simulations],
+    }
+
+
+def log_colours(values: Sequence[float], palette: Sequence[str]) -> list[str]:
+    """The place of each value between the smallest and the largest, on a logarithmic scale, as a colour."""
+    low, high = log_range(values)
+    scale = (len(palette) - 1) / math.log(high / low)
+    return [palette[round(scale * math.log(min(max(value, low), high) / low))] for value in values]
+
+
+def log_range(values: Sequence[float]) -> tuple[float, float]:
+    """The smallest positive value and the largest one, apart from each other."""
+    positive = [value for value in values if value > 0]
+    low, high = (min(positive), max(positive)) if positive else (1.0, 1.0)
+    return (low, high) if high > low else (low / 2, high * 2)
+
+
+def sample_name(sample: RenderedSample) -> str:
+    """The simulation and the time step of a held-out sample."""
+    return f"simulation {sample.simulation}, time step {sample.time_step}"
+
+
+def account_rows(facts: RunFacts) -> list[tuple[str, str]]:
+    """The closing account of a run that has ended: where every expected sample has gone."""
+    samples = facts.state.report.get("samples")
+    if not isinstance(samples, dict):
+        return []
+    names = ("expected", "accepted", "rejected", "never_produced", "trained", "skipped", "withdrawn", "untrained")
+    rows = [(_words(name), f"{_total(samples[name]):,}") for name in names if name in samples]
+    rows.append(("account", "balanced" if facts.state.report.get("balanced") else "NOT BALANCED"))
+    return [*rows, *(("", str(text)) for text in facts.state.report.get("unbalanced", ()))]
+
+
+def table_html(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names and values; the text may be a stranger's."""
+    cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows)
+    return f'<table class="facts">{"".join(cells)}</table>'
+
+
+def legend_html(colours: dict[str, str]) -> str:
+    """Names beside squares of their colours."""
+    entries = (
+        f'<span class="entry"><span class="square" style="background:{colour}"></span>{html.escape(name)}</span>'
+        for name, colour in colours.items()
+    )
+    return f'<div class="legend">{"".join(entries)}</div>'
+
+
+def thinned(values: Sequence[Any], stride: int) -> list[Any]:
+    """Every `stride`-th of the values, from the first one on."""
+    return list(values[::stride])
+
+
+def stride_for(num: int) -> int:
+    """The smallest power of two that leaves at most `MAX_POINTS`: it changes seldom while a curve grows."""
+    return 2 ** max(0, math.ceil(math.log2(num / MAX_POINTS))) if num > MAX_POINTS else 1
+
+
+def _logged(records: Sequence[Line], axis: str, name: str) -> Columns:
+    return _curve(records, name, axis, lambda line: line[name])
+
+
+def _curve(records: Sequence[Line], name: str, axis: str, value: Callable[[Line], float]) -> Columns:
+    points = [line for line in records if name in line]
+    points = thinned(points, stride_for(len(points)))
+    return {"x": [line[axis] for line in points], "y": [value(line) for line in points]}
+
+
+def _new_samples_per_s(records: Sequence[Line]) -> Columns:
+    points = [line for line in records if "speed/samples_per_s" in line]
+    points = thinned(points, stride_for(len(points)))
+    pairs = [(a, b) for a, b in pairwise(points) if b["wall_s"] > a["wall_s"]]
+    return {
+        "x": [b["wall_s"] for _, b in pairs],
+        "y": [(b["sample"] - a["sample"]) / (b["wall_s"] - a["wall_s"]) for a, b in pairs],
+    }
+
+
+def _is_validation_loss(name: str) -> bool:
+    return is_validation(name) and name.endswith("/loss")
+
+
+def _phase_colour(position: int) -> str:
+    return PHASE_COLOURS[position % len(PHASE_COLOURS)]
+
+
+def _total(count: Any) -> int:
+    return sum(count.values()) if isinstance(count, dict) else int(count)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+# Tableau's twenty: a step has up to thirteen phases.
+PHASE_COLOURS = (
+    *("#1f77b4", "#aec7e8", "#ff7f0e", "#ffbb78", "#2ca02c", "#98df8a", "#d62728", "#ff9896", "#9467bd", "#c5b0d5"),
+    *("#8c564b", "#c49c94", "#e377c2", "#f7b6d2", "#7f7f7f", "#c7c7c7", "#bcbd22", "#dbdb8d", "#17becf", "#9edae5"),
+)

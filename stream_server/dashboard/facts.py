@@ -1,0 +1,41 @@
+"""All that a page shows of one run, as it was at one moment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stream_server.analysis.attempts import AttemptFacts
+from stream_server.analysis.reading import Line, RunFolder
+from stream_server.analysis.run_state import RunState, SimulationFacts
+from stream_server.analysis.validations import RecordedValidation
+from stream_server.messages.operator import StudyStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceivedRate:
+    """The time steps that came in per second, after `elapsed_s` seconds of training."""
+
+    elapsed_s: float
+    per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFacts:
+    """What is known of a run at `at_s` seconds since the epoch.
+
+    `status` is the answer of a live server, None if there was none. `ranks` has the newest log point of each rank, and
+    `validation` is the record of the newest one. `problems` tell which files are damaged, and `said` what a study
+    answered to the order to stop.
+    """
+
+    run: RunFolder
+    at_s: float
+    state: RunState
+    status: StudyStatus | None = None
+    records: Sequence[Line] = ()
+    ranks: Mapping[int, Line] = field(default_factory=dict)
+    received: Sequence[ReceivedRate] = ()
+    attempts: Sequence[AttemptFacts] = ()
+    simulations: Sequence[SimulationFacts] = ()
+    validation: RecordedValidation | None = None
+    problems: Sequence[str] = ()
+    said: str = ""

@@ -1,0 +1,386 @@
+"""The page as one browser shows it: its choices, and what is brought up to date every second."""
+
+import html
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bokeh.document import Document
+from bokeh.layouts import column, row
+from bokeh.models.css import InlineStyleSheet
+from bokeh.models.ui import UIElement
+from bokeh.models.widgets import Button, Div, MultiChoice, RadioButtonGroup, Select, Spinner
+from bokeh.palettes import Viridis256
+
+from stream_server.analysis.follow import newest_log, server_logs
+from stream_server.analysis.operating import facts_of, status_rows
+from stream_server.analysis.run_state import RunState
+from stream_server.dashboard import columns
+from stream_server.dashboard.changes import Columns
+from stream_server.dashboard.charts import (
+    CurveStyle,
+    LineChart,
+    ParameterSpace,
+    RankPhases,
+    Timeline,
+    bring_up_to_date,
+    chart,
+)
+from stream_server.dashboard.facts import RunFacts
+from stream_server.dashboard.predictions import PredictionCharts
+from stream_server.dashboard.watch import Watch
+from stream_server.machine.log_end import log_end
+
+UPDATE_MS = 1000
+LOG_BYTES = 20_000
+MAX_COMPARED = 8
+BY_STATE = "state"
+BY_ERROR = "error"
+COLOURINGS: tuple[Any, ...] = (BY_STATE, BY_ERROR)
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+OF_SIMULATION = "a simulation"
+
+STYLE = """
+:host { color: #222; font-family: system-ui, sans-serif; font-size: 13px; }
+h1 { font-size: 18px; margin: 0; } h2 { font-size: 14px; margin: 0 0 4px; }
+table.facts { border-collapse: collapse; }
+table.facts th { text-align: left; font-weight: 600; padding: 1px 12px 1px 0; white-space: nowrap; }
+table.facts th, table.facts td { vertical-align: top; }
+table.facts td { padding: 1px 0; overflow-wrap: anywhere; }
+.legend { line-height: 1.7; } .entry { margin-right: 12px; white-space: nowrap; }
+.square { display: inline-block; width: 11px; height: 11px; margin-right: 4px; vertical-align: -1px; }
+.problem, .said { padding: 6px 10px; margin: 2px 0; overflow-wrap: anywhere; }
+.problem { background: #FDECE6; border-left: 4px solid #D55E00; }
+.said { background: #E8F3FA; border-left: 4px solid #0072B2; }
+pre { background: #F6F6F6; margin: 0; width: 100%; box-sizing: border-box; padding: 8px; height: 290px;
+      overflow: auto; white-space: pre-wrap;
+      overflow-wrap: anywhere; font-size: 12px; display: flex; flex-direction: column-reverse; }
+"""
+
+NO_RUN = """<h2>There is no run in {folder} yet</h2>
+<p>Start one in this folder, and it appears here by itself:</p>
+<pre style="height:auto; display:block">stream-study new heat my-study
+cd my-study
+mpirun -n 2 stream-server --config study.json</pre>
+<p>Or give <code>stream-study serve</code> the folder that has your runs.</p>"""
+
+
+class Page:
+    """The page of one browser. Its methods run in the loop of the server."""
+
+    def __init__(self, document: Document, watch: Watch) -> None:
+        self._document = document
+        self._watch = watch
+        self._order: bool | None = None
+        self._is_updating = False
+        self._names: dict[str, Path] = {}
+        self._make_choices()
+        self._make_charts()
+
+    def open(self) -> None:
+        """Put everything into the document, and keep it up to date until the browser leaves."""
+        self._document.title = f"Stream Study: {self._watch.folder.resolve().name}"
+        self._document.add_root(self._layout())
+        self._document.add_periodic_callback(self.update, UPDATE_MS)
+        self._document.on_session_destroyed(lambda _: self._watch.choose(self, frozenset()))
+        self.update()
+
+    def update(self) -> None:
+        """Show what is known now; sends only what has changed."""
+        if self._is_updating:
+            # A choice of the page's own: it has just been taken into account.
+            return
+        self._is_updating = True
+        try:
+            self._show()
+        finally:
+            self._is_updating = False
+
+    def _show(self) -> None:
+        self._update_runs(self._watch.runs())
+        run = self._names.get(self._run.value)
+        compared = [self._names[name] for name in self._compared.value if name in self._names]
+        chosen = [run, *(path for path in compared if path != run)] if run else []
+        self._watch.choose(self, frozenset(chosen))
+        known = {path: facts for path in chosen if (facts := self._watch.facts(path)) is not None}
+        self._show_curves(known, chosen)
+        if run is not None and run in known:
+            self._show_run(known[run])
+
+    def _make_choices(self) -> None:
+        self._title = self._div(name="title")
+        axes: list[Any] = [*columns.AXES.items()]
+        logs: list[Any] = [OF_SIMULATION]
+        self._hint = self._div(name="hint", visible=False)
+        self._run = Select(name="run", title="run", options=[], width=300)
+        self._compared = MultiChoice(
+            name="compared", title="compared with", options=[], width=420, max_items=MAX_COMPARED - 1
+        )
+        self._axis = Select(title="losses over", options=axes, value="batch", width=150)
+        self._scale = RadioButtonGroup(labels=["log", "linear"], active=0, width=130, margin=(24, 5, 5, 5))
+        self._x = Select(title="x", options=[], width=140)
+        self._y = Select(title="y", options=[], width=140)
+        self._colour = Select(title="coloured by", options=list(COLOURINGS), value=BY_STATE, width=140)
+        self._sample = Select(name="sample", title="held-out sample", options=[], width=260)
+        self._shown = Select(name="shown", title="shown", options=[], width=180)
+        self._log = Select(name="log", title="log of", options=logs, width=220)
+        self._simulation = Spinner(name="simulation", title="simulation", low=0, step=1, value=0, width=110)
+        self._stop = Button(label="Stop …", button_type="danger", width=90, margin=(24, 5, 5, 5))
+        self._finish = Button(label="Finish …", button_type="warning", width=90, margin=(24, 5, 5, 5))
+        self._question = self._div(name="question", margin=(28, 5, 5, 5), visible=False)
+        self._yes = Button(label="Yes", button_type="danger", width=60, margin=(24, 5, 5, 5), visible=False)
+        self._no = Button(label="No", width=60, margin=(24, 5, 5, 5), visible=False)
+        for control in (
+            self._run,
+            self._compared,
+            self._axis,
+            self._x,
+            self._y,
+            self._log,
+            self._simulation,
+            self._colour,
+            self._sample,
+            self._shown,
+        ):
+            control.on_change("value", self._choice_changed)
+        self._scale.on_change("active", self._scale_changed)
+        self._stop.on_click(lambda: self._ask(finish=False))
+        self._finish.on_click(lambda: self._ask(finish=True))
+        self._yes.on_click(self._confirm)
+        self._no.on_click(self._withdraw)
+
+    def _make_charts(self) -> None:
+        on_log = chart("Losses of training and validation", "batch", "loss", y_axis_type="log")
+        on_linear = chart("Losses of training and validation", "batch", "loss", visible=False)
+        self._losses = LineChart(on_log, on_linear)
+        self._rates = LineChart(chart("Samples per second", "training time (s)", "samples/s"))
+        self._buffers = LineChart(chart("Buffer, mean over the ranks", "training time (s)", "samples"))
+        for each in (*self._rates.figures, *self._buffers.figures):
+            each.y_range.start = 0
+        self._timeline = Timeline()
+        self._phases = RankPhases()
+        self._space = ParameterSpace()
+        self._predictions = PredictionCharts()
+        self._predictions_title = self._div(name="predictions")
+        self._status, self._problems = self._div(name="status"), self._div(name="problems")
+        self._account, self._log_text = self._div(name="account"), self._div(name="log_text")
+        self._phase_legend = self._div(name="phases")
+
+    def _layout(self) -> UIElement:
+        attempts = self._div(columns.legend_html(columns.ATTEMPT_COLOURS))
+        states = {name.replace("_", " "): colour for name, colour in columns.SIMULATION_COLOURS.items()}
+        self._state_legend = self._div(columns.legend_html(states))
+        space = column(self._space.figure, row(self._x, self._y, self._colour), self._state_legend)
+        self._prediction_row = column(
+            row(self._predictions_title, self._sample, self._shown),
+            row(*self._predictions.figures, sizing_mode="stretch_width"),
+            sizing_mode="stretch_width",
+            visible=False,
+        )
+        orders = row(self._stop, self._finish, self._question, self._yes, self._no)
+        self._charts = column(
+            row(
+                column(self._div("<h2>Status</h2>"), self._status, width=440),
+                column(*self._losses.figures, row(self._axis, self._scale), sizing_mode="stretch_width"),
+                sizing_mode="stretch_width",
+            ),
+            row(*self._rates.figures, *self._buffers.figures, sizing_mode="stretch_width"),
+            row(
+                column(self._timeline.figure, attempts, sizing_mode="stretch_width"),
+                column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width"),
+                sizing_mode="stretch_width",
+            ),
+            self._prediction_row,
+            row(
+                _wide(space),
+                column(
+                    self._div("<h2>Log</h2>"),
+                    row(self._log, self._simulation),
+                    self._log_text,
+                    sizing_mode="stretch_width",
+                ),
+                column(self._div("<h2>Closing account</h2>"), self._account, width=260),
+                sizing_mode="stretch_width",
+            ),
+            sizing_mode="stretch_width",
+        )
+        return column(
+            self._title,
+            row(self._run, self._compared, orders),
+            self._problems,
+            self._hint,
+            self._charts,
+            sizing_mode="stretch_width",
+            margin=(8, 16, 8, 16),
+        )
+
+    def _div(self, text: str = "", **options: Any) -> Div:
+        return Div(text=text, stylesheets=[InlineStyleSheet(css=STYLE)], **({"sizing_mode": "stretch_width"} | options))
+
+    def _update_runs(self, runs: Mapping[Path, RunState] | None) -> None:
+        _set(
+            self._title,
+            text=f"<h1>Stream Study</h1>{html.escape(str(self._watch.folder.resolve()))}, "
+            f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}",
+        )
+        runs = runs or {}
+        self._names = {_name(path, self._watch.folder): path for path in runs}
+        options = [(name, f"{name}: {runs[path].state}") for name, path in self._names.items()]
+        _set(self._run, options=options)
+        _set(self._compared, options=[(name, name) for name in self._names])
+        if self._run.value not in self._names and options:
+            # The first that runs, else the first.
+            live = (name for name, path in self._names.items() if runs[path].is_live)
+            self._run.value = next(live, options[0][0])
+        has_none = not options
+        _set(self._charts, visible=not has_none)
+        _set(self._hint, visible=has_none and self._watch.runs() is not None)
+        if has_none:
+            _set(self._hint, text=NO_RUN.format(folder=html.escape(str(self._watch.folder.resolve()))))
+        for control in (self._run, self._stop, self._finish):
+            _set(control, visible=not has_none)
+        _set(self._compared, visible=len(options) > 1)
+
+    def _show_curves(self, known: Mapping[Path, RunFacts], chosen: list[Path]) -> None:
+        axis = self._axis.value
+        for each in self._losses.figures:
+            _set(each.xaxis[0], axis_label=columns.AXES[axis])
+        self._losses.show(_styled({path: columns.losses(it, axis) for path, it in known.items()}, chosen, self._watch))
+        self._rates.show(_styled({path: columns.rates(it) for path, it in known.items()}, chosen, self._watch))
+        self._buffers.show(_styled({path: columns.buffers(it) for path, it in known.items()}, chosen, self._watch))
+
+    def _show_run(self, facts: RunFacts) -> None:
+        state = facts.state
+        rows = facts_of(facts.run, state)
+        rows |= {"server": asdict(facts.status)} if facts.status else {}
+        rows |= {"report": state.report} if state.report else {}
+        _set(self._status, text=columns.table_html(status_rows(rows)))
+        problems = [f'<div class="problem">{html.escape(text)}</div>' for text in facts.problems]
+        said = [f'<div class="said">{html.escape(facts.said)}</div>'] if facts.said else []
+        _set(self._problems, text="".join([*problems, *said]))
+        bring_up_to_date(self._timeline.source, columns.timeline(facts))
+        bring_up_to_date(self._phases.source, columns.phases(facts))
+        _set(self._phase_legend, text=columns.legend_html(columns.phase_legend(facts)))
+        self._show_space(facts)
+        self._show_predictions(facts)
+        self._show_log(facts)
+        account = columns.account_rows(facts)
+        _set(self._account, text=columns.table_html(account or [("", "comes when the run has ended")]))
+        for button in (self._stop, self._finish):
+            _set(button, disabled=not state.is_live)
+
+    def _show_space(self, facts: RunFacts) -> None:
+        names = columns.parameter_names(facts)
+        for choice, position in ((self._x, 0), (self._y, 1)):
+            _set(choice, options=names)
+            if choice.value not in names:
+                choice.value = names[min(position, len(names) - 1)]
+        self._space.name_axes(self._x.value, self._y.value)
+        errors = columns.errors(facts)
+        _set(self._colour, visible=bool(errors))
+        by_error = bool(errors) and self._colour.value == BY_ERROR
+        self._space.show_scale(list(errors.values()) if by_error else [])
+        _set(self._state_legend, visible=not by_error)
+        points = columns.parameter_points(facts, self._x.value, self._y.value, Viridis256 if by_error else ())
+        bring_up_to_date(self._space.source, points)
+
+    def _show_predictions(self, facts: RunFacts) -> None:
+        """The truth of one held-out sample, the prediction of it in the newest validation, and their difference."""
+        validation = facts.validation
+        samples = {} if validation is None else {columns.sample_name(it): it for it in validation.samples if it.shown}
+        _set(self._prediction_row, visible=bool(samples))
+        if validation is None or not samples:
+            return
+        _set(self._sample, options=list(samples))
+        if self._sample.value not in samples:
+            self._sample.value = next(iter(samples))
+        sample = samples[self._sample.value]
+        _set(self._shown, options=list(sample.shown))
+        if self._shown.value not in sample.shown:
+            self._shown.value = next(iter(sample.shown))
+        name = self._shown.value
+        parameters = ", ".join(f"{each} {value:.4g}" for each, value in sample.parameters.items())
+        title = f"<h2>Prediction after batch {validation.batch:,}</h2>{html.escape(parameters)}"
+        _set(self._predictions_title, text=title)
+        self._predictions.show(*sample.shown[name], name=name, unit=validation.units.get(name, ""))
+
+    def _show_log(self, facts: RunFacts) -> None:
+        logs = {path.stem: path for path in server_logs(facts.run)}
+        options = [*logs, OF_SIMULATION]
+        _set(self._log, options=options)
+        if self._log.value not in options:
+            self._log.value = next((name for name in options if name.startswith("server")), options[0])
+        of_simulation = self._log.value == OF_SIMULATION
+        _set(self._simulation, visible=of_simulation)
+        path = logs.get(self._log.value)
+        if of_simulation and self._simulation.value is not None:
+            path = newest_log(facts.run, int(self._simulation.value))
+        text = log_end(path, LOG_BYTES) if path else "it has no log"
+        _set(self._log_text, text=f"<pre><code>{html.escape(text or 'it is empty')}</code></pre>")
+
+    def _choice_changed(self, name: str, old: Any, new: Any) -> None:
+        self.update()
+
+    def _scale_changed(self, name: str, old: Any, new: Any) -> None:
+        for position, each in enumerate(self._losses.figures):
+            each.visible = position == self._scale.active
+
+    def _ask(self, *, finish: bool) -> None:
+        self._order = finish
+        what = "Start no simulation any more, train what comes, and end" if finish else "Save a checkpoint and leave"
+        _set(self._question, text=f"{what}: <b>{html.escape(self._run.value)}</b>?", visible=True)
+        self._yes.visible = self._no.visible = True
+
+    def _confirm(self) -> None:
+        path = self._names.get(self._run.value)
+        if path is not None and self._order is not None:
+            self._watch.stop(path, finish=self._order)
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        self._order = None
+        self._question.visible = self._yes.visible = self._no.visible = False
+
+
+def _styled(
+    curves: Mapping[Path, columns.Curves], chosen: list[Path], watch: Watch
+) -> dict[object, tuple[CurveStyle, Columns]]:
+    """Of one run a colour for each curve; of several a colour for each run, and a dash for each curve."""
+    names = list(dict.fromkeys(name for of_run in curves.values() for name in of_run))
+    styled: dict[object, tuple[CurveStyle, Columns]] = {}
+    for path, of_run in curves.items():
+        for name, points in of_run.items():
+            place = names.index(name)
+            if len(chosen) == 1:
+                label, colour, dash = name, columns.COLOURS[place % len(columns.COLOURS)], "solid"
+            else:
+                label = f"{_name(path, watch.folder)}: {name}"
+                colour = columns.COLOURS[chosen.index(path) % len(columns.COLOURS)]
+                dash = DASHES[place % len(DASHES)]
+            style = CurveStyle(label=label, colour=colour, dash=dash, has_marks=columns.is_validation(name))
+            styled[path, name] = (style, points)
+    return styled
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.resolve().name if path == folder else str(path.relative_to(folder))
+
+
+def _num_runs(runs: Mapping[Path, RunState] | None) -> str:
+    if runs is None:
+        return "looking for runs"
+    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def _wide(layout: Any) -> Any:
+    layout.sizing_mode = "stretch_width"
+    return layout
+
+
+def _set(model: Any, **values: Any) -> None:
+    """Change what differs: nothing else is sent."""
+    for name, value in values.items():
+        if getattr(model, name) != value:
+            setattr(model, name, value)

@@ -1,0 +1,251 @@
+"""The watch over the runs below a folder: one thread reads for all pages, what changed and what somebody looks at."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from stream_server.analysis import live
+from stream_server.analysis.attempts import AttemptHistory
+from stream_server.analysis.growing import GrowingFile
+from stream_server.analysis.reading import Line, RunFolder, parse_records
+from stream_server.analysis.run_state import (
+    RESTARTING,
+    RunState,
+    SimulationFacts,
+    damages_of,
+    runs_below,
+    simulations_of,
+    state_of,
+)
+from stream_server.analysis.validations import RecordedValidation, read_validation, version_of
+from stream_server.dashboard.facts import ReceivedRate, RunFacts
+from stream_server.errors import NotRunning, StreamServerError
+from stream_server.messages.operator import StudyStatus
+
+UNREADABLE = "unreadable"
+LOOK_S = 1.0
+LIST_S = 5.0
+ASK_S = 1.0
+STOP_S = 10.0
+# A server that did not answer is left alone for a while, since each question holds up the watch over other runs.
+SILENCE_S = 5.0
+# A table of simulations costs rank 0 time for each row.
+ROWS_PER_S = 200
+MAX_RATES = 2000
+
+
+class Watch:
+    """The newest facts of the runs that somebody looks at. Any thread may ask; the watch's own thread reads."""
+
+    def __init__(self, folder: Path, look_s: float = LOOK_S) -> None:
+        self.folder = folder
+        self._look_s = look_s
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._runs: Mapping[Path, RunState] = {}
+        self._has_listed = False
+        self._facts: dict[Path, RunFacts] = {}
+        self._choices: dict[object, frozenset[Path]] = {}
+        self._orders: list[tuple[Path, bool]] = []
+        self._watched: dict[Path, _WatchedRun] = {}
+        self._thread = threading.Thread(target=self._work, name="watch")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join()
+
+    def runs(self) -> Mapping[Path, RunState] | None:
+        """The runs below the folder and their states; None until it was looked at."""
+        with self._changed:
+            return self._runs if self._has_listed else None
+
+    def facts(self, path: Path) -> RunFacts | None:
+        """The newest facts of a run; None until it was read for the first time."""
+        with self._changed:
+            return self._facts.get(path)
+
+    def choose(self, page: object, paths: frozenset[Path]) -> None:
+        """A page looks at these runs from now on, at none with an empty set."""
+        with self._changed:
+            self._choices[page] = paths
+            if not paths:
+                del self._choices[page]
+            self._changed.notify()
+
+    def stop(self, path: Path, *, finish: bool) -> None:
+        """Tell a run that somebody looks at to stop, or to finish; its answer will be in `RunFacts.said`."""
+        with self._changed:
+            self._orders.append((path, finish))
+            self._changed.notify()
+
+    def _work(self) -> None:
+        listed_at = -LIST_S
+        while True:
+            began = time.monotonic()
+            if began - listed_at >= LIST_S:
+                runs = {run.path: _state(run) for run in runs_below(self.folder)}
+                listed_at = began
+                with self._changed:
+                    self._runs, self._has_listed = runs, True
+            with self._changed:
+                chosen = frozenset[Path]().union(*self._choices.values())
+                orders, self._orders = self._orders, []
+            self._watched = {path: self._watched.get(path) or _WatchedRun(RunFolder(path)) for path in chosen}
+            for path, finish in orders:
+                if path in self._watched:
+                    self._watched[path].stop(finish=finish)
+            facts = {path: watched.look() for path, watched in self._watched.items()}
+            with self._changed:
+                self._facts = facts
+                left_s = max(self._look_s - (time.monotonic() - began), self._look_s / 4)
+                self._changed.wait_for(self._is_awaited, left_s)
+                if self._is_over:
+                    return
+
+    def _is_awaited(self) -> bool:
+        return (
+            self._is_over
+            or bool(self._orders)
+            or any(path not in self._facts for chosen in self._choices.values() for path in chosen)
+        )
+
+
+class _WatchedRun:
+    """Reads one run again and again. The watch's thread only."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self._records = _metrics(run.metrics / "metrics.jsonl")
+        self._ranks: dict[int, GrowingFile[Line]] = {}
+        self._attempts = AttemptHistory(run)
+        self._facts = RunFacts(run=run, at_s=0.0, state=_state(run))
+        self._rates: deque[ReceivedRate] = deque(maxlen=MAX_RATES)
+        self._received: tuple[float, int] | None = None
+        self._ask_at = 0.0
+        self._table_at = 0.0
+        self._table_of: Any = None
+        self._validation: RecordedValidation | None = None
+        self._validation_of: object = None
+        self._said = ""
+
+    def look(self) -> RunFacts:
+        """The facts as they are now; of a file that is damaged what was read before."""
+        state = _state(self.run)
+        problems: list[str] = []
+        with _noted(problems):
+            problems += damages_of(self.run)
+        with _noted(problems):
+            self._records.update()
+        with _noted(problems):
+            self._update_ranks()
+        known = self._facts
+        attempts, status, simulations = known.attempts, None, known.simulations
+        with _noted(problems):
+            attempts = self._attempts.update(is_live=state.is_live)
+        with _noted(problems):
+            status, simulations = self._ask(state) if state.is_live else (None, self._of_files(state))
+        with _noted(problems):
+            self._update_validation()
+        self._facts = replace(
+            known,
+            at_s=time.time(),
+            state=state,
+            status=status,
+            records=tuple(self._records.items),
+            ranks={rank: file.items[-1] for rank, file in sorted(self._ranks.items()) if file.items},
+            received=tuple(self._rates),
+            attempts=attempts,
+            simulations=simulations,
+            validation=self._validation,
+            problems=problems,
+            said=self._said,
+        )
+        return self._facts
+
+    def stop(self, *, finish: bool) -> None:
+        """Give the order, and keep what is said to it."""
+        try:
+            self._said = live.stop(self.run, STOP_S, finish=finish)
+        except NotRunning as error:
+            self._said = str(error)
+
+    def _update_ranks(self) -> None:
+        for path in self.run.metrics.glob("rank-*.jsonl"):
+            rank = path.stem.removeprefix("rank-")
+            if rank.isdecimal():
+                self._ranks.setdefault(int(rank), _metrics(path)).update()
+
+    def _update_validation(self) -> None:
+        version = version_of(self.run)
+        if version != self._validation_of:
+            self._validation = read_validation(self.run)
+            self._validation_of = version
+
+    def _ask(self, state: RunState) -> tuple[StudyStatus | None, list[SimulationFacts]]:
+        """The answers of its server, as long as that is there; otherwise what is known of its simulations."""
+        simulations = list(self._facts.simulations)
+        now = time.monotonic()
+        if state.state == RESTARTING or now < self._ask_at:
+            return None, simulations or self._of_files(state)
+        try:
+            status = live.status_of(self.run, ASK_S)
+            self._note_rate(status)
+            if now >= self._table_at:
+                simulations = live.simulations_of(self.run, ASK_S)
+                self._table_at = now + max(2 * LOOK_S, len(simulations) / ROWS_PER_S)
+        except NotRunning:
+            self._ask_at = time.monotonic() + SILENCE_S
+            return None, simulations or self._of_files(state)
+        self._table_of = None
+        return status, simulations
+
+    def _of_files(self, state: RunState) -> list[SimulationFacts]:
+        """The simulations as files tell, which is read again only when the end of the run is another one."""
+        table_of = (state.state, state.detail)
+        if table_of == self._table_of:
+            return list(self._facts.simulations)
+        self._table_of = table_of
+        return simulations_of(self.run)
+
+    def _note_rate(self, status: StudyStatus) -> None:
+        now, before = time.monotonic(), self._received
+        self._received = (now, status.received)
+        if before is not None and status.training is not None and status.received >= before[1] and now > before[0]:
+            rate = (status.received - before[1]) / (now - before[0])
+            self._rates.append(ReceivedRate(elapsed_s=status.training.elapsed_s, per_s=rate))
+
+
+def _metrics(path: Path) -> GrowingFile[Line]:
+    return GrowingFile(path, lambda lines, first: parse_records(lines, path, first))
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Note what is wrong with a file, and go on: in one that is damaged may be anything."""
+    try:
+        yield
+    except (StreamServerError, OSError) as error:
+        problems.append(str(error))
+    except Exception as error:
+        problems.append(f"{type(error).__name__}: {error}")
+
+
+def _state(run: RunFolder) -> RunState:
+    try:
+        return state_of(run)
+    except OSError as error:
+        return RunState(state=UNREADABLE, detail=str(error), holder=None, checkpoint=None, report={})

@@ -1,0 +1,266 @@
+"""The record of each validation: a few predictions beside the truth, and the error of every held-out sample."""
+
+import io
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.errors import UserCodeError
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.user.rendering import Prediction
+from stream_server.server.user.simulation_data import SimulationBatch
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.disk import make_folder, remove_file, replace_file
+from stream_server.storage.plain_state import as_array
+
+FORMAT = 1
+NUM_NEWEST = 10
+MAX_VALUES = 2**18
+MAX_OFFERED = 4096
+
+Array = NDArray[Any]
+Key = tuple[int, int]
+
+_FILE = re.compile(r"batch-(\d{6,})-rank-\d+\.npz")
+
+_log = logging.getLogger(__name__)
+
+
+class ValidationRecord:
+    """Keeps what the model predicts for held-out samples, one file per rank and validation in `folder`.
+
+    Main thread. A file has the mean squared error of the model's output for each sample of the rank, and the
+    renderings of those of the `num` chosen samples that the rank has. The files of the first validation, of the best
+    one and of the newest ones stay. A failure costs the record and a warning, never the study; if `is_strict`, a
+    `predict` or `render` of the user's that raises is an error.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        server: StreamServer,
+        ranks: Ranks,
+        *,
+        num: int,
+        facts: Mapping[str, Any],
+        is_strict: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._server = server
+        self._ranks = ranks
+        self._num = num
+        self._facts = dict(facts)
+        self._is_strict = is_strict
+        self._chosen_of: Any = None
+        self._chosen: frozenset[Key] = frozenset()
+        self._told: set[str] = set()
+        self._clear()
+
+    def begin(self, signature: Any, samples: SimulationBatch | None) -> None:
+        """Choose the samples that are rendered, unless the sets are those of the last time. Collective."""
+        self._clear()
+        if signature != self._chosen_of:
+            keys = [] if samples is None else _keys(samples)
+            offered = self._ranks.gather(keys[:: 1 + len(keys) // MAX_OFFERED])
+            chosen = None if offered is None else choose([key for of_rank in offered for key in of_rank], self._num)
+            self._chosen = frozenset((simulation, step) for simulation, step in self._ranks.broadcast(chosen))
+            self._chosen_of = signature
+
+    def observe(self, raw: SimulationBatch, batch: Any) -> None:
+        """Predict a batch of this rank, which is validated already; `raw` are its samples as they came.
+
+        Raises:
+            UserCodeError: `is_strict`, and the user's `predict` or `render` raised.
+        """
+        output = self._asked("predict", batch)
+        if output is not None:
+            self._note(raw, output, target_of(batch))
+
+    def write(self, batch: int, values: Mapping[str, float], keep: Sequence[int]) -> None:
+        """Write this rank's file of a validation, and on rank 0 remove those of batches that need not be kept."""
+        try:
+            make_folder(self._folder)
+            file = self._folder / f"batch-{batch:06d}-rank-{self._ranks.rank}.npz"
+            replace_file(file, self._content(batch, values))
+        except OSError as error:
+            self._warn("write", f"the predictions of the validation after batch {batch} cannot be written: {error}")
+        self.prune([*keep, batch])
+        self._clear()
+
+    def prune(self, batches: Sequence[int]) -> None:
+        """Remove the files of other batches, those of all ranks, on rank 0."""
+        if self._ranks.rank != 0 or not self._folder.is_dir():
+            return
+        try:
+            for file in self._folder.iterdir():
+                match = _FILE.fullmatch(file.name)
+                if match and int(match[1]) not in batches:
+                    remove_file(file)
+        except OSError as error:
+            self._warn("prune", f"old ones cannot be removed: {error}")
+
+    def _clear(self) -> None:
+        self._simulations: list[Array] = []
+        self._time_steps: list[Array] = []
+        self._errors: list[Array] = []
+        self._pictures: list[dict[str, Any]] = []
+        self._arrays: dict[str, Array] = {}
+
+    def _note(self, raw: SimulationBatch, output: Any, target: Any) -> None:
+        outputs, targets = numbers(output), None if target is None else numbers(target)
+        if outputs.ndim == 0 or len(outputs) != len(raw):
+            self._warn("rows", f"predict must give a row for each of {len(raw)} samples, not {outputs.shape}")
+            return
+        if targets is not None and len(targets) != len(raw):
+            targets = None
+        self._simulations.append(raw.simulation_ids)
+        self._time_steps.append(raw.time_steps)
+        self._errors.append(squared_errors(outputs, targets))
+        if not self._chosen:
+            return
+        wanted = [row for row, key in enumerate(_keys(raw)) if key in self._chosen]
+        samples = list(raw.samples()) if wanted else []
+        for row in wanted:
+            prediction = Prediction(output=outputs[row], target=None if targets is None else targets[row])
+            self._render(samples[row], prediction)
+
+    def _render(self, sample: Any, prediction: Prediction) -> None:
+        rendered = self._asked("render", sample, prediction)
+        names = []
+        try:
+            for name, (truth, predicted) in (rendered or {}).items():
+                truth, predicted = thinned(numbers(truth)), thinned(numbers(predicted))
+                if truth.shape != predicted.shape:
+                    raise ValueError(f"the truth of {name} has shape {truth.shape}, the prediction {predicted.shape}")
+                number = len(self._pictures)
+                self._arrays |= {f"truth.{number}.{name}": truth, f"prediction.{number}.{name}": predicted}
+                names.append(str(name))
+        except (TypeError, ValueError, AttributeError) as error:
+            self._failed("render", f"must give a dict of (truth, prediction) by name: {error}", error)
+            return
+        if names:
+            self._pictures.append(
+                {
+                    "simulation": sample.simulation_id,
+                    "time_step": sample.time_step,
+                    "parameters": sample.parameters.tolist(),
+                    "names": names,
+                }
+            )
+
+    def _asked(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._server, method)(*arguments)
+        except Exception as error:
+            self._failed(method, f"raised {type(error).__name__}: {error}", error)
+            return None
+
+    def _failed(self, method: str, text: str, error: Exception) -> None:
+        name = f"{type(self._server).__name__}.{method}"
+        is_users = not getattr(type(self._server), method).__module__.startswith("stream_server.")
+        if self._is_strict and is_users:
+            raise UserCodeError(f"{name} {text}") from error
+        hint = "" if is_users else f"; define {method} in the server class, or write validation.pictures: 0"
+        self._warn(method, f"{name} {text}{hint}")
+
+    def _warn(self, subject: str, text: str) -> None:
+        """Warn once of each subject: the next validation would say the same."""
+        if subject not in self._told:
+            self._told.add(subject)
+            _log.warning("no prediction is kept: %s", text)
+
+    def _content(self, batch: int, values: Mapping[str, float]) -> bytes:
+        facts = {
+            "format": FORMAT,
+            "batch": batch,
+            "rank": self._ranks.rank,
+            "ranks": self._ranks.size,
+            "values": {name: value if math.isfinite(value) else None for name, value in values.items()},
+            "parameters": list(self._server.parameter_names),
+            "pictures": self._pictures,
+            **self._facts,
+        }
+        memory = io.BytesIO()
+        np.savez(
+            memory,
+            facts=np.array(json.dumps(facts)),
+            simulations=np.concatenate([np.zeros(0, np.int64), *self._simulations]),
+            time_steps=np.concatenate([np.zeros(0, np.int64), *self._time_steps]),
+            errors=np.concatenate([np.zeros(0), *self._errors]),
+            allow_pickle=False,
+            **self._arrays,
+        )
+        return memory.getvalue()
+
+
+def batches_to_keep(history: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[int]:
+    """The validations whose records stay: the first, the best and the newest."""
+    batches = [int(entry["batch"]) for entry in history]
+    return [*batches[:1], *batches[-NUM_NEWEST:], *([int(best["batch"])] if best else [])]
+
+
+def choose(keys: Sequence[Sequence[int]], num: int) -> list[list[int]]:
+    """At most `num` of the pairs (simulation, time step), spread over both."""
+    steps_of: dict[int, list[int]] = {}
+    for simulation, step in sorted(map(tuple, keys)):
+        steps_of.setdefault(simulation, []).append(step)
+    simulations = list(steps_of)
+    chosen: list[list[int]] = []
+    for number in range(num if simulations else 0):
+        simulation = simulations[number * len(simulations) // num]
+        steps = steps_of[simulation]
+        chosen.append([simulation, steps[int((number + 0.5) / num * len(steps))]])
+    return [list(pair) for pair in dict.fromkeys(map(tuple, chosen))]
+
+
+def target_of(batch: Any) -> Any:
+    """The second item of a batch of inputs and targets; None if it is no such pair."""
+    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+    return batch[1] if is_pair and hasattr(batch[1], "shape") else None
+
+
+def numbers(value: Any) -> Array:
+    """A NumPy array of 32-bit or 64-bit floats of an array of any framework."""
+    if hasattr(value, "detach"):
+        value = value.detach().float() if value.element_size() < 4 else value.detach()
+    array = as_array(value)
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+
+
+def squared_errors(outputs: Array, targets: Array | None) -> Array:
+    """The mean squared error of each row in float64; NaN where there is nothing to compare with."""
+    if targets is None or targets.size != outputs.size:
+        return np.full(len(outputs), np.nan)
+    num = len(outputs)
+    difference = outputs.reshape(num, -1).astype(np.float64) - targets.reshape(num, -1)
+    return np.asarray(np.mean(difference**2, axis=1))
+
+
+def thinned(array: Array) -> Array:
+    """A copy with every so many-th value of each axis, so few that a picture stays small."""
+    stride = 1
+    while math.prod(-(-length // stride) for length in array.shape) > MAX_VALUES:
+        stride += 1
+    return array[(slice(None, None, stride),) * array.ndim].copy()
+
+
+def _keys(samples: SimulationBatch) -> list[Key]:
+    return list(zip(samples.simulation_ids.tolist(), samples.time_steps.tolist(), strict=True))
+
+
+def held_out_record(
+    folder: Path, server: StreamServer, ranks: Ranks, *, is_strict: bool = False
+) -> ValidationRecord | None:
+    """The record that study.json asks for; None if it asks for no pictures, or if the server class cannot predict."""
+    config = server.config
+    if not config.validation.pictures or type(server).predict is StreamServer.predict:
+        return None
+    facts = {"study": config.study.name, "units": dict(config.study.units)}
+    return ValidationRecord(folder, server, ranks, num=config.validation.pictures, facts=facts, is_strict=is_strict)

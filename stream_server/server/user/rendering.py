@@ -1,0 +1,48 @@
+"""Predictions of single samples beside the truth, as they are shown to people."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.server.user.simulation_data import SimulationData
+
+Array = NDArray[Any]
+Rendering = Mapping[str, tuple[Array, Array]]
+"""By name the truth and the prediction, of one shape."""
+
+OUTPUT = "output"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The output of the model for one sample, and the target it is trained towards; None if the batch has none.
+
+    Both are NumPy arrays without the axis of the batch, in the scale of the training.
+    """
+
+    output: Array
+    target: Array | None
+
+
+def render(sample: SimulationData, prediction: Prediction, denormalize: Callable[[str, Array], Array]) -> Rendering:
+    """The field that the model predicts, in its shape and unit; the bare output beside its target if it is no field.
+
+    It is taken for a field only if the target, after `denormalize`, has that field's values.
+    """
+    if prediction.target is None:
+        return {}
+    target, output = prediction.target, prediction.output
+    for name, field in sample.fields.items():
+        if target.size != field.size or output.size != field.size:
+            continue
+        if np.allclose(denormalize(name, target.reshape(field.shape)), field, rtol=1e-2, atol=_noise(field)):
+            return {name: (field, denormalize(name, output.reshape(field.shape)))}
+    return {OUTPUT: (target, output.reshape(target.shape))} if output.size == target.size else {}
+
+
+def _noise(field: Array) -> float:
+    """A deviation that rounding to 16 bits may make."""
+    return 1e-2 * float(np.max(np.abs(field), initial=0.0))

@@ -1,0 +1,199 @@
+"""A study in Python: loaded or made of a dict, checked and started."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_state import state_of
+from stream_server.config import StudyConfig, load, load_plain
+from stream_server.errors import ConfigError
+from stream_server.launcher.backends.mpirun import require
+from stream_server.launcher.supervision.runs import rename_earlier_run
+from stream_server.machine.study_lock import RUN_LOCK, holder_of
+from stream_server.studies.facts import Facts
+from stream_server.studies.run import Run, console_of
+
+LAUNCHER = "stream_server.launcher.supervision.supervise"
+LOOK_S = 0.05
+MARK = "// Written by Study.start() for stream-launcher. It is written again at each start: change the dict instead."
+
+# Launchers that go on when nothing refers to their Run any more; subprocess would warn of them otherwise.
+_started: "list[subprocess.Popen[bytes]]" = []
+
+
+class Study:
+    """A study: what study.json says, checked. In a notebook it is shown as its summary.
+
+    `Study.load("study.json")` reads a file; `Study({...}, folder)` takes the same as a dict. Neither starts anything.
+
+    Args:
+        plain: what study.json would hold.
+        folder: the folder of the study: where relative paths start, and where server class and simulation lie.
+
+    Raises:
+        ConfigError: lists every problem, each with its key, what was found and what to write instead.
+    """
+
+    config: StudyConfig
+
+    def __init__(self, plain: Mapping[str, Any], folder: str | Path = ".") -> None:
+        self._plain: dict[str, Any] | None = _as_json(plain)
+        self._overrides: list[str] = []
+        # `load_plain` changes what it is given.
+        self.config = load_plain(_as_json(plain), Path(os.path.abspath(folder)))
+        self.file = self.config.study_dir / f"{self.config.study.name}.study.json"
+
+    @classmethod
+    def load(cls, path: str | Path, changes: Mapping[str, Any] | None = None) -> "Study":
+        """The study of a study.json, with changes such as `{"training.batch_size": 32}`, as `--set` makes them.
+
+        Raises:
+            ConfigError: lists every problem, each with its key, what was found and what to write instead.
+        """
+        study = cls.__new__(cls)
+        study._plain = None
+        study._overrides = [f"{key}={json.dumps(value)}" for key, value in _as_json(changes or {}).items()]
+        study.file = Path(os.path.abspath(path))
+        study.config = load(path, study._overrides)
+        return study
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of its runs: `study.output_dir`."""
+        return self.config.output_dir
+
+    def check(self) -> Facts:
+        """What the study would do and take, as `stream-server --check` prints it. Starts nothing.
+
+        Raises:
+            ConfigError: a class, program or value of the study cannot be used on this machine.
+            UserCodeError: a file of the user raised while it was imported.
+        """
+        from stream_server.server.commands.check import facts_of, require_machine
+        from stream_server.studies.trained import user_code_of
+
+        require(self.config)
+        with user_code_of(self.config):
+            facts = facts_of(self.config)
+        require_machine(self.config)
+        return Facts(self.config.study.name, facts)
+
+    def start(self, ranks: int | None = None, *, fresh: bool = False, time_limit: str | None = None) -> Run:
+        """Start it in the background, under a `stream-launcher` of its own, or go on with what was interrupted.
+
+        It returns when the launcher has begun, which takes a second or two. The study goes on when this Python process
+        ends, and when its terminal or notebook is closed: `Run.open` finds it again. A study of a dict is written to
+        `file`, beside the server class, for the launcher.
+
+        Args:
+            ranks: of the server; `server.ranks` by default.
+            fresh: rename the output folder of an earlier run and start over.
+            time_limit: "HH:MM:SS", before which it saves a checkpoint and leaves.
+
+        Raises:
+            ConfigError: it runs already, the launcher refuses it, or `file` is not one that `start` may write.
+        """
+        require(self.config)
+        if (state := state_of(RunFolder(self.output_dir))).is_live:
+            raise ConfigError(
+                f"{self.output_dir} is in use: {state.detail} runs the study there. `Run.open` shows and stops it; "
+                "or write another study.output_dir"
+            )
+        self._write()
+        if fresh:
+            rename_earlier_run(self.config)
+        overrides = [*self._overrides, *([] if ranks is None else [f"server.ranks={ranks}"])]
+        options = [f"--set={it}" for it in overrides] + ([] if time_limit is None else [f"--time-limit={time_limit}"])
+        process = self._launch(options)
+        run = Run(self.output_dir, process)
+        self._await_beginning(process)
+        return run
+
+    def __repr__(self) -> str:
+        study = self.config.study
+        return f"Study {study.name}: {study.simulations} simulations -> {self.output_dir}"
+
+    def _repr_html_(self) -> str:
+        return self._summary()._repr_html_()
+
+    def _summary(self) -> Facts:
+        config, study = self.config, self.config.study
+        fields = ", ".join(f"{name} ({' × '.join(map(str, it.shape))})" for name, it in study.fields.items())
+        simulations = f"{study.simulations} for training, {config.validation.simulations} for validation"
+        rows = [
+            ("file", str(self.file)),
+            ("output", str(self.output_dir)),
+            ("simulations", simulations),
+            ("fields", fields),
+            ("command", shlex.join(config.simulation.command or ())),
+            ("server class", f"{config.server.class_}, ranks: {config.server.ranks}"),
+            ("buffer", f"{config.buffer.policy}, {config.buffer.capacity:,} samples per rank"),
+            ("batch size", f"{config.training.batch_size} per rank"),
+        ]
+        return Facts(study.name, rows)
+
+    def _write(self) -> None:
+        """Put a study that is a dict where the launcher, and each server that it starts again, reads it."""
+        if self._plain is None:
+            return
+        if self.file.exists() and not self.file.read_text(errors="replace").startswith(MARK):
+            raise ConfigError(f"{self.file} was not written by Study.start(): move it, or write another study.name")
+        plain = self._plain | {"study_dir": str(self.config.study_dir)}
+        self.file.write_text(f"{MARK}\n{json.dumps(plain, indent=2)}\n")
+
+    def _launch(self, options: list[str]) -> "subprocess.Popen[bytes]":
+        _started[:] = [it for it in _started if it.poll() is None]
+        console = console_of(self.output_dir)
+        console.parent.mkdir(parents=True, exist_ok=True)
+        with console.open("wb") as output:
+            # A session of its own: neither Ctrl-C nor the end of a terminal or of a kernel reaches it.
+            process = subprocess.Popen(
+                [sys.executable, "-m", LAUNCHER, "--config", str(self.file), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        _started.append(process)
+        return process
+
+    def _await_beginning(self, process: "subprocess.Popen[bytes]") -> None:
+        """Return when the launcher has the lock of the output folder, or has ended as a study ends."""
+        lock = self.output_dir / RUN_LOCK
+        while (holder := holder_of(lock)) is None or holder.pid != process.pid:
+            try:
+                exit_code = process.wait(LOOK_S)
+            except subprocess.TimeoutExpired:
+                continue
+            if exit_code == ConfigError.exit_code:
+                raise ConfigError(console_of(self.output_dir).read_text(errors="replace").strip())
+            return
+
+
+def _as_json(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left of it in a JSON file: paths as text, arrays and numbers of NumPy as lists and numbers.
+
+    Raises:
+        ConfigError: something in it has no place there.
+    """
+    try:
+        text = json.dumps(dict(plain), default=_plain, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the study cannot be written as JSON: {error}") from error
+    made: dict[str, Any] = json.loads(text)
+    made.pop("$schema", None)
+    return made
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{value!r} is no number, text, list or dict")

@@ -1,0 +1,206 @@
+"""`stream-study serve` as a browser shows it: one server and one Chromium for all of these tests."""
+
+import http.client
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
+from tests.analysis.logged_run import log_run
+from tests.dashboard.browser import Browser, chromium
+from tests.dashboard.made_runs import add_attempts, make_run
+from tests.server.training.test_validation_record import Doubling, record, samples
+from tests.study.test_signals import ENDLESS
+from tests.support.runs import NUMPY_STUDY, start_study
+from tests.support.timing import until
+
+pytestmark = pytest.mark.slow
+LIMIT_S = 60.0
+NUM_MANY = 2000
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """`stream-study serve FOLDER`, on a free port; gives the link that it prints."""
+    command = [sys.executable, "-m", "stream_server.commands.cli", "serve", str(folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(LIMIT_S) == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def link(folder: Path) -> Iterator[str]:
+    with served(folder) as link:
+        yield link
+
+
+@pytest.fixture(scope="module")
+def opened(link: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as browser:
+        browser.open(link)
+        yield browser
+
+
+@pytest.fixture
+def browser(opened: Browser, folder: Path) -> Iterator[Browser]:
+    """The page over a folder in which there is nothing yet, and will be nothing after the test."""
+    yield opened
+    assert opened.complaints() == []
+    for run in folder.iterdir():
+        shutil.rmtree(run)
+    opened.wait_for(lambda: opened.is_visible("hint"))
+
+
+def answer_to(link: str, path: str, headers: dict[str, str]) -> int:
+    """The status of the answer to one request."""
+    connection = http.client.HTTPConnection(re.findall(r"//([^/]+)/", link)[0], timeout=LIMIT_S)
+    try:
+        connection.request("GET", path, headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: Browser, folder: Path) -> None:
+    browser.shows("hint", "stream-study new heat my-study")
+    make_run(folder / "heat")
+    browser.wait_for(lambda: browser.curve("train/loss").get("x") == [10, 20, 30, 40, 50])
+    assert browser.curve("val/loss")["y"] == [0.1, 0.05]
+    assert browser.curve("trained, with repeats")["y"] == [100.0] * 5
+    assert browser.curve("in the buffer")["y"] == [50.0] * 5
+    assert set(browser.columns("ranks")["phase"]) == {"step", "wait for data"}
+    assert browser.columns("timeline")["simulation"] == [0, 1, 2, 3, 4, 4, 5]
+    assert browser.columns("timeline")["state"].count("failed") == 1
+    assert len(browser.columns("space")["x"]) == 6
+    record(folder / "heat", Doubling(), samples(4))
+    browser.wait_for(lambda: browser.is_visible("sample"))
+    browser.shows("predictions", "after batch 10")
+    browser.wait_for(lambda: browser.columns("picture Prediction")["dw"] == [2])
+    browser.wait_for(lambda: browser.columns("space")["error"].count(None) == 4)
+    browser.shows("status", "killed")
+    browser.shows("log_text", "rank 0 &lt;b&gt;begins")
+    browser.choose("log", "a simulation")
+    browser.choose("simulation", 4)
+    browser.shows("log_text", "simulation 4, attempt 1")
+
+
+def test_nothing_is_fetched_from_anywhere_else_and_the_token_leaves_the_address(browser: Browser, link: str) -> None:
+    own = re.findall(r"//([^/]+)/", link)[0]
+    assert browser.driver.current_url == f"http://{own}/"
+    assert browser.fetched_from() == {f"http://{own}", f"ws://{own}"}
+
+
+@pytest.mark.parametrize("path", ["/", "/?token=wrong", "/ws", "/autoload.js", "/metadata"])
+def test_without_the_token_there_is_nothing_but_403(link: str, path: str) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "a"}
+    assert answer_to(link, path, upgrade if path == "/ws" else {}) == 403
+
+
+def test_with_the_token_a_websocket_of_another_page_gets_403(link: str) -> None:
+    port = re.findall(r":(\d+)/", link)[0]
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "a"}
+    cookie = {"Cookie": f"stream-study-{port}={link.partition('token=')[2]}"}
+    assert answer_to(link, "/", cookie) == 200
+    assert answer_to(link, "/ws", upgrade | cookie | {"Origin": f"http://127.0.0.1:{port}"}) == 101
+    assert answer_to(link, "/ws", upgrade | cookie | {"Origin": "http://127.0.0.1:1"}) == 403
+
+
+def test_it_follows_a_run_over_a_restart_of_its_server_that_takes_back_batches(browser: Browser, folder: Path) -> None:
+    run = make_run(folder / "heat", num_running=1)
+    with StudyLock(run / RUN_LOCK, "stream-launcher"):
+        browser.wait_for(lambda: browser.curve("train/loss").get("x") == [10, 20, 30, 40, 50])
+        browser.shows("status", "restarting")
+        assert browser.columns("timeline")["state"][-1] == "running"
+        width = browser.columns("timeline")["right"][-1]
+        with StudyLock(run / SERVER_LOCK, "stream-server"):
+            browser.shows("status", "running")
+            log_run(run, range(40, 80, 10), after=30)
+            add_attempts(run, 6, is_running=False)
+            browser.wait_for(lambda: browser.curve("train/loss")["x"] == [10, 20, 30, 40, 50, 60, 70])
+            browser.wait_for(lambda: browser.columns("timeline")["simulation"][-1] == 6)
+        assert browser.columns("timeline")["right"][-2] > width
+    browser.wait_for(lambda: "running" not in browser.columns("timeline")["state"])
+    browser.shows("status", "killed")
+
+
+def test_runs_are_compared_and_a_damaged_one_says_so(browser: Browser, folder: Path) -> None:
+    make_run(folder / "a" / "heat")
+    damaged = make_run(folder / "b")
+    with (damaged / "metrics" / "metrics.jsonl").open("a") as file:
+        file.write("gibberish\n")
+    (damaged / "report.json").write_text("{")
+    browser.choose("run", "b")
+    browser.shows("problems", "metrics.jsonl is damaged")
+    browser.shows("problems", "report.json is damaged")
+    browser.choose("compared", ["a/heat"])
+    browser.wait_for(lambda: browser.curve("a/heat: train/loss").get("x") == [10, 20, 30, 40, 50])
+    browser.choose("compared", [])
+
+
+def test_two_thousand_simulations_are_shown_and_followed(browser: Browser, folder: Path) -> None:
+    run = make_run(folder / "many", num_simulations=NUM_MANY, num_running=8)
+    with StudyLock(run / RUN_LOCK, "stream-launcher"):
+        browser.wait_for(lambda: len(browser.columns("space").get("x", [])) == NUM_MANY)
+        browser.wait_for(lambda: len(browser.columns("timeline")["state"]) == NUM_MANY * 6 // 5)
+        browser.fetched_from()
+        before = browser.columns("timeline")["right"][-1]
+        browser.wait_for(lambda: browser.columns("timeline")["right"][-1] > before)
+
+
+def test_its_stop_button_stops_a_study_once_it_is_confirmed(browser: Browser, folder: Path) -> None:
+    (folder / "runs").mkdir()
+    with start_study(NUMPY_STUDY, folder / "runs" / "run", num_ranks=2, settings=ENDLESS) as live:
+        browser.wait_for(lambda: len(browser.curve("received").get("y", [])) > 1)
+        browser.wait_for(lambda: "running" in browser.columns("space")["state"])
+        browser.click("Stop …")
+        browser.shows("question", "runs/run")
+        browser.click("No")
+        browser.wait_for(lambda: not browser.is_visible("question"))
+        browser.click("Stop …")
+        browser.click("Yes")
+        done = live.end()
+        browser.shows("status", "stopped")
+        browser.shows("account", "balanced")
+    assert (done.exit_code, done.report["exit_reason"]) == (75, "saved")
+
+
+def test_a_folder_that_is_not_there_and_a_port_in_use_are_named(link: str, tmp_path: Path) -> None:
+    port = re.findall(r":(\d+)/", link)[0]
+    for arguments, words in ([str(tmp_path / "no")], "there is no folder"), ([str(tmp_path), "--port", port], port):
+        command = [sys.executable, "-m", "stream_server.commands.cli", "serve", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in done.stderr
+
+
+def test_a_single_run_is_served_too(opened: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "alone")
+    report = {
+        "exit_code": 0,
+        "exit_reason": "finished",
+        "balanced": True,
+        "samples": {"expected": 60, "rejected": {"late": 2}},
+    }
+    (run / "report.json").write_text(json.dumps(report))
+    with served(run) as link:
+        opened.open(link)
+        until(lambda: opened.curve("train/loss").get("x") == [10, 20, 30, 40, 50])
+        opened.shows("account", "<td>60</td>")
+        opened.shows("account", "<td>2</td>")

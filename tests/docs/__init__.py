@@ -1,0 +1,1 @@
+"""Tests of the documentation: its site, its code blocks, its reference."""

@@ -1,0 +1,177 @@
+"""`Study` and `Run`: a study from Python, as in a notebook."""
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from stream_server import Run, Study
+from stream_server.errors import ConfigError, NotRunning
+from tests.analysis.conftest import fonts  # noqa: F401
+from tests.support.runs import MARK, NUMPY_STUDY, marked_processes
+from tests.support.timing import until
+
+LIMIT_S = 120.0
+START = "import sys, json; from stream_server import Study; Study(json.loads(sys.argv[1]), sys.argv[2]).start(ranks=2)"
+
+
+@pytest.fixture(autouse=True)
+def all_is_ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kills what a test has started and, since it failed, not ended."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    yield
+    left = marked_processes(mark)
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a study, with links to the files of the NumPy study."""
+    made = tmp_path / "my-study"
+    made.mkdir()
+    for file in NUMPY_STUDY.parent.glob("*.py"):
+        (made / file.name).symlink_to(file)
+    return made
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    """The NumPy study as a dict; keys of the changes are those of --set, with __ for the dot."""
+    study: dict[str, Any] = json.loads(NUMPY_STUDY.read_text())
+    for key, value in changes.items():
+        section, name = key.split("__")
+        study[section] = study.get(section, {}) | {name: value}
+    return study
+
+
+@pytest.mark.slow
+def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_its_end(folder: Path) -> None:
+    from safetensors.torch import load_file
+    from torch import nn, tensor
+    from torch.testing import assert_close
+
+    go = folder / "go"
+    changes: dict[str, Any] = {"server__class": "torch_server.py:TinyServer"}
+    changes["simulation__command"] = ["python", "patient.py", str(go)]
+    study = Study(plain(**changes), folder)
+    subprocess.run([sys.executable, "-c", START, json.dumps(plain(**changes)), str(folder)], check=True)
+    run = Run.open(folder / "runs" / "ripple")
+    assert run.status.is_live
+    with pytest.raises(ConfigError, match="is in use: stream-launcher, process"):
+        study.start()
+    until(lambda: list(run.simulations()["state"]).count("running") == 2, LIMIT_S)
+    assert list(run.simulations().columns)[:3] == ["offset", "slope", "state"]
+    assert run.wait(timeout_s=0).state == "running"
+    assert "2 ranks" in run.status._repr_html_()
+    assert "checkpoint" in run.stop()
+    status = run.wait(LIMIT_S)
+    assert (status.state, status.exit_code, status.exit_reason) == ("stopped", 75, "saved")
+    assert status.log != ""
+
+    go.touch()
+    run = study.start(ranks=2)
+    status = run.wait(LIMIT_S)
+    assert (status.state, status.exit_code, status.exit_reason) == ("finished", 0, "finished"), status.log
+    assert set(run.simulations()["state"]) == {"finished"}
+    metrics = run.metrics()
+    assert {"batch", "train/loss", "val/loss"} < set(metrics.columns)
+    assert metrics["batch"].is_monotonic_increasing
+    pictures = run.plot("loss")
+    assert list(pictures) == ["loss"]
+    assert pictures._repr_html_().startswith('<img alt="loss" src="data:image/png;base64,')
+
+    own = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 8)).eval()
+    own.load_state_dict(load_file(run.path / "model" / "model.safetensors"))
+    inputs = tensor(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32))
+    assert_close(run.model()(inputs), own(inputs), rtol=0, atol=0)
+    assert str(folder) not in sys.path
+
+
+@pytest.mark.slow
+def test_a_study_that_fails_says_so_when_it_was_waited_for(folder: Path) -> None:
+    run = Study(plain(user__trouble="training_step", user__rank=0), folder).start()
+    status = run.wait(LIMIT_S)
+    assert (status.state, status.exit_code) == ("failed", 3)
+    assert "trouble in training_step of rank 0" in status.detail
+    assert "ArithmeticError" in status.log
+    assert "failed" in repr(run)
+    assert status.log in run.log(num_lines=1000)
+    with pytest.raises(NotRunning, match="does not run: it is failed"):
+        run.stop()
+
+
+@pytest.mark.slow
+def test_what_the_launcher_refuses_is_raised_and_an_earlier_end_is_not_taken_for_that_of_this_start(
+    folder: Path,
+) -> None:
+    settings = plain(training__max_batches=1)
+    first = Study(settings, folder).start().wait(LIMIT_S)
+    assert (first.state, first.exit_code) == ("finished", 0), first.log
+    # Rank 0 refuses to go on with other parameters.
+    settings["study"]["seed"] = 5
+    other = Study(settings, folder)
+    refused = other.start().wait(LIMIT_S)
+    assert (refused.state, refused.exit_code) == ("failed", 2), refused
+    assert "study.seed" in refused.log
+    with pytest.raises(ConfigError, match=r"time-limit.*is no time"):
+        other.start(time_limit="soon")
+    run = other.start(fresh=True)
+    assert (folder / "runs" / "ripple.1" / "report.json").exists()
+    assert run.wait(LIMIT_S).state == "finished"
+
+
+def test_all_problems_of_a_dict_are_told_at_once(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)the study has 2 problems:.*buffer.capacity.*training.batch_sizes"):
+        Study(plain(buffer__capacity="many", training__batch_sizes=3), folder)
+
+
+def test_a_dict_may_hold_paths_and_what_numpy_gives_but_nothing_else(folder: Path) -> None:
+    study = Study(plain(training__batch_size=np.int64(7), study__output_dir=Path("elsewhere")), folder)
+    assert (study.config.training.batch_size, study.output_dir) == (7, folder / "elsewhere")
+    with pytest.raises(ConfigError, match="cannot be written as JSON: <object"):
+        Study(plain(user__thing=object()), folder)
+
+
+def test_a_file_is_loaded_with_changes_as_by_set(folder: Path) -> None:
+    path = folder / "study.json"
+    path.write_text(json.dumps(plain()))
+    study = Study.load(path, {"training.batch_size": 9, "study.name": "other"})
+    assert study.config.training.batch_size == 9
+    assert study.output_dir == folder / "runs" / "other"
+    assert "6 for training, 1 for validation" in study._repr_html_()
+    with pytest.raises(ConfigError, match="batch_sizes"):
+        Study.load(path, {"training.batch_sizes": 9})
+
+
+def test_a_check_says_what_the_command_says_and_refuses_what_it_refuses(folder: Path) -> None:
+    facts = dict(Study(plain(), folder).check())
+    assert facts["simulations"] == "6 for training, 1 for validation"
+    with pytest.raises(ConfigError, match="no-such-program"):
+        Study(plain(simulation__command=["no-such-program"]), folder).check()
+
+
+def test_a_file_of_the_users_own_is_not_overwritten(folder: Path) -> None:
+    study = Study(plain(), folder)
+    study.file.write_text("{}")
+    with pytest.raises(ConfigError, match=r"was not written by Study.start\(\)"):
+        study.start()
+    assert study.file.read_text() == "{}"
+
+
+def test_there_is_no_run_where_none_was(tmp_path: Path) -> None:
+    with pytest.raises(NotRunning, match="there is no run in"):
+        Run.open(tmp_path)
+
+
+def test_importing_the_package_loads_neither_pandas_nor_torch() -> None:
+    code = "import sys, stream_server as s; s.__all__; print(*{'torch', 'pandas', 'pydantic'} & {*sys.modules})"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == []

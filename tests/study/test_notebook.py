@@ -1,0 +1,73 @@
+"""The notebook and the examples of docs/guide/python.md run as they are printed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.support.runs import NUMPY_STUDY
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+NOTEBOOK = GUIDE / "notebook.ipynb"
+CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+LIMIT_S = 240
+EXECUTE = """
+import sys, nbformat, nbclient
+notebook = nbformat.read(sys.argv[1], 4)
+nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
+nbformat.write(notebook, sys.argv[2])
+"""
+
+
+def run(code: str, *arguments: str, cwd: Path) -> str:
+    """The output of a Python program, whose temporary files are in its folder, too."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env=os.environ | {"TMPDIR": str(cwd)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_shows_tables_pictures_and_a_prediction(tmp_path: Path) -> None:
+    executed = tmp_path / "executed.ipynb"
+    # In a process of its own: nbclient leaves the sockets of its event loop open.
+    run(EXECUTE, str(NOTEBOOK), str(executed), cwd=tmp_path)
+    notebook = nbformat.read(executed, 4)
+    shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert [it for it in shown if it.output_type == "error"] == []
+    assert any("image/png" in it.get("data", {}) for it in shown)
+    texts = "".join(it.get("text", "") + it.get("data", {}).get("text/plain", "") for it in shown)
+    assert "'stopped'" in texts
+    assert "state         finished" in texts
+    assert "root mean square error" in texts
+
+
+def test_the_notebook_is_kept_with_its_outputs() -> None:
+    notebook = nbformat.read(NOTEBOOK, 4)
+    nbformat.validate(notebook)
+    assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
+    assert NOTEBOOK.stat().st_size < 150_000
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_guide_run_in_their_order(tmp_path: Path) -> None:
+    for file in NUMPY_STUDY.parent.glob("*.py"):
+        (tmp_path / file.name).symlink_to(file)
+    study = NUMPY_STUDY.read_text().replace("server.py:LinearServer", "torch_server.py:TinyServer")
+    (tmp_path / "study.json").write_text(study)
+    code = "\n".join(CODE.findall((GUIDE / "python.md").read_text()))
+    said = run(code, cwd=tmp_path)
+    assert "finished 0 finished" in said
+    assert "('offset', 'slope')" in said
+    assert (tmp_path / "loss.pdf").exists()
