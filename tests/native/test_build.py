@@ -1,4 +1,4 @@
-"""Finding, building and installing the native library, in the ways that docs/guide/clients.md shows."""
+"""Finding, building and installing the native library, in the ways that docs/guide/clients.md and melissa.md show."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ from stream_server.server.commands.cli import main
 from tests.native.building import NATIVE, REPOSITORY, STRICT, Installation, run, tool_environment
 from tests.support.fake_server import FakeServer
 
-PAGE = (REPOSITORY / "docs" / "guide" / "clients.md").read_text()
+PAGES = "".join((REPOSITORY / "docs" / "guide" / name).read_text() for name in ("clients.md", "melissa.md"))
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A block of code whose first line is the name of its file.
 NAMED = re.compile(r"^(?:/\*|//|!|#) (\S+\.\w+|Makefile)(?: \*/)?\n")
@@ -23,9 +23,9 @@ PROGRAMS = ("solver_c", "solver_cpp", "solver_fortran")
 
 
 def section(heading: str) -> str:
-    """The text below a heading of the page, down to the next one."""
-    _, _, rest = PAGE.partition(f"\n{heading}\n")
-    assert rest, f"docs/guide/clients.md has no {heading}"
+    """The text below a heading of the pages, down to the next one."""
+    _, _, rest = PAGES.partition(f"\n{heading}\n")
+    assert rest, f"the pages have no {heading}"
     return re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
@@ -50,7 +50,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 @pytest.fixture
 def solver(tmp_path: Path) -> Path:
     """A folder with the files on the page."""
-    for _, code in FENCE.findall(PAGE):
+    for _, code in FENCE.findall(PAGES):
         if name := NAMED.match(code):
             (tmp_path / name[1]).write_text(code)
     return tmp_path
@@ -117,7 +117,7 @@ def test_the_python_program_on_the_page_runs(solver: Path) -> None:
 
 def test_a_melissa_code_is_built_as_the_page_says(installation: Installation, tmp_path: Path) -> None:
     shutil.copy(REPOSITORY / "tests" / "native" / "melissa" / "heat.c", tmp_path)
-    run_shell("## Codes instrumented for Melissa", tmp_path, installation.prefix)
+    run_shell("## C and Fortran codes", tmp_path, installation.prefix)
     assert_runs_alone(["mpirun", "-n", "2", str(tmp_path / "heatc"), "100"])
 
 

@@ -15,7 +15,10 @@ from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 PACKAGE = Path(__file__).parent.parent.parent / "stream_server"
 # Each asks for the time to put it into words for people, or into a name; nothing is decided by it.
 ALLOWED = {
+    "analysis/attempts.py": "until when an attempt ran, in what the page in the browser shows",
     "analysis/run_state.py": "how old a checkpoint is, and for how long an attempt runs, in what stream-study shows",
+    "dashboard/page.py": "when the page was brought up to date, in its title line",
+    "dashboard/watch.py": "until when what goes on has lasted, in what the page shows",
     "failpoints.py": "what a trace says, which tests ask for",
     "machine/study_lock.py": "since when a study is run, in what a second start is told",
     "server/checkpoint/continuation.py": "when a study was started, in its report",
