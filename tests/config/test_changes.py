@@ -92,6 +92,9 @@ REFUSED: list[Changes] = [
     {"normalization.per": "value"},
     {"normalization.every_batches": 3},
     {"normalization.freeze_after": 1000},
+    {"offline.write_files": True},
+    {"offline.epochs": 2},
+    {"offline.shuffle": False},
     {"user": {"lr": 0.1}},
 ]
 
