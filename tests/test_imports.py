@@ -31,6 +31,7 @@ DOORS = {
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "pyarrow": ["analysis/export.py"],
     "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "predictions", "serving")],
+    "prometheus_client": ["server/study/prometheus.py"],
     "tornado": ["dashboard/access.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/pictures.py"],
     "safetensors": ["storage/tensor_file.py"],
