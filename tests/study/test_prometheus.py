@@ -93,7 +93,7 @@ def test_a_study_refuses_a_port_that_is_taken(tmp_path: Path, taken_port: int) -
 
 @pytest.mark.slow
 def test_a_running_study_is_scraped_and_nothing_listens_after_it(tmp_path: Path) -> None:
-    settings = {"metrics.prometheus_port": 0, "study.simulations": 60}
+    settings = {"metrics.prometheus_port": 0, "study.simulations": 20}
     with start_study(NUMPY_STUDY, tmp_path / "run", mpi=None, settings=settings) as live:
         file = live.output_dir / "prometheus.json"
         live.wait_until(file.exists)
