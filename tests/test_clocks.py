@@ -17,6 +17,7 @@ MAY_TELL_IT = {
     "server/checkpoint/capture.py",
     "server/model/best_models.py",
     "server/metrics/tensorboard_writer.py",
+    "server/study/prometheus.py",
 }
 
 

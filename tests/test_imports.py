@@ -33,6 +33,7 @@ DOORS = {
     "prometheus_client": ["server/metrics/prometheus_page.py"],
     "pyarrow": ["analysis/export.py"],
     "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "predictions", "serving")],
+    "prometheus_client": ["server/study/prometheus.py"],
     "tornado": ["dashboard/access.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/pictures.py"],
     "safetensors": ["storage/tensor_file.py"],

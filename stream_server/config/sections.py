@@ -416,6 +416,9 @@ class MetricsSettings(Section):
         description="Writers of what all ranks have logged: csv, tensorboard or FILE.py:Class.",
     )
     rank_writers: MetricWriters = Field(default=(), description="Writers of what each rank has logged for itself.")
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        default=None, description="Loopback port of the page /metrics for Prometheus; 0: a free one; null: no page."
+    )
 
     @property
     def wanted(self) -> tuple[tuple[str, dict[str, Any]], ...]:

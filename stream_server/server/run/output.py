@@ -51,6 +51,11 @@ class OutputFolder:
         return self.path / "operator.json"
 
     @property
+    def prometheus(self) -> Path:
+        """The address of the page for Prometheus while the server runs."""
+        return self.path / "prometheus.json"
+
+    @property
     def parameters(self) -> Path:
         return self.path / "parameters.csv"
 
@@ -147,7 +152,7 @@ class OutputFolder:
             check_continuation(self._earlier_study(), config)
         make_folder(self.path)
         failpoint("server.before_study_file")
-        for file in (self.study, self.report, self.connection, self.operator):
+        for file in (self.study, self.report, self.connection, self.operator, self.prometheus):
             remove_leftovers(file)
         remove_file(self.report)
         remove_file(self.exit)

@@ -47,6 +47,7 @@ from stream_server.server.run.start import Start
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.study.composition import Composition, optional
 from stream_server.server.study.operator_status import OperatorStatus
+from stream_server.server.study.prometheus import PrometheusStatus, StudyCollector
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.loop import Training
 from stream_server.server.training.monitoring.display import Display, DisplayedStatus, ProgressDisplay
@@ -95,9 +96,11 @@ class StudySetUp(Composition):
         continuation: Continuation,
         start: Start,
         stops: StopRequests,
+        collector: StudyCollector,
     ) -> None:
         began_s = time.monotonic()
         self.folder = folder
+        self.collector = collector
         self.continuation = continuation
         self.saved, self.restored = None, None
         if continuation.base is not None:
@@ -166,7 +169,12 @@ class StudySetUp(Composition):
             leave_at_s=self.leave_at_s,
             before_user=[speed],
             before_logging=[*optional(self.best_models), *optional(stopping)],
-            after_logging=[*display, *self._make_operator_status(), *optional(self.export)],
+            after_logging=[
+                *display,
+                *self._make_operator_status(),
+                *self._make_prometheus_status(),
+                *optional(self.export),
+            ],
         )
         self._restore_training()
         return training
@@ -288,6 +296,19 @@ class StudySetUp(Composition):
             buffer=self.buffer,
             metrics=self.metrics,
             saves=self.checkpoints.counts,
+        )
+        return [status]
+
+    def _make_prometheus_status(self) -> list[PrometheusStatus]:
+        if self.ranks.rank != 0 or self.config.metrics.prometheus_port is None:
+            return []
+        status = PrometheusStatus(
+            self.collector,
+            progress=self.progress,
+            buffer=self.buffer,
+            metrics=self.metrics,
+            saves=self.checkpoints.counts,
+            counts=self.source.counts,
         )
         return [status]
 

@@ -1,5 +1,6 @@
 """A study on one rank, from beginning to end: open the output folder, set up, train, and settle the account."""
 
+import logging
 import resource
 import sys
 import time
@@ -31,12 +32,15 @@ from stream_server.server.run.report import Outcome, RankReport
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 from stream_server.server.study.closing import EXIT_SAVED, FAILED, Closing, Results, outcome_of
 from stream_server.server.study.failure import Failure, leave_together
+from stream_server.server.study.prometheus import StudyCollector, serve_metrics
 from stream_server.server.study.set_up import StudySetUp
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.monitoring.display import DisplayedStatus
 from stream_server.storage.disk import remove_tree
 
 PROGRAM = "stream-server"
+
+log = logging.getLogger(__name__)
 
 
 def run_study(config: StudyConfig, start: Start) -> int:
@@ -107,8 +111,10 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
         continuation = find_continuation(config, ranks, folder)
         watchdog.is_outdated = continuation.is_outdated
         with Logs(folder.path, ranks.rank):
+            collector = StudyCollector(config.study.name, continuation.identity.incarnation)
+            by_rank_0(ranks, lambda: _open_metrics_page(config, folder, collector, locks))
             try:
-                study = StudyRank(config, ranks, folder, continuation, start, stops)
+                study = StudyRank(config, ranks, folder, continuation, start, stops, collector)
             except MemoryError:
                 raise
             except Exception as error:
@@ -116,6 +122,14 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
                 Failure.of(error, rank=ranks.rank, phase="set-up").record(folder.path)
                 raise
             return study.run()
+
+
+def _open_metrics_page(config: StudyConfig, folder: OutputFolder, collector: StudyCollector, stack: ExitStack) -> None:
+    """Serve the page for Prometheus if the study asks for it. Rank 0."""
+    port = config.metrics.prometheus_port
+    if port is not None:
+        address = stack.enter_context(serve_metrics(collector, port, folder.prometheus))
+        log.info("metrics for Prometheus: %s", address)
 
 
 def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks: ExitStack) -> None:
@@ -177,8 +191,9 @@ class StudyRank:
         continuation: Continuation,
         start: Start,
         stops: StopRequests,
+        collector: StudyCollector,
     ) -> None:
-        self.set_up = StudySetUp(config, ranks, folder, continuation, start, stops)
+        self.set_up = StudySetUp(config, ranks, folder, continuation, start, stops, collector)
         self.closing = Closing(
             config=config,
             ranks=ranks,

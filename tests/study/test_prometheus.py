@@ -1,0 +1,109 @@
+"""The page of rank 0 for Prometheus."""
+
+import json
+import socket
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stream_server.errors import ConfigError
+from stream_server.server.study.prometheus import HOST, ScrapedStatus, StudyCollector, serve_metrics
+from tests.support.runs import NUMPY_STUDY, run_study, start_study
+
+STATUS = ScrapedStatus(
+    batches=3,
+    samples=12,
+    draws=15,
+    received=20,
+    loss=0.5,
+    validation_loss=None,
+    population=4,
+    capacity=40,
+    elapsed_s=2.5,
+    checkpoints=1,
+    failed_checkpoints=0,
+    checkpoint_at_s=100.0,
+    simulations={"running": 2, "finished": 1},
+)
+
+
+def scrape(url: str) -> dict[tuple[str, str | None], float]:
+    """Every value by its name and, of simulations, the state; all have the label of the study."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert {sample.labels["study"] for sample in samples} <= {"ripple"}
+    return {
+        (sample.name.removeprefix("stream_server_"), sample.labels.get("state")): sample.value for sample in samples
+    }
+
+
+def listens(target: str) -> bool:
+    host, port = target.split(":")
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        return probe.connect_ex((host, int(port))) == 0
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server((HOST, 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_the_page_gives_the_newest_status_until_it_is_closed(tmp_path: Path) -> None:
+    collector, file = StudyCollector("ripple", 2), tmp_path / "prometheus.json"
+    with serve_metrics(collector, 0, file) as url:
+        assert scrape(url) == {("incarnation", None): 2}
+        collector.status = STATUS
+        values = scrape(url)
+        [target] = json.loads(file.read_text())[0]["targets"]
+        assert url == f"http://{target}/metrics"
+    assert values["samples_trained_total", None] == 12
+    assert values["draws_trained_total", None] == 15
+    assert values["training_seconds_total", None] == 2.5
+    assert values["simulations", "running"] == 2
+    assert values["last_checkpoint_timestamp_seconds", None] == 100
+    assert ("validation_loss", None) not in values
+    assert not file.exists()
+    assert not listens(target)
+    assert "prometheus" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with (
+        pytest.raises(ConfigError, match=r"stream-server\[prometheus\]"),
+        serve_metrics(StudyCollector("ripple", 1), 0, tmp_path / "file"),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_study_refuses_a_port_that_is_taken(tmp_path: Path, taken_port: int) -> None:
+    run = run_study(NUMPY_STUDY, tmp_path / "run", mpi=None, settings={"metrics.prometheus_port": taken_port})
+    assert run.exit_code == 2
+    assert f"metrics.prometheus_port: port {taken_port} cannot be used" in run.output
+
+
+@pytest.mark.slow
+def test_a_running_study_is_scraped_and_nothing_listens_after_it(tmp_path: Path) -> None:
+    settings = {"metrics.prometheus_port": 0, "study.simulations": 20}
+    with start_study(NUMPY_STUDY, tmp_path / "run", mpi=None, settings=settings) as live:
+        file = live.output_dir / "prometheus.json"
+        live.wait_until(file.exists)
+        [target] = json.loads(file.read_text())[0]["targets"]
+        url = f"http://{target}/metrics"
+        live.wait_until(lambda: scrape(url).get(("batches_trained_total", None), 0) > 0)
+        values = scrape(url)
+        run = live.end()
+    assert run.exit_code == 0, run.output
+    assert values["samples_received_total", None] >= values["samples_trained_total", None] > 0
+    assert values["buffer_capacity_samples", None] == 40
+    assert not listens(target)
+    assert not file.exists()
