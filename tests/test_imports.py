@@ -30,7 +30,6 @@ DOORS = {
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "h5py": ["server/replay/simulation_file.py"],
-    "prometheus_client": ["server/metrics/prometheus_page.py"],
     "pyarrow": ["analysis/export.py"],
     "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "predictions", "serving")],
     "prometheus_client": ["server/study/prometheus.py"],
