@@ -46,12 +46,12 @@ def read_into(file: Any, memory: memoryview) -> bool:
 
 
 def create(path: Path, *, mode: int = 0o644) -> int:
-    """Make a new file and open it for writing.
+    """Make a new file and open it for writing and reading.
 
     Raises:
         FileExistsError: somebody else has made it.
     """
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def open_to_append(path: Path) -> int:
@@ -68,6 +68,13 @@ def write_all(descriptor: int, data: memoryview) -> None:
     """Write all of it: one call may take only a part."""
     while data:
         data = data[os.write(descriptor, data) :]
+
+
+def write_at(descriptor: int, data: memoryview, place: int) -> None:
+    """Write all of it at a place of the file."""
+    while data:
+        num = os.pwrite(descriptor, data, place)
+        data, place = data[num:], place + num
 
 
 def start_write_back(descriptor: int, start: int, num_bytes: int) -> None:
@@ -135,6 +142,12 @@ def swap_private_file(path: Path, data: bytes) -> None:
     """
     remove_leftovers(path)
     _put_in_place(path, data, mode=0o600, synced=False)
+
+
+def rename_file(old: Path, new: Path) -> None:
+    """Rename within one folder, in the place of a file that has the name, and put it on disk."""
+    os.replace(old, new)
+    sync_folder(new.parent)
 
 
 def rename_folder(old: Path, new: Path) -> None:

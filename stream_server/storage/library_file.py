@@ -25,7 +25,7 @@ class LibraryFile:
         self._position = 0
 
     def __enter__(self) -> Self:
-        self._file = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._file = disk.create(self._temporary)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -34,8 +34,7 @@ class LibraryFile:
                 raise self.error
             if error is None:
                 disk.sync(self._file)
-                os.replace(self._temporary, self.path)
-                disk.sync_folder(self.path.parent)
+                disk.rename_file(self._temporary, self.path)
         finally:
             disk.close(self._file)
             disk.remove_file(self._temporary)
@@ -63,11 +62,9 @@ class LibraryFile:
 
     def write(self, data: memoryview) -> int:
         """Write all of it, or keep the error."""
-        rest, place = memoryview(data), self._position
         try:
-            while rest and self.error is None:
-                num = os.pwrite(self._file, rest, place)
-                rest, place = rest[num:], place + num
+            if self.error is None:
+                disk.write_at(self._file, memoryview(data), self._position)
         except OSError as error:
             self.error = error
         self._position += len(data)

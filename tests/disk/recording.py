@@ -67,6 +67,14 @@ class RecordingOs:
             self._steps.append(Wrote(node, offset, bytes(data[:num])))
         return num
 
+    def pwrite(self, descriptor: int, data: Any, place: int) -> int:
+        num = os.pwrite(descriptor, data, place)
+        if opened := self._opened.get(descriptor):
+            node = opened[0]
+            self._sizes[node] = max(self._sizes[node], place + num)
+            self._steps.append(Wrote(node, place, bytes(data[:num])))
+        return num
+
     def truncate(self, file: Any, num_bytes: int) -> None:
         os.truncate(file, num_bytes)
         node = self._opened[file][0] if isinstance(file, int) else self._found(self._place(file))
