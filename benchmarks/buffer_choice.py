@@ -69,7 +69,7 @@ def run(settings: dict[str, Any], at_once: int) -> dict[str, float]:
 
 
 def figures(report: dict[str, Any]) -> dict[str, float]:
-    """What is compared, of a report.json."""
+    """The compared figures of a report.json."""
     wall_s = report["wall_s"]
     return {
         "error_K": 100 * report["validation"][-1]["loss"] ** 0.5,

@@ -124,7 +124,7 @@ def _last_s(folder: Path, started_s: float | None) -> float | None:
 
 
 def _times(folder: Path) -> list[float]:
-    """When the files of an attempt were written last, none of them in the future."""
+    """The times at which the files of an attempt were last written, none of them in the future."""
     try:
         return [min(it.stat().st_mtime, time.time()) for it in folder.iterdir()]
     except OSError:

@@ -30,7 +30,7 @@ class GrowingFile(Generic[T]):
         """Bring `items` up to date; `num_resets` grows when they were read from the beginning again.
 
         Raises:
-            Exception: what `parse` raises of the new lines, at every update until they are mended.
+            Exception: what `parse` raises of the new lines, at every update until they are corrected.
         """
         try:
             with self.path.open("rb") as file:

@@ -167,7 +167,7 @@ class Timeline:
 
 
 class RankPhases:
-    """Where the time of each rank went at its newest log point: one bar for each, made of its phases."""
+    """The phases of each rank at its newest log point: one bar for each rank."""
 
     def __init__(self) -> None:
         self.figure = chart("Ranks and their phases", "part of the time since the last log point", "rank")

@@ -20,7 +20,7 @@ class ReceivedRate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What is known of a run at `at_s` seconds since the epoch.
+    """The known facts of a run at `at_s` seconds since the epoch.
 
     `status` is the answer of a live server, None if there was none. `ranks` has the newest log point of each rank, and
     `validation` is the record of the newest one. `problems` tell which files are damaged, and `said` what a study

@@ -277,7 +277,7 @@ class Recorder:
 
     def _not_written(self, error: BaseException) -> SamplesNotWritten:
         return SamplesNotWritten(
-            f"{self.folder}: the samples cannot be recorded: {error}. Make room, or mend what is wrong, and run the "
+            f"{self.folder}: the samples cannot be recorded: {error}. Make room, or repair the disk, and run the "
             "same command again: it goes on from the last checkpoint"
         )
 

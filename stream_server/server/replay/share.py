@@ -118,7 +118,7 @@ class ReplayShare:
 
     @property
     def warnings(self) -> list[str]:
-        """What is not there although study.json asks for it."""
+        """The simulations and time steps that study.json asks for and that are not there."""
         return self._recording.warnings
 
     @property

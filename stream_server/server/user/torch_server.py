@@ -56,7 +56,7 @@ class TorchServer(StreamServer):
         return self.model  # type: ignore[no-any-return]
 
     def predict(self, batch: Any) -> Any:
-        """What the model makes of the first item of a batch of inputs and targets; None for any other batch."""
+        """The output of the model for the first item of a batch of inputs and targets; None for any other batch."""
         return self.model(batch[0]) if isinstance(batch, tuple | list) and len(batch) == 2 else None
 
     @property
