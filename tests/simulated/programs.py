@@ -159,10 +159,17 @@ class NotedRank(study.StudyRank):
     machine: Machine
 
     def __init__(
-        self, config: StudyConfig, ranks: Any, folder: Any, continuation: Any, start: Start, stops: StopRequests
+        self,
+        config: StudyConfig,
+        ranks: Any,
+        folder: Any,
+        continuation: Any,
+        start: Start,
+        stops: StopRequests,
+        collector: Any,
     ) -> None:
         self.machine.current.incarnation = continuation.identity.incarnation
-        super().__init__(config, ranks, folder, continuation, start, stops)
+        super().__init__(config, ranks, folder, continuation, start, stops, collector)
 
 
 def silent(*_: Any, **__: Any) -> Any:
