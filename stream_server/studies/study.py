@@ -69,7 +69,7 @@ class Study:
         return self.config.output_dir
 
     def check(self) -> Facts:
-        """What the study would do and take, as `stream-server --check` prints it. Starts nothing.
+        """Describe what the study would do and take, as `stream-server --check` prints it. Starts nothing.
 
         Raises:
             ConfigError: a class, program or value of the study cannot be used on this machine.
@@ -177,7 +177,7 @@ class Study:
 
 
 def _as_json(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left of it in a JSON file: paths as text, arrays and numbers of NumPy as lists and numbers.
+    """The same value as a JSON file holds it: paths as text, arrays and numbers of NumPy as lists and numbers.
 
     Raises:
         ConfigError: something in it has no place there.

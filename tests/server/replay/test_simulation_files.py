@@ -158,7 +158,7 @@ def _in_epochs(batches: Batches, num: int) -> list[list[tuple[int, int]]]:
 
 
 def test_without_shuffling_files_give_the_samples_as_a_record_in_their_order(folder: StudyFolder) -> None:
-    """What a buffer makes of the same samples in the same order is the same, draw by draw."""
+    """A buffer that is given the same samples in the same order gives the same draws."""
     config = small_study(folder, {"offline.shuffle": False})
     record(config, [(simulation, step) for simulation in range(10) for step in range(12)])
     files = config.output_dir / "samples"
