@@ -461,7 +461,7 @@ def test_junk_from_strangers_is_counted_and_the_study_goes_on() -> None:
                 if a.socket.poll(2000):
                     answer = a.hear()
                 else:
-                    # A client that has no word asks again, too.
+                    # The queue of 64 answers was full of refusals when its turn came. Clients ask again, too.
                     a.say(Ping())
         study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()

@@ -269,13 +269,16 @@ def go_on(study: Reception, path: Path, simulation: int = 0) -> None:
 def test_a_client_goes_on_with_the_next_server_and_each_of_its_steps_is_accepted_once(
     routing: Routing, before: int, after: int, tmp_path: Path
 ) -> None:
+    # More than the old server can hold and draw: a client that had ended there would not come to the new one.
+    num_steps = 30 * before
     old, new = (
-        StudyShape(num_ranks=num, routing=routing, time_steps=TimeSteps(num=30), capacity=4) for num in (before, after)
+        StudyShape(num_ranks=num, routing=routing, time_steps=TimeSteps(num=num_steps), capacity=4)
+        for num in (before, after)
     )
     crew = Crew()
     with reception(old) as study:
         study.launch(0).write(tmp_path / "connection.json")
-        crew.start(simulate, tmp_path / "connection.json", range(30))
+        crew.start(simulate, tmp_path / "connection.json", range(num_steps))
         wait_for_steps(study, 6)
         for rank in study.ranks:
             if rank.buffer.population:
@@ -293,12 +296,12 @@ def test_a_client_goes_on_with_the_next_server_and_each_of_its_steps_is_accepted
             rank.wait_for(mailbox.ReceptionEnded)
         crew.join()
         drawn = Counter([*saved.drawn, *(key for rank in study.ranks for key in rank.drawn)])
-        assert drawn == {(0, step): 1 for step in range(30)}
+        assert drawn == {(0, step): 1 for step in range(num_steps)}
         for rank in study.ranks:
             for (simulation, step), row in rank.rows.items():
                 np.testing.assert_array_equal(row["u"], value(simulation, step))
         accounts = [rank.receiver.account() for rank in study.ranks]
-        assert sum(account.intake[0].accepted for account in accounts) == 30
+        assert sum(account.intake[0].accepted for account in accounts) == num_steps
         assert [account.duplicates for account in accounts] == [0] * after
         assert study.roster.num_survived == 1
 

@@ -219,7 +219,7 @@ class Sockets:
             yield frames[0].bytes
 
     def send_data(self, peer: bytes, frames: Sequence[Frame]) -> None:
-        """To a client; dropped if it is gone or does not read."""
+        """To a client; dropped if it is gone, or if MAX_WORDS answers have not been sent yet: a client asks again."""
         self._data.send_multipart((peer, *frames), zmq.NOBLOCK)  # type: ignore[arg-type]
 
     def send_control(self, peer: bytes, frames: Sequence[Frame]) -> None:
