@@ -14,7 +14,9 @@ from tests.support.timing import until
 
 CHROMIUM = "/usr/bin/chromium"
 DRIVER = "/usr/bin/chromedriver"
-# One process for pages, whichever page it is: a test is not to answer for one that came in its time.
+# On a busy machine a page may get nothing done for the 30 s after which the driver gives up by default.
+SCRIPT_S = 300.0
+# One process for all pages, and nothing that looks for updates.
 OPTIONS = (
     "--headless=new",
     "--no-sandbox",
@@ -118,6 +120,7 @@ def chromium(profile: Path) -> Iterator[Browser]:
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER, env={**os.environ, "TMPDIR": str(profile)}))
+    driver.set_script_timeout(SCRIPT_S)
     try:
         yield Browser(driver)
     finally:

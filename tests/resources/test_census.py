@@ -171,3 +171,18 @@ def test_shared_memory_that_a_process_has_is_no_leak(tmp_path: Path) -> None:
         found = Census.take(tmp_path).since(before)
     path.unlink()
     assert not any(str(path) in line for line in found), found
+
+
+def test_a_process_that_an_older_process_started_is_left_to_that_one(tmp_path: Path) -> None:
+    script = "input(); subprocess.run([sys.executable, '-c', 'print(0, flush=True); input()'])"
+    command = [sys.executable, "-c", f"import subprocess, sys; {script}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as older:
+        assert older.stdin is not None
+        assert older.stdout is not None
+        before = Census.take(tmp_path)
+        older.stdin.write(b"\n")
+        older.stdin.flush()
+        older.stdout.readline()
+        now = Census.take(tmp_path)
+        assert len(now.processes - before.processes) == 1
+        assert not any(line.startswith("process") for line in now.since(before))
