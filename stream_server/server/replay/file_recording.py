@@ -199,6 +199,11 @@ class FileRecording:
         )
         self.ranks = [FilesRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
 
+    @property
+    def latest(self) -> range:
+        """The only rank, since the files of all simulations are read as those of one."""
+        return range(1)
+
     def close(self) -> None:
         """Close the files."""
         self.ranks[0].close()

@@ -119,7 +119,14 @@ class ReplayShare:
     @property
     def warnings(self) -> list[str]:
         """The simulations and time steps that study.json asks for and that are not there."""
-        return self._recording.warnings
+        incomplete = [i for i in self._held_out if i not in self.counts.finished]
+        if not incomplete:
+            return self._recording.warnings
+        named = ", ".join(map(str, incomplete))
+        return [
+            *self._recording.warnings,
+            f"not all is there of the held-out simulations {named}: they are left out of the validation",
+        ]
 
     @property
     def dtypes(self) -> dict[str, npt.DTypeLike]:
@@ -152,8 +159,7 @@ class ReplayShare:
 
     def read_held_out(self, store: ValidationStore) -> None:
         """Put this rank's held-out samples into a store."""
-        counts = self.counts
-        held_out = [i for i in counts.simulations if self._is_held_out(i) and i not in counts.withdrawn]
+        counts, held_out = self.counts, self._held_out
         if not held_out:
             return
         dtypes = self.dtypes
@@ -171,6 +177,10 @@ class ReplayShare:
 
     def _playback(self, wanted: Callable[[int], bool]) -> Playback:
         return Playback(self._recording.ranks, self._schedule, self._rank, wanted=wanted)
+
+    @property
+    def _held_out(self) -> list[int]:
+        return [i for i in self.counts.simulations if self._is_held_out(i) and i not in self.counts.withdrawn]
 
     def _is_held_out(self, simulation: int) -> bool:
         return simulation < self._config.validation.simulations
@@ -218,6 +228,7 @@ def _count(ranks: Ranks, recording: Recording | FileRecording, schedule: ReplayS
 
     on_all_ranks(ranks, count)
     total = RecordCounts.sum(ranks.broadcast(ranks.gather(mine.to_json())), ranks.size)
+    total.agree(recording.latest)
     unknown = [simulation for simulation in total.simulations if simulation not in total.parameters]
     if unknown:
         raise DamagedRecord(f"{recording.folder}: the parameters of simulation {unknown[0]} were expected in it")

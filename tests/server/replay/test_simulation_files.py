@@ -210,6 +210,7 @@ def test_simulations_without_a_file_and_those_that_are_not_whole_are_named(folde
         assert opened(config, files, stack).warnings == [
             "there is no file of simulation 3, 4",
             "not all time steps are there of simulation 0, 7",
+            "not all is there of the held-out simulations 0: they are left out of the validation",
         ]
 
 
