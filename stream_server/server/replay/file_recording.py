@@ -177,7 +177,7 @@ class FilesRecord:
     def _kept(self, file: SimulationFile, time_step: int, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A field in the type of the study."""
         with np.errstate(over="ignore"):
-            kept = value.astype(self.dtypes[name])
+            kept = value.astype(self.dtypes[name], copy=False)
         if kept.dtype.kind in "iu" and not np.array_equal(kept, value):
             raise ConfigError(
                 f"{file.path}: /fields/{name} has values in time step {time_step} that {kept.dtype}, the dtype in "

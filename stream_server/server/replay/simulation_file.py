@@ -204,7 +204,9 @@ class SimulationFile:
                 )
             self.fields[name] = (dataset.shape[1:], dataset.dtype)
         self.present = {
-            name: self._integers(f"/present/{name}", steps[()], np.bool_, self.time_steps.shape)
+            name: self._integers(
+                f"/present/{name}", self._written(f"/present/{name}", steps)[()], np.bool_, self.time_steps.shape
+            )
             for name, steps in (file["present"] if "present" in groups else {}).items()
         }
 
@@ -231,15 +233,18 @@ class SimulationFile:
         """
         if dataset.is_virtual:
             problem = "is a virtual dataset, of which parts may be missing unnoticed: copy the values"
-        elif dataset.chunks and dataset.id.get_num_chunks() < math.prod(map(_ceil, dataset.shape, dataset.chunks)):
+        elif dataset.size and not _is_allocated(dataset):
             problem = "has rows that were never written: write them, or leave these time steps out"
         else:
             return dataset
         raise ConfigError(f"{self.path}: {name} {problem}")
 
 
-def _ceil(length: int, chunk: int) -> int:
-    return -(-length // chunk)
+def _is_allocated(dataset: Any) -> bool:
+    if not dataset.chunks:
+        return bool(dataset.id.get_storage_size())
+    num_chunks = math.prod(-(-length // chunk) for length, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    return bool(dataset.id.get_num_chunks() == num_chunks)
 
 
 def _number(value: Any) -> float:

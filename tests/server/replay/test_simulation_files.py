@@ -268,6 +268,11 @@ def _half_written(file: Any) -> None:
     file.create_dataset("fields/u", (12, 2, 3), "f4", chunks=(5, 2, 3))[:5] = 1.0
 
 
+def _unwritten(file: Any) -> None:
+    del file["fields/u"]
+    file.create_dataset("fields/u", (12, 2, 3), "f4")
+
+
 def _virtual(file: Any) -> None:
     """HDF5 reads zeros, since there is no other file."""
     layout = h5py.VirtualLayout((12, 2, 3), "f4")
@@ -296,6 +301,7 @@ def _attribute(name: str, value: Any) -> Callable[[Any], None]:
 
 MISTAKES = {
     "half": (_half_written, "/fields/u has rows that were never written"),
+    "unwritten": (_unwritten, "/fields/u has rows that were never written"),
     "virtual": (_virtual, "/fields/u is a virtual dataset"),
     "nowhere": (_nowhere, "run4.h5 is no file of samples, or is damaged"),
     "group": (_group, "run4.h5 is no file of samples, or is damaged"),
