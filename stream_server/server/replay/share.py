@@ -1,6 +1,6 @@
 """The share of one rank in a replay: the samples that it is given of a record, counted before the first is read."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self, TypeVar
@@ -26,7 +26,8 @@ class Playback:
     """Iterates over the samples of this rank, in an order that depends only on the record and the `schedule`.
 
     Between them come the entries of simulations that have finished. Samples of simulations that are not `wanted`
-    are skipped. Nothing is read ahead: what comes next is a function of `position` alone.
+    are skipped; those of the `withdrawn` are, too, but checked first: an entry with a changed id would be lost there
+    without a word. Nothing is read ahead: what comes next is a function of `position` alone.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Playback:
         rank: int,
         *,
         wanted: Callable[[int], bool],
+        withdrawn: Collection[int] = (),
     ) -> None:
         self._files = files
         self._schedule = schedule
         self._rank = rank
         self._wanted = wanted
+        self._withdrawn = withdrawn
         self.position = 0
         self._places: Iterator[Place] = iter(())
         self.seek(0)
@@ -63,7 +66,8 @@ class Playback:
             self.position += 1
             if self._concerns_me(file, self._files[file].head(number)):
                 entry = self._files[file].read(number)
-                if entry.kind in SAMPLES or entry.kind is EntryKind.FINISHED:
+                is_sample = entry.kind in SAMPLES and entry.simulation not in self._withdrawn
+                if is_sample or entry.kind is EntryKind.FINISHED:
                     return entry
         raise StopIteration
 
@@ -155,28 +159,30 @@ class ReplayShare:
 
     def samples(self) -> Playback:
         """The samples to train on."""
-        return self._playback(self._is_trained)
+        return self._playback(lambda simulation: not self._is_held_out(simulation))
 
     def read_held_out(self, store: ValidationStore) -> None:
         """Put this rank's held-out samples into a store."""
-        counts, held_out = self.counts, self._held_out
-        if not held_out:
+        counts = self.counts
+        if not any(map(self._is_held_out, counts.simulations)):
             return
         dtypes = self.dtypes
         shapes = {name: spec.shape for name, spec in self._config.study.fields.items()}
-        for entry in self._playback(lambda simulation: simulation in held_out):
+        for entry in self._playback(self._is_held_out):
             if entry.kind in SAMPLES:
                 fields = {name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()}
                 for name, value in entry.fields.items():
                     fields[name][...] = value
                 present = {name: name in entry.fields for name in shapes}
                 store.add(entry.simulation, entry.time_step, fields, present)
-        for simulation in held_out:
+        for simulation in self._held_out:
             if simulation in counts.finished:
                 store.complete(simulation)
 
     def _playback(self, wanted: Callable[[int], bool]) -> Playback:
-        return Playback(self._recording.ranks, self._schedule, self._rank, wanted=wanted)
+        return Playback(
+            self._recording.ranks, self._schedule, self._rank, wanted=wanted, withdrawn=self.counts.withdrawn
+        )
 
     @property
     def _held_out(self) -> list[int]:

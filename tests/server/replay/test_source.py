@@ -512,6 +512,23 @@ def test_damage_is_told_when_it_is_reached_and_by_all_ranks_when_it_is_found_at_
     assert "is no record of samples" in first
 
 
+@pytest.mark.parametrize("victim", [7, 0], ids=["trained on", "held out"])
+def test_a_sample_that_became_one_of_a_withdrawn_simulation_is_noticed(folder: StudyFolder, victim: int) -> None:
+    config = fifo(folder)
+    withdrawn = 5 if victim >= 2 else 1
+    with recorder(config, slots_with(KEYS)) as it:
+        for slot, (simulation, _) in enumerate(KEYS):
+            (it.append if simulation >= 2 else it.append_held_out)([slot])
+        it.withdraw(withdrawn)
+    path = samples_file(it.folder)
+    data = path.read_bytes()
+    head = np.array([victim, 6], "<i8").tobytes()
+    assert data.count(head) == 1
+    path.write_bytes(data.replace(head, np.array([withdrawn, 6], "<i8").tobytes()))
+    with pytest.raises(ConfigError, match="is not as it was written"):
+        played(config, it.folder)
+
+
 def test_a_study_that_does_not_fit_is_refused(folder: StudyFolder) -> None:
     path = record(fifo(folder), KEYS)
     other = fifo(folder, {"study.fields.u.shape": [6]})
