@@ -1,8 +1,10 @@
 """An intake that goes on with what an earlier incarnation had settled."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +12,7 @@ from stream_server.client_api.retention import Bits
 from stream_server.messages.client import Ack, End, FieldSpec, Reason, Refusal
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.intake import Intake
+from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.support.intakes import U, block, complete, data, make, opened, opening, send
 
@@ -213,6 +216,77 @@ def test_the_end_of_a_simulation_that_goes_on_may_come_to_the_next_server() -> N
     assert other.finish(client, End(simulation=0, attempt=0, incarnation=1, share=3, total=3)) is None
     assert client.ack() == Ack(received=0, durable=0, ended=True)
     assert (other.state.ledger[0].complete, other.state.ledger[0].total, other.state.ledger.duplicates) == (True, 3, 0)
+
+
+class Told:
+    """A recording of which only what it is told of simulations is kept."""
+
+    def __init__(self) -> None:
+        self.finished: list[int] = []
+
+    def append(self, slots: Sequence[int]) -> None:
+        pass
+
+    def append_held_out(self, slots: Sequence[int]) -> None:
+        pass
+
+    def finish(self, simulation: int) -> None:
+        self.finished.append(simulation)
+
+    def withdraw(self, simulation: int) -> None:
+        pass
+
+    def position(self) -> int | None:
+        raise NotImplementedError
+
+    def sync(self, position: int | None) -> int | None:
+        raise NotImplementedError
+
+
+def restarted(intake: Intake, *, finished: list[int]) -> tuple[Intake, Told, list[int]]:
+    """The next incarnation, what its recorder hears, and of which simulations it has only now heard that they ended."""
+    other, told = make(num=2, incarnation=intake.state.incarnation + 1, validation=ValidationStore(1)), Told()
+    other.settlement.recorder = told
+    other.load_state_dict(from_bytes(to_bytes(intake.state_dict())))
+    return other, told, other.restore_ended(finished=finished, invalid=[])
+
+
+@pytest.mark.parametrize("simulation", [0, 1], ids=["held out", "trained on"])
+def test_a_simulation_of_which_all_had_come_before_the_ranks_agreed_on_its_end_finishes_after_the_restart(
+    simulation: int,
+) -> None:
+    intake = make(num=2, validation=ValidationStore(1))
+    intake.begin_attempt(simulation, 0)
+    send(intake, client := opened(intake, opening(block(), simulation=simulation)), data(client, 0, num_steps=2))
+    intake, told, news = restarted(intake, finished=[simulation])
+    assert told.finished == news == [simulation]
+    assert intake.settlement.validation.num_complete == (simulation == 0)
+    intake, told, news = restarted(intake, finished=[simulation])
+    assert told.finished == news == []
+    assert intake.settlement.validation.num_complete == (simulation == 0)
+
+
+def test_an_end_that_a_rank_heard_of_is_not_told_again_after_a_restart() -> None:
+    intake = make(num=2, validation=ValidationStore(1))
+    intake.begin_attempt(0, 0)
+    intake.end_simulation(0, "finished")
+    _, told, news = restarted(intake, finished=[0])
+    assert told.finished == news == []
+
+
+def test_an_end_that_only_a_later_part_of_the_checkpoint_knows_of_comes_again_or_not_at_all() -> None:
+    """Another rank had not received all when its part was saved: the simulation goes on."""
+    intake = make(num=2, validation=ValidationStore(1))
+    intake.begin_attempt(0, 0)
+    intake.end_simulation(0, "finished")
+    given_up, told, news = restarted(intake, finished=[])
+    given_up.end_simulation(0, "given_up")
+    assert told.finished == news == []
+    assert given_up.settlement.validation.num_complete == 0
+    again, told, _ = restarted(given_up, finished=[])
+    again.end_simulation(0, "finished")
+    assert told.finished == [0]
+    assert again.settlement.validation.num_complete == 1
 
 
 def test_the_types_of_fields_are_those_of_the_first_simulation_for_ever() -> None:

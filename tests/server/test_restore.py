@@ -14,6 +14,8 @@ from stream_server.buffers import Buffer, Fifo, Firo, Policy, Reservoir, Slots
 from stream_server.messages.client import Routing
 from stream_server.server.checkpoint.restore import finished_simulations
 from stream_server.server.intake.account import Learned, SimulationEnd, close_account
+from stream_server.server.replay.record_format import Segment
+from stream_server.server.replay.recorder import begins_and_ends
 from tests.support.saved_ranks import (
     NUM_HELD_OUT,
     NUM_STEPS,
@@ -147,12 +149,18 @@ def test_held_out_samples_are_dealt_to_all_ranks(tmp_path: Path) -> None:
     assert [len(held_out(rank)) for rank in found] == [5, 4]
 
 
-def test_a_complete_held_out_simulation_stays_complete_on_any_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [[0, 1], [1], []])
+def test_a_held_out_simulation_is_complete_on_any_number_of_ranks_if_all_its_shares_are(
+    told: list[int], tmp_path: Path
+) -> None:
     ranks = busy_ranks(2, POLICIES["fifo"])
-    for rank in ranks:
-        rank.store.complete(0)
+    for rank in told:
+        ranks[rank].intake.end_simulation(0, "finished")
     for num in (1, 2, 3):
         _, found = restore_all(save_all(ranks, tmp_path / str(num)), 2, num, POLICIES["fifo"])
+        assert [rank.store.stacked() for rank in found] == [None] * num
+        news = [rank.intake.restore_ended(finished=[0], invalid=[]) for rank in found]
+        assert news == [[] if rank in told else [0] for rank in range(num)]
         stacked = [rank.store.stacked() for rank in found]
         assert sorted(step for it in stacked if it is not None for step in it.time_steps.tolist()) == list(range(9))
 
@@ -226,24 +234,48 @@ def test_a_simulation_has_finished_if_it_is_complete_everywhere(
 
 
 @pytest.mark.parametrize(
-    ("positions", "after", "expected"),
+    ("positions", "files", "after", "expected"),
     [
-        ([3, 5], 2, [(3, {}), (5, {})]),
-        ([3, 5], 1, [(3, {1: 5})]),
-        ([3, 5, 7, 9], 2, [(3, {2: 7, 3: 9}), (5, {})]),
-        ([3, 5], 3, [(3, {}), (5, {}), (0, {})]),
-        ([3, None], 1, [(None, {})]),
-        ([None, 5], 3, [(None, {}), (None, {}), (None, {})]),
+        ([3, 5], [], 2, [(3, {}), (5, {})]),
+        ([3, 5], [], 1, [(3, {1: 5})]),
+        ([3, 5, 7, 9], [], 2, [(3, {2: 7, 3: 9}), (5, {})]),
+        ([3, 5], [], 3, [(3, {}), (5, {}), (0, {})]),
+        ([3, None], [], 1, [(None, {})]),
+        ([None, 5], [], 3, [(None, {}), (None, {}), (None, {})]),
+        # An earlier start had a third rank up to its entry 4, before the one that saved the checkpoint.
+        ([3, 5], [(1, 0), (7, 4)], 3, [(3, {}), (5, {}), (4, {})]),
+        ([3, 5], [(1, 0), (7, 4)], 2, [(3, {2: 4}), (5, {})]),
+        # A later one had it, and saved no checkpoint.
+        ([3, 5], [(8, 0)], 3, [(3, {}), (5, {}), (0, {})]),
+        ([3, 5], [(8, 0)], 2, [(3, {2: 0}), (5, {})]),
+        ([3], [(8, 0)], 2, [(3, {2: 0}), (0, {})]),
+        ([], [(1, 0)], 2, [(0, {2: 0}), (0, {})]),
     ],
 )
 def test_the_record_goes_on_where_each_rank_left_it(
-    positions: list[int | None], after: int, expected: list[tuple[int | None, dict[int, int]]], tmp_path: Path
+    positions: list[int | None],
+    files: list[tuple[int, int]],
+    after: int,
+    expected: list[tuple[int | None, dict[int, int]]],
+    tmp_path: Path,
 ) -> None:
+    """`files` of a third rank are there: the incarnations that began them, and the entries from which on."""
+    record = tmp_path / "record"
+    record.mkdir()
+    for incarnation, begin in files:
+        (record / Segment(incarnation=incarnation, begin=begin, rank=2).name).touch()
     ranks = [SavedStudyRank(Fifo(capacity=8), rank, len(positions)) for rank in range(len(positions))]
     for rank, position in zip(ranks, positions, strict=True):
         rank.position = position
-    restores, _ = restore_all(save_all(ranks, tmp_path), len(positions), after, POLICIES["fifo"])
-    assert [restore.recorded(rank, after) for rank, restore in enumerate(restores)] == expected
+    saved: list[dict[int, int | None]] = [{}] * after
+    if ranks:
+        restores, _ = restore_all(save_all(ranks, tmp_path), len(positions), after, POLICIES["fifo"])
+        saved = [restore.recorded(rank) for rank, restore in enumerate(restores)]
+    found = [
+        begins_and_ends(record, saved[rank], incarnation=7 if ranks else 0, rank=rank, num_ranks=after)
+        for rank in range(after)
+    ]
+    assert found == expected
 
 
 @for_all_policies

@@ -244,6 +244,7 @@ class SavedReception:
         return [
             restore_rank(
                 self.folder,
+                incarnation=INCARNATION,
                 num_saved=len(self.taken),
                 rank=rank,
                 num_ranks=shape.num_ranks,

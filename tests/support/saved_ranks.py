@@ -42,8 +42,8 @@ class SavedStudyRank:
     def __init__(self, policy: Policy, rank: int = 0, num_ranks: int = 1, routing: Routing = Routing.STEPS) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
-        self.intake = make(num=NUM_STEPS, rank=rank, num_ranks=num_ranks, routing=routing)
         self.store = ValidationStore(NUM_HELD_OUT)
+        self.intake = make(num=NUM_STEPS, rank=rank, num_ranks=num_ranks, routing=routing, validation=self.store)
         self.policy = policy
         self.buffer = Buffer(policy, slots_of(policy.capacity + SPARE))
         self.num_drawn = 0
@@ -199,6 +199,7 @@ def restore_all(
     parts = [
         restore_rank(
             folder,
+            incarnation=1,
             num_saved=num_saved,
             rank=rank,
             num_ranks=num_ranks,

@@ -78,6 +78,7 @@ class Continuation:
             )
         return restore_rank(
             self.folder,
+            incarnation=self.base.incarnation,
             num_saved=self.base.ranks,
             rank=ranks.rank,
             num_ranks=ranks.size,

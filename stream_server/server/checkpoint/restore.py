@@ -57,9 +57,10 @@ class RankRestore:
     """The state that a rank takes back: its own as it was saved, or, on another number of ranks, its share of all.
 
     `state` is what `StudyCapture` saves of a rank, of a share without the random generators. `dealt` is this rank's
-    share of all buffers, None where it has its own.
+    share of all buffers, None where it has its own. `incarnation` is the one that saved it.
     """
 
+    incarnation: int
     parts: Sequence[SavedRank]
     state: dict[str, Any]
     dealt: Dealt | None
@@ -92,7 +93,10 @@ class RankRestore:
         buffer.load(self.buffer)
 
     def into_store(self, store: ValidationStore, rank: int, num_ranks: int) -> None:
-        """Fill a new validation store with this rank's rows: all of its own part, or every so many-th of all parts."""
+        """Fill a new validation store with this rank's rows: all of its own part, or every so many-th of all parts.
+
+        Which simulations are complete, the ranks have to agree on.
+        """
         for part in self.parts:
             state, fields = part.state["held_out"], part.held_out()
             rows = slice(None) if self.is_own else slice(rank, None, num_ranks)
@@ -101,19 +105,18 @@ class RankRestore:
                     "simulation_ids": state["simulation_ids"][rows],
                     "time_steps": state["time_steps"][rows],
                     "present": {name: present[rows] for name, present in state["present"].items()},
-                    "complete": state["complete"],
+                    "complete": [],
                 },
                 {name: array[rows] for name, array in fields.items()},
             )
 
-    def recorded(self, rank: int, num_ranks: int) -> tuple[int | None, dict[int, int]]:
-        """The place at which this rank's record goes on, None for none; on rank 0 also the ends of lost ranks'."""
-        if self.is_own:
-            return self.state["reception"]["record"], {}
+    def recorded(self, rank: int) -> dict[int, int | None]:
+        """The place up to which the checkpoint has the record of each rank whose part was read, None for none.
+
+        These are all ranks that saved one, or, where each takes back its own, this rank alone.
+        """
         positions = [part.state["reception"]["record"] for part in self.parts]
-        own = positions[rank] if rank < len(positions) else 0
-        gone = dict(list(enumerate(positions))[num_ranks:]) if rank == 0 and None not in positions else {}
-        return (None if None in positions else own), gone
+        return {rank: positions[0]} if self.is_own else dict(enumerate(positions))
 
     def complete(self, rank: int) -> list[dict[int, int | None]]:
         """For each part that this rank speaks for, the simulations whose share it has whole, with their steps."""
@@ -133,6 +136,7 @@ class RankRestore:
 def restore_rank(
     folder: Path,
     *,
+    incarnation: int,
     num_saved: int,
     rank: int,
     num_ranks: int,
@@ -141,7 +145,7 @@ def restore_rank(
     policy: type[Policy],
     seed: Sequence[int],
 ) -> RankRestore:
-    """Read what rank `rank` of `num_ranks` takes back from a checkpoint of `num_saved` ranks.
+    """Read what rank `rank` of `num_ranks` takes back from a checkpoint of an `incarnation` of `num_saved` ranks.
 
     The first `num_held_out` simulations are not trained on. Where parts are dealt out again, the class `policy` of the
     buffer deals, and `seed`, with the rank, begins the buffer's random stream anew.
@@ -151,7 +155,7 @@ def restore_rank(
     """
     if num_saved == num_ranks:
         own = SavedRank(folder, rank)
-        return RankRestore(parts=[own], state=own.state, dealt=None)
+        return RankRestore(incarnation=incarnation, parts=[own], state=own.state, dealt=None)
     parts = [SavedRank(folder, each) for each in range(num_saved)]
     states = [part.state for part in parts]
     dealt = redeal(
@@ -166,7 +170,7 @@ def restore_rank(
     # A rank accounts for what its ledger has accepted, wherever that was drawn; rank 0 for what does not add up.
     num_drawn = sum(state["num_drawn"] for state in states)
     state["num_drawn"] = trained_on[rank] if rank else num_drawn - sum(trained_on[1:])
-    return RankRestore(parts=parts, state=state, dealt=dealt[rank])
+    return RankRestore(incarnation=incarnation, parts=parts, state=state, dealt=dealt[rank])
 
 
 def seed_of(numbers: Sequence[int]) -> int:

@@ -100,7 +100,7 @@ class Intake:
             current.ends.clear()
             current.layout.blocks.clear()
         if end_state == "finished":
-            self.settlement.finish(simulation)
+            self._finish(simulation)
         elif end_state == "invalid":
             self.withdraw(simulation)
 
@@ -323,13 +323,29 @@ class Intake:
         """Let steps of these simulations wait, in this order, as they did in the buffer that was restored."""
         self.settlement.restore_waiting(self.state.ledger, simulations)
 
-    def restore_ended(self, *, finished: Iterable[int], invalid: Iterable[int]) -> None:
-        """Note which simulations had ended in an earlier incarnation."""
-        for simulation in finished:
+    def restore_ended(self, *, finished: Iterable[int], invalid: Iterable[int]) -> list[int]:
+        """Note which simulations had ended in an earlier incarnation.
+
+        Returns:
+            Those that have finished without this rank having been told so: the checkpoint was taken in between.
+        """
+        whole, entries = sorted(finished), self.state.ledger.entries
+        for simulation in entries.keys() - set(whole):
+            # Its part was saved later than that of another rank, which had not yet received all.
+            entries[simulation].finished = False
+        news = [simulation for simulation in whole if not self.state.ledger[simulation].finished]
+        for simulation in news:
+            self._finish(simulation)
+        for simulation in whole:
             if simulation in self.settlement.validation:
                 self.settlement.validation.complete(simulation)
         for simulation in invalid:
             self.withdraw(simulation)
+        return news
+
+    def _finish(self, simulation: int) -> None:
+        self.state.ledger[simulation].finished = True
+        self.settlement.finish(simulation)
 
     def _end(self, attempt: AttemptState, event: AttemptEvent) -> None:
         self._settle_series(attempt)

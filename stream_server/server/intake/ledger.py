@@ -58,16 +58,17 @@ class LedgerEntry:
     """The settled steps of one simulation: accepted, or rejected for a reason.
 
     `complete`: the share of this rank is, whatever attempt it came from; `total` is then how many steps the
-    simulation has on all ranks, None if nobody said.
+    simulation has on all ranks, None if nobody said. `finished`: this rank was told that the shares of all ranks are.
     """
 
-    __slots__ = ("complete", "reasons", "rejected", "settled", "total")
+    __slots__ = ("complete", "finished", "reasons", "rejected", "settled", "total")
 
     def __init__(self) -> None:
         self.settled = StepSet()
         self.rejected = StepSet()
         self.reasons: Counter[str] = Counter()
         self.complete = False
+        self.finished = False
         self.total: int | None = None
 
     @property
@@ -115,6 +116,7 @@ class Ledger:
                     "rejected": np.frombuffer(entry.rejected.packed(), np.uint8),
                     "reasons": dict(entry.reasons),
                     "complete": entry.complete,
+                    "finished": entry.finished,
                     "total": entry.total,
                 }
                 for simulation, entry in self._entries.items()
@@ -130,13 +132,16 @@ class Ledger:
             entry.rejected = StepSet(np.asarray(saved["rejected"], np.uint8).tobytes())
             entry.reasons = Counter({str(reason): int(num) for reason, num in saved["reasons"].items()})
             entry.complete = bool(saved["complete"])
+            # A checkpoint of an earlier release does not say so, and everybody is told again.
+            entry.finished = bool(saved.get("finished"))
             entry.total = saved["total"]
 
 
 def redealt(states: Sequence[Mapping[str, Any]], rank: int, num_ranks: int, routing: Routing) -> dict[str, Any]:
     """The state of the ledger of one of `num_ranks` ranks, out of those of all ranks of another number of them.
 
-    Every step goes to the rank to which its routing brings it now. A share is complete only if all were.
+    Every step goes to the rank to which its routing brings it now. A share is complete only if all were. A rank knows
+    of the ends that the one of its number was told of.
     """
     simulations = {simulation for state in states for simulation in state["marks"]}
     return {
@@ -166,6 +171,7 @@ def _redealt_entry(
         "rejected": np.packbits(shares[-1], bitorder="little"),
         "reasons": dict(Counter(own)),
         "complete": len(known) == len(saved) and all(it["complete"] for it in known),
+        "finished": any(it is not None and bool(it.get("finished")) for it in saved[rank : rank + 1]),
         "total": next((it["total"] for it in known if it["total"] is not None), None),
     }
 

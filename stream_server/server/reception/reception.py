@@ -37,7 +37,7 @@ from stream_server.server.reception.receiver import Receiver
 from stream_server.server.reception.simulation_stop import SimulationStop
 from stream_server.server.reception.sockets import Endpoints, ReceiverSettings
 from stream_server.server.replay.record_format import RecordFacts
-from stream_server.server.replay.recorder import Recorder
+from stream_server.server.replay.recorder import Recorder, begins_and_ends
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan
@@ -261,17 +261,22 @@ class Reception:
             finished = finished_simulations([dict(pairs) for of_rank in gathered for pairs in of_rank])
             self.roster.load_state_dict(self.roster_state, finished)
         ended = self.ranks.broadcast(None if self.roster is None else self.roster.ended())
-        receiver.intake.restore_ended(finished=ended["finished"], invalid=ended["invalid"])
+        for simulation in receiver.intake.restore_ended(finished=ended["finished"], invalid=ended["invalid"]):
+            receiver.events.put(mailbox.SimulationFinished(simulation=simulation))
         if not ended["final"]:
             self.buffer.reopen()
 
     def _make_recorder(self, receiver: Receiver) -> Recorder:
         # A study that was finished, and goes on with more simulations, has the others in its files.
         is_in_files = self.ranks.broadcast(self.folder.samples.exists() and not self.folder.record.exists())
-        position: int | None = 0
-        gone: dict[int, int] = {}
-        if self.restored is not None and not is_in_files:
-            position, gone = self.restored.recorded(self.ranks.rank, self.ranks.size)
+        restored = None if is_in_files else self.restored
+        position, gone = begins_and_ends(
+            self.folder.record,
+            {} if restored is None else restored.recorded(self.ranks.rank),
+            incarnation=0 if restored is None else restored.incarnation,
+            rank=self.ranks.rank,
+            num_ranks=self.ranks.size,
+        )
         return Recorder(
             self.folder.record,
             RecordFacts.of(self.config, self.design.names, self.ranks.size),

@@ -1,5 +1,6 @@
 """A folder of files, one for each simulation, read as if it were the record of one rank."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -91,7 +92,10 @@ class FileOrder:
 
 
 class FilesRecord:
-    """The entries of all files, as `RankRecord` gives those of a rank. At most `MOST_OPEN` files are open."""
+    """The entries of all files, as `RankRecord` gives those of a rank. At most `MOST_OPEN` files are open.
+
+    `dtypes` are the types in which the study keeps the fields.
+    """
 
     rank = 0
 
@@ -99,6 +103,7 @@ class FilesRecord:
         self._files = files
         self._order = order
         self._takes_nonfinite = takes_nonfinite
+        self.dtypes: dict[str, npt.DTypeLike] = {}
         self._simulations = np.array([file.simulation for file in files], np.int64)
         self._time_steps = np.concatenate([np.zeros(0, np.int64), *(file.time_steps for file in files)])
         self._open: OrderedDict[int, SimulationFile] = OrderedDict()
@@ -137,7 +142,7 @@ class FilesRecord:
 
         Raises:
             DamagedRecord: the file cannot be read.
-            ConfigError: it has NaN or infinity, which the study does not take.
+            ConfigError: a value does not fit into its type, or is NaN or infinity, which the study does not take.
         """
         kind, place = self._order.place(number)
         head = self.head(number)
@@ -147,8 +152,9 @@ class FilesRecord:
             parameters = np.array(list(self._files[place].parameters.values()), np.float64)
         elif kind is not EntryKind.FINISHED:
             index = int(self._order.file_of_row[place])
-            fields = self._opened(index).read(place - int(self._order.begins[index]))
-            self._check_finite(self._files[index], head.time_step, fields)
+            file = self._opened(index)
+            found = file.read(place - int(self._order.begins[index]))
+            fields = {name: self._kept(file, head.time_step, name, value) for name, value in found.items()}
         return RecordEntry(
             kind=kind, simulation=head.simulation, time_step=head.time_step, fields=fields, parameters=parameters
         )
@@ -168,13 +174,22 @@ class FilesRecord:
         self._open.move_to_end(index)
         return file
 
-    def _check_finite(self, file: SimulationFile, time_step: int, fields: dict[str, npt.NDArray[Any]]) -> None:
-        for name, value in fields.items():
-            if not self._takes_nonfinite and value.dtype.kind in "fc" and not np.isfinite(value).all():
-                raise ConfigError(
-                    f"{file.path}: /fields/{name} has NaN or infinity in time step {time_step}. Leave that step out of "
-                    'the file, or write "nonfinite": "keep" in training'
-                )
+    def _kept(self, file: SimulationFile, time_step: int, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A field in the type of the study."""
+        with np.errstate(over="ignore"):
+            kept = value.astype(self.dtypes[name], copy=False)
+        if kept.dtype.kind in "iu" and not np.array_equal(kept, value):
+            raise ConfigError(
+                f"{file.path}: /fields/{name} has values in time step {time_step} that {kept.dtype}, the dtype in "
+                "study.json, does not have. Give it a larger one"
+            )
+        if not self._takes_nonfinite and kept.dtype.kind in "fc" and not np.isfinite(kept).all():
+            too_large = f", or values too large for {kept.dtype}," if np.isfinite(value).all() else ""
+            raise ConfigError(
+                f"{file.path}: /fields/{name} has NaN or infinity{too_large} in time step {time_step}. Leave that step "
+                'out of the file, or write "nonfinite": "keep" in training'
+            )
+        return kept
 
 
 class FileRecording:
@@ -199,6 +214,11 @@ class FileRecording:
         )
         self.ranks = [FilesRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
 
+    @property
+    def latest(self) -> range:
+        """The only rank, since the files of all simulations are read as those of one."""
+        return range(1)
+
     def close(self) -> None:
         """Close the files."""
         self.ranks[0].close()
@@ -217,6 +237,7 @@ class FileRecording:
         for file in self.files:
             file.parameters = {name: file.parameters[name] for name in parameters}
             file.fields = {name: file.fields[name] for name in config.study.fields if name in file.fields}
+        self.ranks[0].dtypes = self.dtypes(config)
 
     def dtypes(self, config: StudyConfig) -> dict[str, npt.DTypeLike]:
         """The types in which a study keeps the fields: those of study.json, or else those in the files."""
@@ -234,6 +255,8 @@ def _absences(files: Sequence[SimulationFile], config: StudyConfig) -> Iterator[
     missing = [i for i in range(num_held_out + config.study.simulations) if i not in there]
     if missing:
         yield f"there is no file of simulation {_listed(missing)}"
+    if empty := [file.simulation for file in files if not len(file.time_steps)]:
+        yield f"there is no time step of simulation {_listed(empty)}"
     if unfinished := [file.simulation for file in files if not file.finished]:
         yield f"not all time steps are there of simulation {_listed(unfinished)}"
 
@@ -253,6 +276,9 @@ def _problems(files: Sequence[SimulationFile], config: StudyConfig, parameters: 
         known[file.simulation] = file.path
         if lacking := [name for name in parameters if name not in file.parameters]:
             yield f"{file.path.name}: /parameters lacks the attribute {', '.join(lacking)}"
+        for name in parameters:
+            if not math.isfinite(file.parameters.get(name, 0.0)):
+                yield f"{file.path.name}: the attribute {name} of /parameters must be a finite number"
         yield from _problems_of_labels(file, config)
         for field in build.field_specs(config):
             if problem := _problem_of_field(file, field):

@@ -191,8 +191,9 @@ class Segment:
 class RecordFacts:
     """record.json: a recorded study, and whether another study can be trained from it.
 
-    `ranks` is how many ranks have files; the dtype of a field is "" where it was kept as sent. `first` and `every`
-    number the time steps, `num_held_out` simulations were held out for validation.
+    `ranks` is how many ranks have files, `latest_ranks` how many the last start of the study had, 0 for as many; the
+    dtype of a field is "" where it was kept as sent. `first` and `every` number the time steps, `num_held_out`
+    simulations were held out for validation.
     """
 
     study: str
@@ -205,6 +206,7 @@ class RecordFacts:
     num_held_out: int
     nonfinite: str
     seed: int
+    latest_ranks: int = 0
 
     @property
     def identity(self) -> str:
@@ -227,6 +229,7 @@ class RecordFacts:
             num_held_out=config.validation.simulations,
             nonfinite=config.training.nonfinite,
             seed=config.study.seed,
+            latest_ranks=num_ranks,
         )
 
     @classmethod
@@ -254,7 +257,7 @@ class RecordFacts:
         try:
             plain = {name: value for name, value in parse_checksummed_json(data).items() if name != "format"}
             facts = typed(cls, plain)
-            if facts.ranks < 1 or facts.every < 1 or facts.num_held_out < 0:
+            if facts.ranks < 1 or facts.every < 1 or min(facts.num_held_out, facts.latest_ranks) < 0:
                 raise ValueError("a number is too small")
             return facts
         except (ValueError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ from stream_server.server.replay.record_format import (
     Segment,
     set_checksums,
 )
-from stream_server.server.replay.recording import parts_of_rank
+from stream_server.server.replay.recording import parts_of_rank, ranks_in, segments_in
 from stream_server.storage import disk
 
 BLOCK_BYTES = 2**20
@@ -53,7 +53,7 @@ class Recorder:
             when the recording was over by then. What a later incarnation wrote beyond it is cut off.
         rows: the slots of the buffer.
         parameters_of: gives the parameters of a simulation of which samples came.
-        gone: the positions of the ranks that the study had at that checkpoint and no longer has. Rank 0 only.
+        gone: where the records of ranks end that the study had, and no longer has. Rank 0 only.
         required: the study ends with the recording.
     """
 
@@ -287,6 +287,31 @@ class Recorder:
         file_bytes = os.fstat(self._file).st_size
         num_bytes = file_bytes - len(self._segment.preamble(self._layout, self.facts.identity))
         disk.truncate(self._file, file_bytes - num_bytes % self._layout.num_bytes if num_bytes >= 0 else 0)
+
+
+def begins_and_ends(
+    folder: Path, saved: Mapping[int, int | None], *, incarnation: int, rank: int, num_ranks: int
+) -> tuple[int | None, dict[int, int]]:
+    """The place at which the record of a rank goes on, and, for rank 0, those at which ranks that are gone end.
+
+    What ranks wrote after the checkpoint that the study continues is sent again, and must not stay: also of ranks of
+    which that checkpoint knows nothing, since there were more of them in between, or before it.
+
+    Args:
+        saved: the positions in that checkpoint, as far as this rank has to know them.
+        incarnation: the one that wrote it, 0 if there is none.
+    """
+    if None in saved.values():
+        return None, {}
+    ends = {other: _end_in(folder, other, incarnation) for other in ranks_in(folder)} | dict(saved)
+    gone = {other: end for other, end in ends.items() if rank == 0 and other >= num_ranks and end is not None}
+    return ends.get(rank, 0), gone
+
+
+def _end_in(folder: Path, rank: int, incarnation: int) -> int:
+    """The end of the record of a rank that is not in a checkpoint of this incarnation, which began a file there."""
+    begun = [segment for segment in segments_in(folder, rank) if segment.incarnation <= incarnation]
+    return begun[-1].begin if begun else 0
 
 
 def begin_segment(folder: Path, segment: Segment) -> Path:

@@ -56,14 +56,25 @@ class SegmentPart:
         return self.first_byte + (number - self.segment.begin) * self.layout.num_bytes
 
 
+def ranks_in(folder: Path) -> list[int]:
+    """The ranks that have files in a folder, if it is there."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted({segment.rank for name in names if (segment := Segment.from_name(name))})
+
+
+def segments_in(folder: Path, rank: int) -> list[Segment]:
+    """The files of a rank, in the order of their incarnations."""
+    segments = [segment for name in os.listdir(folder) if (segment := Segment.from_name(name))]
+    return sorted((it for it in segments if it.rank == rank), key=lambda it: it.incarnation)
+
+
 def parts_of_rank(folder: Path, rank: int) -> list[SegmentPart]:
     """The parts of files that make up the record of a rank, from its first entry to its last.
 
     Raises:
         DamagedRecord: an entry before the last one is missing, or a file is not what its name says.
     """
-    segments = [segment for name in os.listdir(folder) if (segment := Segment.from_name(name))]
-    mine = sorted((it for it in segments if it.rank == rank), key=lambda it: it.incarnation)
+    mine = segments_in(folder, rank)
     found: list[SegmentPart] = []
     for number, segment in enumerate(mine):
         limit = min((later.begin for later in mine[number + 1 :]), default=None)
@@ -280,6 +291,11 @@ class Recording:
             ConfigError: study.json differs from the record.
         """
         self.facts.check(config, parameters, where=str(self.folder))
+
+    @property
+    def latest(self) -> range:
+        """The ranks of the last start of the study."""
+        return range(self.facts.latest_ranks or self.facts.ranks)
 
     def dtypes(self, config: StudyConfig) -> dict[str, npt.DTypeLike]:
         """The types in which a study keeps the fields: those of study.json, or else those that were recorded."""

@@ -62,14 +62,25 @@ class RecordCounts:
     Attributes:
         samples: for each rank of the replay, how many samples of which simulation it is given.
         parameters: those of the simulations.
-        finished, withdrawn: simulations of which all steps came, and those that are not to be trained on.
+        ended: for each file, the simulations of which it says that all steps have come.
+        finished: those of which all files that must say so do.
+        withdrawn: those that are not to be trained on.
     """
 
     def __init__(self, num_ranks: int) -> None:
         self.samples: list[Counter[int]] = [Counter() for _ in range(num_ranks)]
         self.parameters: dict[int, npt.NDArray[np.float64]] = {}
+        self.ended: dict[int, set[int]] = {}
         self.finished: set[int] = set()
         self.withdrawn: set[int] = set()
+
+    def agree(self, files: Sequence[int]) -> None:
+        """Set `finished`, once everything was added.
+
+        A rank says so behind the last sample that it has of a simulation. What only some ranks say proves nothing: of a
+        study that was killed, the samples of the others may not have been written yet.
+        """
+        self.finished = set.intersection(*(self.ended.get(file, set()) for file in files))
 
     @property
     def simulations(self) -> list[int]:
@@ -90,7 +101,7 @@ class RecordCounts:
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
             simulation, remainder = divmod(pair, num)
             self.samples[schedule.owner(file, simulation, remainder)][simulation] += count
-        self.finished |= _simulations(heads, EntryKind.FINISHED)
+        self.ended.setdefault(file, set()).update(_simulations(heads, EntryKind.FINISHED))
         self.withdrawn |= _simulations(heads, EntryKind.WITHDRAWN)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +109,7 @@ class RecordCounts:
         return {
             "samples": [dict(of_rank) for of_rank in self.samples],
             "parameters": {simulation: values.tolist() for simulation, values in self.parameters.items()},
-            "finished": sorted(self.finished),
+            "ended": {file: sorted(simulations) for file, simulations in self.ended.items()},
             "withdrawn": sorted(self.withdrawn),
         }
 
@@ -111,7 +122,7 @@ class RecordCounts:
                 mine.update({int(simulation): num for simulation, num in samples.items()})
             for simulation, values in plain["parameters"].items():
                 total.parameters[int(simulation)] = np.array(values, np.float64)
-            total.finished.update(plain["finished"])
+            total.ended.update({int(file): set(simulations) for file, simulations in plain["ended"].items()})
             total.withdrawn.update(plain["withdrawn"])
         return total
 

@@ -1,6 +1,6 @@
 """The share of one rank in a replay: the samples that it is given of a record, counted before the first is read."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self, TypeVar
@@ -26,7 +26,8 @@ class Playback:
     """Iterates over the samples of this rank, in an order that depends only on the record and the `schedule`.
 
     Between them come the entries of simulations that have finished. Samples of simulations that are not `wanted`
-    are skipped. Nothing is read ahead: what comes next is a function of `position` alone.
+    are skipped; those of the `withdrawn` are, too, but checked first: an entry with a changed id would be lost there
+    without a word. Nothing is read ahead: what comes next is a function of `position` alone.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Playback:
         rank: int,
         *,
         wanted: Callable[[int], bool],
+        withdrawn: Collection[int] = (),
     ) -> None:
         self._files = files
         self._schedule = schedule
         self._rank = rank
         self._wanted = wanted
+        self._withdrawn = withdrawn
         self.position = 0
         self._places: Iterator[Place] = iter(())
         self.seek(0)
@@ -63,7 +66,8 @@ class Playback:
             self.position += 1
             if self._concerns_me(file, self._files[file].head(number)):
                 entry = self._files[file].read(number)
-                if entry.kind in SAMPLES or entry.kind is EntryKind.FINISHED:
+                is_sample = entry.kind in SAMPLES and entry.simulation not in self._withdrawn
+                if is_sample or entry.kind is EntryKind.FINISHED:
                     return entry
         raise StopIteration
 
@@ -119,7 +123,14 @@ class ReplayShare:
     @property
     def warnings(self) -> list[str]:
         """The simulations and time steps that study.json asks for and that are not there."""
-        return self._recording.warnings
+        incomplete = [i for i in self._held_out if i not in self.counts.finished]
+        if not incomplete:
+            return self._recording.warnings
+        named = ", ".join(map(str, incomplete))
+        return [
+            *self._recording.warnings,
+            f"not all is there of the held-out simulations {named}: they are left out of the validation",
+        ]
 
     @property
     def dtypes(self) -> dict[str, npt.DTypeLike]:
@@ -148,29 +159,34 @@ class ReplayShare:
 
     def samples(self) -> Playback:
         """The samples to train on."""
-        return self._playback(self._is_trained)
+        return self._playback(lambda simulation: not self._is_held_out(simulation))
 
     def read_held_out(self, store: ValidationStore) -> None:
         """Put this rank's held-out samples into a store."""
         counts = self.counts
-        held_out = [i for i in counts.simulations if self._is_held_out(i) and i not in counts.withdrawn]
-        if not held_out:
+        if not any(map(self._is_held_out, counts.simulations)):
             return
         dtypes = self.dtypes
         shapes = {name: spec.shape for name, spec in self._config.study.fields.items()}
-        for entry in self._playback(lambda simulation: simulation in held_out):
+        for entry in self._playback(self._is_held_out):
             if entry.kind in SAMPLES:
                 fields = {name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()}
                 for name, value in entry.fields.items():
                     fields[name][...] = value
                 present = {name: name in entry.fields for name in shapes}
                 store.add(entry.simulation, entry.time_step, fields, present)
-        for simulation in held_out:
+        for simulation in self._held_out:
             if simulation in counts.finished:
                 store.complete(simulation)
 
     def _playback(self, wanted: Callable[[int], bool]) -> Playback:
-        return Playback(self._recording.ranks, self._schedule, self._rank, wanted=wanted)
+        return Playback(
+            self._recording.ranks, self._schedule, self._rank, wanted=wanted, withdrawn=self.counts.withdrawn
+        )
+
+    @property
+    def _held_out(self) -> list[int]:
+        return [i for i in self.counts.simulations if self._is_held_out(i) and i not in self.counts.withdrawn]
 
     def _is_held_out(self, simulation: int) -> bool:
         return simulation < self._config.validation.simulations
@@ -218,6 +234,7 @@ def _count(ranks: Ranks, recording: Recording | FileRecording, schedule: ReplayS
 
     on_all_ranks(ranks, count)
     total = RecordCounts.sum(ranks.broadcast(ranks.gather(mine.to_json())), ranks.size)
+    total.agree(recording.latest)
     unknown = [simulation for simulation in total.simulations if simulation not in total.parameters]
     if unknown:
         raise DamagedRecord(f"{recording.folder}: the parameters of simulation {unknown[0]} were expected in it")

@@ -3,10 +3,12 @@
     /                    attributes: format 1, study, simulation, finished
     /parameters          attributes: a number for each parameter
     /time_step           the labels, int64; the first dimension of every field
-    /fields/NAME         an array for each time step; checksums (fletcher32) in each chunk
+    /fields/NAME         an array for each time step
     /present/NAME        only of a field that some steps lack: which ones have it
 
-docs/guide/offline.md has the same for those who write such files themselves.
+Every byte that matters has a checksum: the chunks of all datasets (fletcher32), and, in the format of HDF5 1.10, what
+HDF5 itself writes about them, so that no chunk and no attribute is lost or taken for another. docs/guide/offline.md has
+the same for those who write such files themselves.
 """
 
 import math
@@ -28,6 +30,7 @@ FORMAT = 1
 PATTERN = "*.h5"
 BLOCK_BYTES = 2**20
 CHUNK_BYTES = 2**16
+VERSION = "v110"
 # HDF5 allows chunks below 4 GiB.
 LARGEST_CHUNK_BYTES = 2**31
 
@@ -74,10 +77,10 @@ def write_simulation(
     h5py = load_h5py()
     disk.remove_leftovers(path)
     with LibraryFile(path) as target:
-        with h5py.File(target, "w") as file:
+        with h5py.File(target, "w", libver=(VERSION, VERSION)) as file:
             file.attrs.update({"format": FORMAT, "study": study, "simulation": simulation, "finished": finished})
             file.create_group("parameters").attrs.update(parameters)
-            labels = file.create_dataset("time_step", data=np.array(time_steps, np.int64))
+            labels = file.create_dataset("time_step", data=np.array(time_steps, np.int64), fletcher32=True)
             labels.make_scale("time_step")
             for field in fields:
                 _make_dataset(file, field, len(time_steps)).dims[0].attach_scale(labels)
@@ -110,7 +113,7 @@ def _fill(file: Any, fields: Sequence[FieldSpec], num_steps: int, samples: Itera
                 file[f"fields/{name}"][row - place : row + 1] = array[: place + 1]
     for name, steps in present.items():
         if not steps.all():
-            file[f"present/{name}"] = steps
+            file.create_dataset(f"present/{name}", data=steps, fletcher32=True)
 
 
 def _num_bytes(field: FieldSpec) -> int:
@@ -123,7 +126,7 @@ class SimulationFile:
     Attributes:
         simulation: the id.
         finished: whether all of the simulation is in the file; a file that does not say so is whole.
-        parameters: by their names.
+        parameters: by their names, NaN for what is no number.
         time_steps: the labels of the rows.
         fields: shape and type of one row of each field.
         present: which rows have a field, for fields that some lack.
@@ -171,29 +174,80 @@ class SimulationFile:
 
     def _read_head(self) -> None:
         file, path = self._file, self.path
-        if "simulation" not in file.attrs:
+        # Whether something is there, `in` and `get` do not tell from whether it can be read.
+        groups, attributes = list(file), list(file.attrs)
+        if "simulation" not in attributes:
             raise ConfigError(
                 f'{path} must have the attribute "simulation", the id, at its root: docs/guide/offline.md'
             )
-        if (found := int(file.attrs.get("format", FORMAT))) != FORMAT:
+        if "format" in attributes and (found := int(file.attrs["format"])) != FORMAT:
             raise ConfigError(f"{path}: expected format {FORMAT}, found {found}: read it with the release it is of")
         for name in ("time_step", "fields"):
-            if name not in file:
+            if name not in groups:
                 raise ConfigError(f"{path} must have /{name}: docs/guide/offline.md")
-        self.simulation = int(file.attrs["simulation"])
-        self.finished = bool(file.attrs.get("finished", True))
-        self.parameters = (
-            {name: float(value) for name, value in file["parameters"].attrs.items()} if "parameters" in file else {}
-        )
-        self.time_steps = np.asarray(file["time_step"], np.int64)
-        if self.time_steps.ndim != 1:
-            raise ConfigError(f"{path}: /time_step must be a list of labels, but has the shape {self.time_steps.shape}")
+        self.simulation = int(self._integers("attribute simulation", file.attrs["simulation"], np.int64, ()))
+        finished = file.attrs["finished"] if "finished" in attributes else True
+        self.finished = bool(self._integers("attribute finished", finished, np.bool_, ()))
+        parameters = file["parameters"].attrs if "parameters" in groups else {}
+        self.parameters = {name: _number(value) for name, value in parameters.items()}
+        labels = self._written("/time_step", file["time_step"])
+        if len(labels.shape) != 1:
+            raise ConfigError(f"{path}: /time_step must be a list of labels, but has the shape {labels.shape}")
+        self.time_steps = self._integers("/time_step", labels[()], np.int64, labels.shape)
         self.fields = {}
         for name, dataset in file["fields"].items():
+            self._written(f"/fields/{name}", dataset)
             if dataset.shape[:1] != self.time_steps.shape:
                 raise ConfigError(
                     f"{path}: /fields/{name} must have {len(self.time_steps)} rows, one for each of /time_step, but "
                     f"has the shape {dataset.shape}"
                 )
             self.fields[name] = (dataset.shape[1:], dataset.dtype)
-        self.present = {name: np.asarray(steps, np.bool_) for name, steps in file.get("present", {}).items()}
+        self.present = {
+            name: self._integers(
+                f"/present/{name}", self._written(f"/present/{name}", steps)[()], np.bool_, self.time_steps.shape
+            )
+            for name, steps in (file["present"] if "present" in groups else {}).items()
+        }
+
+    def _integers(self, name: str, value: Any, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """What was read, in the type that it has here.
+
+        Raises:
+            ConfigError: it is not of this shape, or would become something else.
+        """
+        found = np.asarray(value)
+        if found.shape != shape or found.dtype.kind not in "biuf" or not np.array_equal(found.astype(dtype), found):
+            kind = "true or false" if dtype is np.bool_ else "whole numbers"
+            raise ConfigError(
+                f"{self.path}: {name} must be {kind} of the shape {list(shape)}, but is {found.dtype} of the shape "
+                f"{list(found.shape)}{'' if found.size > 1 else f': {found}'}"
+            )
+        return found.astype(dtype)
+
+    def _written(self, name: str, dataset: Any) -> Any:
+        """A dataset of which all is there; HDF5 reads zeros where nothing was written, and where a source is missing.
+
+        Raises:
+            ConfigError: it is another one.
+        """
+        if dataset.is_virtual:
+            problem = "is a virtual dataset, of which parts may be missing unnoticed: copy the values"
+        elif dataset.size and not _is_allocated(dataset):
+            problem = "has rows that were never written: write them, or leave these time steps out"
+        else:
+            return dataset
+        raise ConfigError(f"{self.path}: {name} {problem}")
+
+
+def _is_allocated(dataset: Any) -> bool:
+    if not dataset.chunks:
+        return bool(dataset.id.get_storage_size())
+    num_chunks = math.prod(-(-length // chunk) for length, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    return bool(dataset.id.get_num_chunks() == num_chunks)
+
+
+def _number(value: Any) -> float:
+    """A parameter as it is written; NaN for what cannot be one."""
+    found = np.asarray(value)
+    return float(found.item()) if found.size == 1 and found.dtype.kind in "biuf" else math.nan

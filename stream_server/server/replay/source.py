@@ -295,6 +295,7 @@ class ReplaySource:
                 slots.leave_out(name, [slot])
 
     def _finish(self, simulation: int) -> None:
-        if simulation not in self._finished:
+        assert self._share is not None
+        if simulation in self._share.counts.finished and simulation not in self._finished:
             self._finished.add(simulation)
             self._events.append(mailbox.SimulationFinished(simulation=simulation))

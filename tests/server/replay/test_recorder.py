@@ -15,7 +15,7 @@ from stream_server.buffers import Slots
 from stream_server.messages.client import FieldSpec
 from stream_server.server.replay import recorder as recorder_module
 from stream_server.server.replay.record_format import EntryKind, EntryLayout, RecordFacts, Segment
-from stream_server.server.replay.recorder import Recorder
+from stream_server.server.replay.recorder import Recorder, begins_and_ends
 from stream_server.server.replay.recording import RankRecord, RecordEntry
 from tests.support.recorded import (
     Key,
@@ -223,6 +223,31 @@ def test_ranks_that_are_gone_keep_what_was_in_the_checkpoint(folder: StudyFolder
         it.append([0])
     assert RecordFacts.read(it.folder).ranks == 3
     assert [samples(it.folder, rank) for rank in range(3)] == [[(2, 0), (2, 9)], [(2, 1)], [(2, 2)]]
+
+
+def test_a_rank_that_is_gone_for_a_while_goes_on_where_it_was(folder: StudyFolder) -> None:
+    """On two ranks, then on one, then on two; what a third one recorded before it was killed is sent again."""
+    config = small_study(folder)
+    record = config.output_dir / "record"
+    saved: dict[int, int | None] = {}
+    for incarnation, num_ranks in enumerate((2, 1, 2), start=1):
+        for rank in range(num_ranks):
+            keys = [(2, 10 * incarnation + rank), (3, 10 * incarnation + rank)]
+            position, gone = begins_and_ends(record, saved, incarnation=incarnation - 1, rank=rank, num_ranks=num_ranks)
+            place = {"rank": rank, "num_ranks": num_ranks, "incarnation": incarnation, "position": position}
+            with recorder(config, slots_with(keys), **place, gone=gone) as it:
+                it.append([0])
+                saved[rank] = it.position()
+                it.append([1])
+        saved = {rank: saved[rank] for rank in range(num_ranks)}
+    with recorder(config, slots_with([(4, 0)]), rank=2, num_ranks=3, incarnation=4) as it:
+        it.append([0])
+    position, gone = begins_and_ends(record, saved, incarnation=3, rank=0, num_ranks=2)
+    with recorder(config, slots_with([(5, 0)]), num_ranks=2, incarnation=5, position=position, gone=gone) as it:
+        it.append([0])
+    assert samples(record, 0) == [(2, 10), (2, 20), (2, 30), (5, 0)]
+    assert samples(record, 1) == [(2, 11), (2, 31), (3, 31)]
+    assert samples(record, 2) == []
 
 
 def fail_to_write(monkeypatch: pytest.MonkeyPatch, after_bytes: int) -> None:

@@ -210,6 +210,7 @@ def test_simulations_without_a_file_and_those_that_are_not_whole_are_named(folde
         assert opened(config, files, stack).warnings == [
             "there is no file of simulation 3, 4",
             "not all time steps are there of simulation 0, 7",
+            "not all is there of the held-out simulations 0: they are left out of the validation",
         ]
 
 
@@ -254,7 +255,68 @@ def _another_simulation(file: Any) -> None:
     file.attrs["simulation"] = 5
 
 
+def _again(name: str, values: Any) -> Callable[[Any], None]:
+    def change(file: Any) -> None:
+        del file[name]
+        file[name] = values
+
+    return change
+
+
+def _half_written(file: Any) -> None:
+    del file["fields/u"]
+    file.create_dataset("fields/u", (12, 2, 3), "f4", chunks=(5, 2, 3))[:5] = 1.0
+
+
+def _unwritten(file: Any) -> None:
+    del file["fields/u"]
+    file.create_dataset("fields/u", (12, 2, 3), "f4")
+
+
+def _virtual(file: Any) -> None:
+    """HDF5 reads zeros, since there is no other file."""
+    layout = h5py.VirtualLayout((12, 2, 3), "f4")
+    layout[:] = h5py.VirtualSource("elsewhere.h5", "u", (12, 2, 3))
+    del file["fields/u"]
+    file.create_virtual_dataset("fields/u", layout)
+
+
+def _nowhere(file: Any) -> None:
+    del file["fields/u"]
+    file["fields/u"] = h5py.ExternalLink("elsewhere.h5", "u")
+
+
+def _group(file: Any) -> None:
+    del file["fields/u"]
+    file.create_group("fields/u/values")
+
+
+def _attribute(name: str, value: Any) -> Callable[[Any], None]:
+    def change(file: Any) -> None:
+        *groups, last = name.split("/")
+        file["/".join(groups) or "/"].attrs[last] = value
+
+    return change
+
+
 MISTAKES = {
+    "half": (_half_written, "/fields/u has rows that were never written"),
+    "unwritten": (_unwritten, "/fields/u has rows that were never written"),
+    "virtual": (_virtual, "/fields/u is a virtual dataset"),
+    "nowhere": (_nowhere, "run4.h5 is no file of samples, or is damaged"),
+    "group": (_group, "run4.h5 is no file of samples, or is damaged"),
+    "nothing": (_another_u(h5py.Empty("f4")), "run4.h5 is no file of samples, or is damaged"),
+    "structured": (_another_u(np.zeros((12, 2, 3), "i4,f4")), "which is not converted to float32"),
+    "halves": (_again("time_step", np.arange(12) + 0.5), "/time_step must be whole numbers"),
+    "texts": (_again("time_step", [str(step) for step in range(12)]), "/time_step must be whole numbers"),
+    "present rows": (_again("present/v", [True]), "/present/v must be true or false of the shape [12]"),
+    "present numbers": (_again("present/v", np.arange(12)), "/present/v must be true or false of the shape [12]"),
+    "parameter text": (_attribute("parameters/left", "4"), "left of /parameters must be a finite number"),
+    "parameter nan": (_attribute("parameters/left", np.nan), "left of /parameters must be a finite number"),
+    "parameters": (_attribute("parameters/left", [1.0, 2.0]), "left of /parameters must be a finite number"),
+    "simulation half": (_attribute("simulation", 4.5), "simulation must be whole numbers of the shape []"),
+    "simulation text": (_attribute("simulation", "4"), "simulation must be whole numbers of the shape []"),
+    "finished text": (_attribute("finished", "false"), "finished must be true or false of the shape []"),
     "shape": (_another_u(np.zeros((12, 3, 2))), "u must have the shape [2, 3] in each time step, but has [3, 2]"),
     "rows": (
         _another_u(np.zeros((11, 2, 3))),
@@ -302,6 +364,80 @@ def test_a_byte_that_has_changed_is_noticed(folder: StudyFolder) -> None:
     assert data.count(value) == 1
     path.write_bytes(data.replace(value, bytes(4)))
     with pytest.raises(DamagedRecord, match=r"simulation-000004\.h5: time step"):
+        played(config, path.parent)
+
+
+def test_a_bit_that_has_changed_anywhere_is_noticed_or_changes_nothing(folder: StudyFolder) -> None:
+    """The bytes of a file that mean nothing are many."""
+    config = small_study(folder, {**FIFO, "study.simulations": 1, "validation.simulations": 0, "study.time_steps": 4})
+    record(config, interleaved([0], 4))
+    export_record(
+        SoloRanks(), config.output_dir / "record", files := config.output_dir / "samples", finished=[0], invalid=()
+    )
+    [path] = files.iterdir()
+    data = path.read_bytes()
+    whole = contents(config, files)
+    outcomes = set()
+    for place in range(0, len(data), 17):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            outcomes.add("same" if contents(config, files) == whole else f"the bit at {place} is not noticed")
+        except ConfigError:
+            outcomes.add("noticed")
+    assert outcomes == {"same", "noticed"}
+
+
+def contents(config: StudyConfig, folder: Path) -> list[Any]:
+    """All that a training is given of the files in a folder."""
+    with ExitStack() as stack:
+        share = opened(config, folder, stack)
+        entries = [
+            (it.simulation, it.time_step, {**it.fields}) for it in share.samples() if it.kind is EntryKind.SAMPLE
+        ]
+        plain = [(*key, {name: value.tobytes() for name, value in fields.items()}) for *key, fields in entries]
+        parameters = {simulation: values.tolist() for simulation, values in share.counts.parameters.items()}
+        return [plain, parameters, share.warnings, share.counts.finished]
+
+
+def test_compressed_files_in_other_chunks_and_without_rows_are_read(folder: StudyFolder) -> None:
+    config = small_study(folder, {**FIFO, "study.simulations": 1, "validation.simulations": 1})
+    files = folder.path / "theirs"
+    for simulation in range(2):
+        path = handwritten(files, simulation)
+        with h5py.File(path, "a") as file:
+            del file["fields/u"]
+            values = np.stack([u_of((simulation, step)) for step in range(12)])
+            file.create_dataset("fields/u", data=values, chunks=(5, 1, 2), compression="gzip", shuffle=True)
+            if simulation == 0:
+                file["fields/v"].attrs["units"] = "m/s"
+                file["parameters"].attrs["comment"] = "by hand"
+    keys = sorted(key for batch in played(config, files) for key in batch)
+    assert keys == [(1, step) for step in range(12)]
+    with h5py.File(path, "a") as file:
+        for name in ("time_step", "fields/u", "fields/v", "present/v", "fields/unused"):
+            _again(name, file[name][:0])(file)
+    with ExitStack() as stack:
+        assert opened(config, files, stack).warnings == ["there is no time step of simulation 1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "told"),
+    [
+        (1e300, "float32", "NaN or infinity, or values too large for float32, in time step 3"),
+        (2**40, "int32", "values in time step 3 that int32, the dtype in study.json, does not have"),
+    ],
+)
+def test_values_that_do_not_fit_into_the_type_of_the_study_are_refused(
+    folder: StudyFolder, value: float, dtype: str, told: str
+) -> None:
+    config = small_study(folder, {**FIFO, "study.fields": {"u": {"shape": [2, 3], "dtype": dtype}}})
+    values = np.zeros((12, 2, 3), type(value))
+    values[3, 1, 1] = value
+    path = handwritten(folder.path / "theirs", 4)
+    _change(path, _another_u(values))
+    with pytest.raises(ConfigError, match=rf"run4\.h5: /fields/u has {told}"):
         played(config, path.parent)
 
 

@@ -310,6 +310,48 @@ def test_a_withdrawn_simulation_is_left_out_and_an_unfinished_one_is_not_validat
         assert player.source.simulations.ends[5].state == "invalid"
 
 
+@pytest.mark.parametrize(
+    ("told", "latest_ranks", "complete"),
+    [
+        ([0, 1, 2], 3, 1),
+        ([0, 2], 3, 0),
+        # The third rank is no more since a restart on two.
+        ([0, 1], 2, 1),
+        ([1, 2], 2, 0),
+    ],
+)
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_held_out_simulation_is_validated_if_all_ranks_say_that_it_is_whole(
+    folder: StudyFolder, told: list[int], latest_ranks: int, complete: int, num_ranks: int
+) -> None:
+    config = fifo(folder)
+    for rank in (2, 1, 0):
+        mine = [key for key in KEYS if sum(key) % 3 == rank]
+        with recorder(config, slots_with(mine), rank=rank, num_ranks=3 if rank else latest_ranks) as it:
+            for slot, (simulation, _) in enumerate(mine):
+                (it.append if simulation >= 2 else it.append_held_out)([slot])
+            if rank == 1:
+                it.facts.write(it.folder)
+            for simulation in (0, 2) if rank in told else ():
+                it.finish(simulation)
+
+    def play(ranks: ThreadRanks) -> tuple[int, list[int], list[str]]:
+        player = Player(config, it.folder, ranks=ranks)
+        with player.source:
+            list(player.batches())
+            events = player.source.events()
+            finished = [event.simulation for event in events if isinstance(event, mailbox.SimulationFinished)]
+            return player.source.validation_store.num_complete, finished, player.source.warnings
+
+    found, ends, warnings = zip(*on_ranks(num_ranks, play), strict=True)
+    assert list(found) == [complete] * num_ranks
+    assert all(not it or it == [2] or it == [0, 2] for it in ends)
+    assert any(ends) == bool(complete)
+    incomplete = "1" if complete else "0, 1"
+    told_of = f"not all is there of the held-out simulations {incomplete}: they are left out of the validation"
+    assert warnings[0] == [told_of]
+
+
 def recorded_on_changing_ranks(config: StudyConfig) -> Path:
     """Begun on three ranks, of which two are no more after a third of the steps; one simulation is withdrawn."""
     third = len(TRAINED) // 3
@@ -468,6 +510,23 @@ def test_damage_is_told_when_it_is_reached_and_by_all_ranks_when_it_is_found_at_
     first, second = on_ranks(2, refused)
     assert first == second
     assert "is no record of samples" in first
+
+
+@pytest.mark.parametrize("victim", [7, 0], ids=["trained on", "held out"])
+def test_a_sample_that_became_one_of_a_withdrawn_simulation_is_noticed(folder: StudyFolder, victim: int) -> None:
+    config = fifo(folder)
+    withdrawn = 5 if victim >= 2 else 1
+    with recorder(config, slots_with(KEYS)) as it:
+        for slot, (simulation, _) in enumerate(KEYS):
+            (it.append if simulation >= 2 else it.append_held_out)([slot])
+        it.withdraw(withdrawn)
+    path = samples_file(it.folder)
+    data = path.read_bytes()
+    head = np.array([victim, 6], "<i8").tobytes()
+    assert data.count(head) == 1
+    path.write_bytes(data.replace(head, np.array([withdrawn, 6], "<i8").tobytes()))
+    with pytest.raises(ConfigError, match="is not as it was written"):
+        played(config, it.folder)
 
 
 def test_a_study_that_does_not_fit_is_refused(folder: StudyFolder) -> None:
