@@ -101,7 +101,7 @@ def _descendants() -> list[psutil.Process]:
 
 
 def _has_parent_in(older: frozenset[psutil.Process], process: psutil.Process) -> bool:
-    """A browser that several tests share starts and ends processes when it likes: whoever started it answers for them."""
+    """A browser that tests share starts and ends processes when it likes: whoever started it answers for them."""
     with suppress(psutil.Error):
         return not older.isdisjoint(process.parents())
     return False
