@@ -1,4 +1,4 @@
-"""What takes long to make, such as native libraries, and one run of several pytest processes (`tests/run.py`) makes once."""
+"""What takes long to make, such as native libraries, and one run of several pytest processes makes once."""
 
 import fcntl
 import hashlib
