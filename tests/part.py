@@ -43,7 +43,7 @@ class Part:
         self.mark = mark
         self.counts: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
-        self.num_collected: int | None = None
+        self.num_collected = 0
         self.num_left_behind = 0
         self.running = ""
         self.exit_code: int | None = None
@@ -125,7 +125,7 @@ class Part:
         return text[min(starts, default=0) :][-OUTPUT_TAIL:]
 
     def _take(self, report: dict[str, Any]) -> None:
-        self.num_collected = report.get("collected", self.num_collected)
+        self.num_collected += report.get("collected", 0)
         self.exit_code = report.get("exit_code", self.exit_code)
         self.running = report.get("began", self.running)
         if "took" in report:

@@ -1,21 +1,21 @@
 """A pytest plugin for processes that share one run: each takes files that no other has taken, and reports.
 
-Reports are lines of JSON on the pipe of `tests/run.py`; the last one is missing when the process dies.
+A file is imported when it is taken, so that no process pays for what others run. Reports are lines of JSON on the pipe
+of `tests/run.py`; the last one is missing when the process dies.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 # What waits for processes of its own comes first, so that the last files are short ones.
-LONGEST_FIRST = ("study", "chaos", "mpi", "configs", "native", "install", "launcher")
-# Each is a whole study.
-COSTLY_FIXTURES = ("killed",)
+LONGEST_FIRST = ("study", "chaos", "mpi", "configs", "native", "dashboard", "install", "launcher")
 QUIET = "quiet"
 
 
@@ -35,26 +35,39 @@ class Share:
     def __init__(self, claims: Path, reports: int) -> None:
         self.claims = claims
         self.reports = reports
+        self._nodes: list[pytest.Item | pytest.Collector] = []
         self._outcome, self._seconds = "passed", 0.0
         os.set_inheritable(reports, False)
         # Locked by every process of the run until it ends, in whatever way.
         self._running = os.open(claims.parent / "running", os.O_CREAT | os.O_RDWR)
         fcntl.flock(self._running, fcntl.LOCK_SH)
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: (_order(item), _unit(item)))
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool | None:
+        """Look for files only. What `-k` and `-m` choose is asked of their tests, later."""
+        option = session.config.option
+        if option.collectonly:
+            return None
+        chosen = option.keyword, option.markexpr
+        option.keyword = option.markexpr = ""
+        try:
+            session.perform_collect(genitems=False)
+        finally:
+            option.keyword, option.markexpr = chosen
+        return True
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._report(collected=len(session.items))
+    def pytest_collection_modifyitems(self, items: list[pytest.Item | pytest.Collector]) -> None:
+        """Look into the folders that were found, before pytest forgets their conftests, as it does after collection."""
+        if not self._nodes:
+            self._nodes = sorted((node for it in items for node in _files(it)), key=_order)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Run what no other process has taken, as pytest would if there were nothing else."""
-        if session.testsfailed or session.config.option.collectonly:
+        if session.config.option.collectonly:
             return None
         # A fixture lives as long as the next test needs it, so the next file is taken before the last test of this one.
-        ours = self._ours(session.items)
+        ours = self._ours(session)
         item = next(ours, None)
         while item is not None:
             self._report(began=item.nodeid)
@@ -79,18 +92,33 @@ class Share:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._report(exit_code=int(session.exitstatus))
 
-    def _ours(self, items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-        for unit, tests in groupby(items, key=_unit):
-            if self._claim(unit):
-                if unit == QUIET:
-                    # The last unit: all others have been taken, and their processes leave when they are done.
-                    fcntl.flock(self._running, fcntl.LOCK_EX)
-                self._report(took=unit)
-                yield from tests
+    def _ours(self, session: pytest.Session) -> Iterator[pytest.Item]:
+        quiet: list[pytest.Item] = []
+        for path, nodes in groupby(self._nodes, key=lambda node: node.path):
+            name = os.path.relpath(path, session.config.rootpath)
+            if self._claim(name):
+                self._report(took=name)
+                items = self._tests(session, nodes)
+                self._report(collected=len(items))
+                quiet += [it for it in items if it.get_closest_marker(QUIET)]
+                yield from (it for it in items if not it.get_closest_marker(QUIET))
+        if quiet:
+            # There is nothing left to take: the others end when they are done, or wait here too.
+            fcntl.flock(self._running, fcntl.LOCK_EX)
+            yield from quiet
 
-    def _claim(self, unit: str) -> bool:
+    def _tests(self, session: pytest.Session, nodes: Iterator[pytest.Item | pytest.Collector]) -> list[pytest.Item]:
+        with warnings.catch_warnings():
+            # As pyproject.toml has it for tests.
+            warnings.simplefilter("error")
+            items = [item for node in nodes for item in session.genitems(node)]
+        session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
+        session.testscollected += len(items)
+        return items
+
+    def _claim(self, name: str) -> bool:
         try:
-            (self.claims / unit.replace("/", "+")).touch(exist_ok=False)
+            (self.claims / name.replace("/", "+")).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
@@ -102,18 +130,17 @@ class Share:
             pytest.exit("whoever started this run is gone", returncode=pytest.ExitCode.INTERRUPTED)
 
 
-def _unit(item: pytest.Item) -> str:
-    """The unit of sharing: a file, all that needs the same costly fixture, or all that needs a quiet machine."""
-    if item.get_closest_marker(QUIET):
-        return QUIET
-    fixtures = getattr(item, "fixturenames", ())
-    return next((name for name in COSTLY_FIXTURES if name in fixtures), item.nodeid.partition("::")[0])
+def _files(node: pytest.Item | pytest.Collector) -> Iterator[pytest.Item | pytest.Collector]:
+    """The files below a folder, none of which is imported; anything else as it is."""
+    if not isinstance(node, pytest.Directory):
+        yield node
+        return
+    report = node.ihook.pytest_make_collect_report(collector=node)
+    node.ihook.pytest_collectreport(report=report)
+    for each in report.result if report.passed else ():
+        yield from _files(each)
 
 
-def _order(item: pytest.Item) -> int:
-    folder, unit = item.path.parent.name, _unit(item)
-    if unit == QUIET:
-        return len(LONGEST_FIRST) + 1
-    if unit in COSTLY_FIXTURES:
-        return -1
-    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+def _order(node: pytest.Item | pytest.Collector) -> tuple[int, Path]:
+    folder = node.path.parent.name
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST), node.path

@@ -1,5 +1,6 @@
 """The study that whole-study tests run, and the way they run it."""
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.built_once import built_once
 from tests.support.killing import copy_of, killed_at
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, run_study, start_study
 
@@ -41,15 +43,34 @@ KILLED: dict[str, Any] = {
 KILLED_AT = "checkpoint.renamed=kill@3"
 
 
+def _once(name: str, folder: Path, make: Callable[[Path], Run]) -> Run:
+    """A study that has ended: one for all processes of a run of tests. Nobody may change its folder."""
+
+    def build(place: Path) -> None:
+        done = make(place / "run")
+        (place / "run.json").write_text(json.dumps([done.exit_code, done.output, done.wall_s]))
+
+    place = built_once(NUMPY_STUDY.parent, [name, json.dumps(KILLED)], folder / name, build)
+    exit_code, output, wall_s = json.loads((place / "run.json").read_text())
+    return Run(exit_code=exit_code, output=output, output_dir=place / "run", wall_s=wall_s)
+
+
 @pytest.fixture(scope="session")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A study on two ranks of which rank 0 was killed as soon as it had committed its third checkpoint."""
-    output_dir = tmp_path_factory.mktemp("killed") / "run"
-    return killed_at(KILLED_AT, NUMPY_STUDY, output_dir, num_ranks=2, settings=KILLED)
+
+    def make(output_dir: Path) -> Run:
+        return killed_at(KILLED_AT, NUMPY_STUDY, output_dir, num_ranks=2, settings=KILLED)
+
+    return _once("killed", tmp_path_factory.mktemp("once"), make)
 
 
 @pytest.fixture(scope="session")
 def recorded(killed: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The study of `killed`, continued to its end: 80 samples, recorded in two starts."""
-    output_dir = copy_of(killed, tmp_path_factory.mktemp("recorded"))
-    return run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=KILLED)
+
+    def make(output_dir: Path) -> Run:
+        copy_of(killed, output_dir.parent)
+        return run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=KILLED)
+
+    return _once("recorded", tmp_path_factory.mktemp("once"), make)

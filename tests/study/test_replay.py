@@ -74,15 +74,12 @@ def test_a_replay_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
 def test_a_replay_with_torch_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
     recorded: Run, tmp_path: Path, num_ranks: int
 ) -> None:
-    settings = SETTINGS | {"server.class": "torch_server.py:TinyServer", "buffer.policy": "firo"}
-    assert_the_same_after_kills(recorded, tmp_path, POINTS[1:2], num_ranks=num_ranks, settings=settings)
-
-
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_averages_of_the_weights_are_validated_exported_and_the_same_after_a_kill(
-    recorded: Run, tmp_path: Path, num_ranks: int
-) -> None:
-    settings = SETTINGS | {"server.class": "averaged_server.py:AveragedServer", "validation.save_before": True}
+    """An average of the weights too, which is what is validated and exported."""
+    settings = SETTINGS | {
+        "server.class": "averaged_server.py:AveragedServer",
+        "buffer.policy": "firo",
+        "validation.save_before": True,
+    }
     assert_the_same_after_kills(recorded, tmp_path, ["validation.known=kill@2"], num_ranks=num_ranks, settings=settings)
     exported, again = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "killed"))
     checkpoint = tmp_path / "killed" / "checkpoints" / checkpoints(tmp_path / "killed")[-1]

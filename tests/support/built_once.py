@@ -1,4 +1,4 @@
-"""Builds from the native sources that one run of several pytest processes (`tests/run.py`) makes only once."""
+"""What takes long to make, such as native libraries, and one run of several pytest processes makes once."""
 
 import fcntl
 import hashlib
@@ -36,6 +36,6 @@ def built_once(sources: Path, options: Sequence[str], own_folder: Path, build: C
 
 def _key(sources: Path, options: Sequence[str]) -> str:
     digest = hashlib.sha256("\0".join([str(sources), *options]).encode())
-    for file in sorted(it for it in sources.rglob("*") if it.is_file()):
+    for file in sorted(it for it in sources.rglob("*") if it.is_file() and it.parent.name != "__pycache__"):
         digest.update(f"\0{file}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:16]

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Self
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from stream_server.machine.processes import Leader
 
@@ -87,6 +86,10 @@ class Liveness:
         self._wake_at = self.presence.all_at
 
     def __enter__(self) -> Self:
+        # It imports asyncio: a tenth of the start of every launcher, most of which have no server to watch.
+        from zmq.utils.monitor import recv_monitor_message
+
+        self._receive_event = recv_monitor_message
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -119,7 +122,7 @@ class Liveness:
         while self._socket.poll(0):
             self._hear(self._socket.recv_multipart()[-1])
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
+            event = self._receive_event(self._monitor)
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self.presence.opened(int(event["value"]))
             elif event["event"] == zmq.EVENT_DISCONNECTED:

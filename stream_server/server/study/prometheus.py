@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from stream_server.buffers import Buffer
 from stream_server.errors import ConfigError
@@ -157,15 +156,6 @@ class PrometheusStatus(Callback):
         )
 
 
-class _Handler(WSGIRequestHandler):
-    """Says nothing of each request, and gives up on who asks nothing."""
-
-    timeout = PATIENCE_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-
 @contextmanager
 def serve_metrics(collector: StudyCollector, port: int, file: Path) -> Iterator[str]:
     """Serve the collector's metrics on the loopback interface; gives the address of the page.
@@ -177,6 +167,17 @@ def serve_metrics(collector: StudyCollector, port: int, file: Path) -> Iterator[
     Raises:
         ConfigError: the port cannot be used, or prometheus-client is not installed.
     """
+    # Its modules for HTTP and mail are no part of the start of studies without this page.
+    from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+    class Handler(WSGIRequestHandler):
+        """Says nothing of each request, and gives up on who asks nothing."""
+
+        timeout = PATIENCE_S
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing."""
+
     try:
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
@@ -187,7 +188,7 @@ def serve_metrics(collector: StudyCollector, port: int, file: Path) -> Iterator[
     registry = CollectorRegistry()
     registry.register(collector)
     try:
-        server = make_server(HOST, port, make_wsgi_app(registry), ThreadingWSGIServer, _Handler)
+        server = make_server(HOST, port, make_wsgi_app(registry), ThreadingWSGIServer, Handler)
     except OSError as error:
         raise ConfigError(
             f"metrics.prometheus_port: port {port} cannot be used: {error.strerror}; give another one, or 0 for any"

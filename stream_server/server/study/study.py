@@ -1,10 +1,12 @@
 """A study on one rank, from beginning to end: open the output folder, set up, train, and settle the account."""
 
+import gc
 import logging
 import resource
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +41,8 @@ from stream_server.server.training.monitoring.display import DisplayedStatus
 from stream_server.storage.disk import remove_tree
 
 PROGRAM = "stream-server"
+# New objects between two looks for garbage, while modules are imported; usually there are 700.
+SELDOM = 100_000
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +216,8 @@ class StudyRank:
         set_up, stops = self.set_up, self.set_up.stops
         with ExitStack() as stack:
             try:
-                training = set_up.open(stack, self._status)
+                with _seldom_collecting():
+                    training = set_up.open(stack, self._status)
                 self.is_set_up = True
                 stops.in_set_up = False
                 self.stage = "training"
@@ -337,3 +342,14 @@ class StudyRank:
             withdrawn=received.withdrawn,
             left=buffer.num_unseen + buffer.num_waiting + source.num_left,
         )
+
+
+@contextmanager
+def _seldom_collecting() -> Iterator[None]:
+    """Seldom look for garbage. What importing torch makes stays, and looking through it is an eighth of the import."""
+    usual = gc.get_threshold()
+    gc.set_threshold(SELDOM, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
