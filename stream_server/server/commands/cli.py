@@ -158,6 +158,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return evaluate(config, arguments.evaluate)
     from stream_server.machine.screen import outliving_a_full_disk
     from stream_server.server.study.study import run_study
+    from stream_server.storage.ownership import private_files
 
     start = Start(
         fresh=arguments.fresh,
@@ -167,7 +168,7 @@ def _run(arguments: argparse.Namespace) -> int:
         link=arguments.link,
         alive=arguments.alive,
     )
-    with outliving_a_full_disk():
+    with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
         return run_study(config, start)
 
 
