@@ -12,6 +12,7 @@ from stream_server.storage import disk
 from stream_server.storage.ownership import OTHERS, first_of_others, is_ours, others_may_write
 
 STUDY_FILE = "study.json"
+JOURNAL = "journal.jsonl"
 PRIVATE = 0o700
 # Set-group-ID: what is made in it has its group.
 SHARED = 0o2750
@@ -40,9 +41,9 @@ def holds_anything(folder: Path) -> bool:
 
 
 def _is_a_start(folder: Path) -> bool:
-    """There is nothing but what is made before a run has begun, and what a killed start left."""
+    """A launcher has been here, or there is nothing but what is made before a run has begun."""
     names = {entry.name for entry in folder.iterdir()}
-    return all(name in ("journal.jsonl", "logs", *LOCKS) or name.startswith(STUDY_FILE) for name in names)
+    return JOURNAL in names or all(name in ("logs", *LOCKS) or name.startswith(STUDY_FILE) for name in names)
 
 
 def claim(folder: Path, group: str | None) -> str:

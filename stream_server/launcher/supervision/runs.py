@@ -95,7 +95,9 @@ def run_simulations(config: StudyConfig, address: str) -> int:
         journal.note(LauncherLeft(exit_code=0))
     if launcher.orphaned:
         # A rank 0 that was killed could not remove the folder of its sockets.
-        shutil.rmtree(private_folder.of(address), ignore_errors=True)
+        folder = private_folder.of(address)
+        if private_folder.is_private(folder):
+            shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
