@@ -12,7 +12,7 @@ from pathlib import Path
 from stream_server.analysis import operating
 from stream_server.analysis.reading import find_run
 from stream_server.errors import ConfigError, NotRunning, StreamServerError
-from stream_server.machine.screen import until_the_reader_leaves
+from stream_server.machine.screen import tell, until_the_reader_leaves
 from stream_server.storage.ownership import private_files
 from stream_server.templates.new_study import LANGUAGES, copy_example, examples, make_blank, next_command
 
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         with until_the_reader_leaves():
             status = arguments.command(arguments) or 0
     except StreamServerError as error:
-        print(f"stream-study: {error}", file=sys.stderr)
+        tell(f"stream-study: {error}", sys.stderr)
         return error.exit_code
     except PermissionError as error:
         print(f"stream-study: {error}: a run is its owner's alone, unless study.share_with says more", file=sys.stderr)

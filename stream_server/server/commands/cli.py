@@ -12,7 +12,7 @@ import stream_server
 from stream_server import config as study_config
 from stream_server.errors import ConfigError, StreamServerError
 from stream_server.machine.forced_exit import EXIT_FORCED
-from stream_server.machine.screen import until_the_reader_leaves
+from stream_server.machine.screen import tell, until_the_reader_leaves
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 
 NATIVE_PATH = Path(stream_server.__file__).parent / "native"
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         from stream_server.server.ranks.communicator import environment_rank
 
         if not environment_rank():
-            print(f"stream-server: {error}", file=sys.stderr)
+            tell(f"stream-server: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stream-server: interrupted", file=sys.stderr)
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
 
         traceback.print_exc()
         found = classified(error)
-        print(f"stream-server: {found}", file=sys.stderr)
+        tell(f"stream-server: {found}", sys.stderr)
         return found.exit_code
 
 

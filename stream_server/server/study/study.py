@@ -15,6 +15,7 @@ from stream_server.failpoints import failpoint
 from stream_server.launcher.journal.journal import Journal
 from stream_server.machine import descriptors, run_folder
 from stream_server.machine.forced_exit import EXIT_FORCED, ForcedExit
+from stream_server.machine.screen import tell
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.intake.account import RankAccount
@@ -90,7 +91,7 @@ def run_study(config: StudyConfig, start: Start) -> int:
 
 def _end(ranks: Ranks | None, text: str, exit_code: int) -> NoReturn:
     """Tell why, and end all ranks at once."""
-    print(text, file=sys.stderr, flush=True)
+    tell(text, sys.stderr)
     (SoloRanks() if ranks is None else ranks).abort(exit_code)
 
 
@@ -279,7 +280,7 @@ class StudyRank:
             # Also on a rank that was set up already: of a start that never trained, no rank has an account.
             self.is_set_up = False
         if agreed is None or ranks.rank == 0:
-            print(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", file=sys.stderr, flush=True)
+            tell(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", sys.stderr)
         if agreed is None:
             self.closing.close_alone(failure, self._report(), self._results())
             ranks.abort(failure.exit_code)
@@ -304,7 +305,7 @@ class StudyRank:
             fraction=progress.fraction,
             draws=progress.draws,
             restarts=set_up.continuation.identity.incarnation - 1,
-            warnings=[*set_up.source.warnings, *(set_up.warnings if self.is_set_up else [])],
+            warnings=[*set_up.unprotected, *set_up.source.warnings, *(set_up.warnings if self.is_set_up else [])],
             awaited=set_up.source.awaited,
             is_degraded=self.is_set_up and set_up.checkpoints.counts.degraded,
         )
