@@ -8,6 +8,7 @@ from pathlib import Path
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import OUTPUT_LOG, attempt_folders
 from stream_server.errors import NotRunning
+from stream_server.machine.screen import escaped
 
 LOOK_S = 0.2
 
@@ -48,7 +49,7 @@ def show(run: RunFolder, simulation: int | None, *, follows: bool, runs: Callabl
         for path in found:
             tail = tails.setdefault(path, Tail(path))
             for line in tail.lines(is_last=not goes_on):
-                sys.stdout.write(f"{path.stem:<10} | {line}\n" if simulation is None else f"{line}\n")
+                sys.stdout.write(escaped(f"{path.stem:<10} | {line}\n" if simulation is None else f"{line}\n"))
         sys.stdout.flush()
         is_first = is_first and not found
         if not goes_on:

@@ -40,7 +40,7 @@ class GrowingFile(Generic[T]):
                     self._start_over(inode)
                     file.seek(0)
                 new = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             if self._inode:
                 self._start_over(0)
             return

@@ -11,12 +11,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from stream_server.analysis import run_state
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import RunState, SimulationFacts, runs_below, simulations_of, state_of, the_run
 from stream_server.analysis.validations import errors_of_simulations
 from stream_server.errors import NotRunning
+from stream_server.machine.screen import escaped, tell
 
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
@@ -102,7 +104,7 @@ def _list(arguments: argparse.Namespace) -> None:
     for run, state in found:
         saved = state.checkpoint
         numbers = (f"{saved.number}", f"{saved.batches:,}") if saved else ("-", "-")
-        table.add_row(str(run.path), state.state, *numbers, state.detail)
+        _add_row(table, str(run.path), state.state, *numbers, state.detail)
     Console().print(table)
 
 
@@ -115,7 +117,7 @@ def _status(arguments: argparse.Namespace) -> None:
     table = _table("", "")
     table.show_header = False
     for title, text in status_rows(facts):
-        table.add_row(title, text)
+        _add_row(table, title, text)
     Console().print(table)
 
 
@@ -124,12 +126,12 @@ def _stop(arguments: argparse.Namespace) -> None:
     from stream_server.analysis import live
 
     run = the_run(arguments.run)
-    print(f"{run.path}: {live.stop(run, arguments.timeout, finish=arguments.finish)}")
+    tell(f"{run.path}: {live.stop(run, arguments.timeout, finish=arguments.finish)}")
     if arguments.wait:
         while state_of(run).is_live:
             time.sleep(WAIT_LOOK_S)
         state = state_of(run)
-        print(f"{run.path}: {state.state} {state.detail}".rstrip())
+        tell(f"{run.path}: {state.state} {state.detail}".rstrip())
 
 
 def _logs(arguments: argparse.Namespace) -> None:
@@ -156,7 +158,9 @@ def _simulations(arguments: argparse.Namespace) -> None:
         seconds = "-" if it.seconds is None else f"{it.seconds:.1f}"
         received = "-" if it.received is None else f"{it.received:,}"
         error = "-" if it.error is None else f"{it.error:.4g}"
-        table.add_row(str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, error, it.reason)
+        _add_row(
+            table, str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, error, it.reason
+        )
     Console().print(table)
 
 
@@ -262,6 +266,11 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    """Add a row of plain text, which neither the terminal nor rich takes for more than that."""
+    table.add_row(*(Text(escaped(cell)) for cell in cells))
 
 
 def _print_json(value: Plain | Sequence[Plain]) -> None:

@@ -24,6 +24,7 @@ FINISHED = "finished"
 STOPPED = "stopped"
 FAILED = "failed"
 KILLED = "killed"
+UNKNOWN = "unknown"
 SAVED_CODE = 75
 LAUNCHER = "stream-launcher"
 OUTPUT_LOG = "output.log"
@@ -51,8 +52,8 @@ class RunState:
     """The state of a run.
 
     `state` is one of running, restarting (stream-launcher runs, its server does not), finished, stopped (to be
-    continued), failed and killed; `detail` tells more. `holder` is the process that runs it, `report` the report.json
-    of a run that has ended.
+    continued), failed, killed, and unknown to whoever may only read it; `detail` tells more. `holder` is the process
+    that runs it, `report` the report.json of a run that has ended.
     """
 
     state: str
@@ -119,7 +120,15 @@ def runs_below(folder: Path, depth: int = MAX_DEPTH) -> Iterator[RunFolder]:
 
 def state_of(run: RunFolder) -> RunState:
     """The state of a run, live or dead."""
-    checkpoint, holder = newest_checkpoint(run), holder_of(run.path / RUN_LOCK)
+    checkpoint = newest_checkpoint(run)
+    try:
+        holder = holder_of(run.path / RUN_LOCK)
+    except PermissionError:
+        # Whoever may read a lock could hold it: it is not shared with the group.
+        detail = "only its owner can see whether it runs"
+        return RunState(
+            state=UNKNOWN, detail=detail, holder=None, checkpoint=checkpoint, report=_read(run.path / "report.json")
+        )
     if holder is not None:
         has_server = holder.program != LAUNCHER or holder_of(run.path / SERVER_LOCK) is not None
         return RunState(

@@ -13,12 +13,13 @@ from stream_server.errors import MalformedMessage, Refused, Unreachable
 from stream_server.messages import wire
 from stream_server.messages.client import Message
 from stream_server.messages.connection import Security
+from stream_server.messages.ipc import Ways
 
 LINGER_MS = 2000
 # ZeroMQ's own.
 DEFAULT_MAX_SOCKETS = 1023
-# What ZeroMQ's threads open; without them it ends the process.
-FILES_OF_A_CONTEXT = 8
+# What ZeroMQ's threads open, without which it ends the process, and the folder of the sockets.
+FILES_OF_A_CONTEXT = 9
 FILES_OF_A_SOCKET = 2
 
 
@@ -80,6 +81,7 @@ class Transport:
         _require_files(FILES_OF_A_CONTEXT + FILES_OF_A_SOCKET * num_connections)
         self._is_same_node = host == socket.gethostname()
         self._security = security
+        self._ways = Ways()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, max(num_connections, DEFAULT_MAX_SOCKETS))
         self._poller = zmq.Poller()
@@ -93,7 +95,7 @@ class Transport:
         Raises:
             Unreachable: none can.
         """
-        address = usable(addresses, is_same_node=self._is_same_node)
+        address, way = usable(addresses, self._ways if self._is_same_node else None)
         connection = self._context.socket(zmq.DEALER)
         self._dealers[connection] = dealer = Dealer(connection, address, encrypted=self._security is not None)
         connection.set(zmq.LINGER, LINGER_MS)
@@ -104,7 +106,7 @@ class Transport:
             connection.curve_serverkey = self._security.server_public_key.encode()
             connection.curve_publickey = self._security.client_public_key.encode()
             connection.curve_secretkey = self._security.client_secret_key.encode()
-        connection.connect(address)
+        connection.connect(way)
         self._poller.register(connection, zmq.POLLIN)
         return dealer
 
@@ -119,6 +121,7 @@ class Transport:
             connection.close(linger=LINGER_MS if linger else 0)
         self._dealers.clear()
         self._context.term()
+        self._ways.close()
 
 
 def new_name() -> bytes:
@@ -144,14 +147,17 @@ def _require_files(num: int) -> None:
             os.close(descriptor)
 
 
-def usable(addresses: Sequence[str], *, is_same_node: bool) -> str:
-    """The first address that means something here: ipc only on the server's own node, where its file is.
+def usable(addresses: Sequence[str], ways: Ways | None) -> tuple[str, str]:
+    """The first address that means something here, and the way there; there are `ways` on the server's own node only.
 
-    A server that is gone has no file any more. Its address is as good as any that does not answer.
+    A server that is gone has no socket in the file system any more, or not in a folder of ours. It is as good as any
+    that does not answer, and nothing is sent to where somebody else may put a socket now.
     """
     for address in addresses:
-        if address.startswith("tcp:") or (is_same_node and os.path.exists(address.removeprefix("ipc://"))):
-            return address
-    if is_same_node:
-        return addresses[0]
+        if address.startswith("tcp:"):
+            return address, address
+        if ways is not None and (way := ways.to(address)) is not None:
+            return address, way
+    if ways is not None:
+        return addresses[0], ways.connectable(addresses[0])
     raise Unreachable(f"none of the server's addresses can be used from {socket.gethostname()}: {', '.join(addresses)}")

@@ -2,16 +2,18 @@
 
 import argparse
 import shlex
+import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 from stream_server.analysis import operating
 from stream_server.analysis.reading import find_run
-from stream_server.errors import ConfigError, StreamServerError
-from stream_server.machine.screen import until_the_reader_leaves
+from stream_server.errors import ConfigError, NotRunning, StreamServerError
+from stream_server.machine.screen import tell, until_the_reader_leaves
+from stream_server.storage.ownership import private_files
 from stream_server.templates.new_study import LANGUAGES, copy_example, examples, make_blank, next_command
 
 DESCRIPTION = """\
@@ -114,8 +116,11 @@ def main(argv: list[str] | None = None) -> int:
         with until_the_reader_leaves():
             status = arguments.command(arguments) or 0
     except StreamServerError as error:
-        print(f"stream-study: {error}", file=sys.stderr)
+        tell(f"stream-study: {error}", sys.stderr)
         return error.exit_code
+    except PermissionError as error:
+        print(f"stream-study: {error}: a run is its owner's alone, unless study.share_with says more", file=sys.stderr)
+        return NotRunning.exit_code
     return status
 
 
@@ -179,7 +184,11 @@ def _plot(arguments: argparse.Namespace) -> None:
         write_page(run, arguments.html)
         print(arguments.html)
         return
-    for file in plot(run, arguments.to or run.path / "plots", arguments.format or ["png"]):
+    # Among the files of the run those who may read it see the pictures, too; elsewhere the user's umask says who.
+    in_run = private_files(group_reads=bool(run.path.stat().st_mode & stat.S_IRGRP))
+    with in_run if arguments.to is None else nullcontext():
+        files = plot(run, arguments.to or run.path / "plots", arguments.format or ["png"])
+    for file in files:
         print(file)
 
 

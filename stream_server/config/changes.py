@@ -12,6 +12,7 @@ from stream_server.errors import ConfigError
 MAY_CHANGE = (
     "study_dir",
     "study.output_dir",
+    "study.share_with",
     "study.simulations",
     "study.units*",
     "simulation.timeout_s",

@@ -53,6 +53,11 @@ class StudySettings(Section):
         validate_default=True,
         description="Folder for results; runs/<name>.",
     )
+    share_with: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Group of this system's users that may read the folder for results; null: nobody else may.",
+    )
     simulations: Count = Field(description="Number of training simulations.", examples=[100])
     time_steps: CountOrTimeSteps = Field(
         default=None, description="Time steps of a simulation: their count, {first, last, every}, or null: unknown."

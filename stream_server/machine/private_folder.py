@@ -3,8 +3,11 @@
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from pathlib import Path
+
+from stream_server.storage.ownership import OTHERS, is_ours
 
 PREFIX = "stream-launcher-"
 # A path of a socket has at most 107 bytes, and some 40 come after the folder.
@@ -18,12 +21,27 @@ def new_name() -> Path:
 
 
 def make(folder: Path, *, again: bool) -> None:
-    """Make the folder such that nobody else can look into it; only `again` may it be there already.
+    """Make the folder such that nobody else can look into it; only `again` may it be there already, if it is private.
 
     Raises:
         OSError: it is there, or cannot be made.
     """
-    folder.mkdir(mode=0o700, exist_ok=again)
+    if not (again and is_private(folder)):
+        folder.mkdir(mode=0o700)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this is a folder of ours, no link to one, that nobody else can look into."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and is_ours(status) and not status.st_mode & OTHERS
+
+
+def may_be_used(folder: Path) -> bool:
+    """Whether it has a name as `new_name` gives, and is private or can be made: nothing is there."""
+    return folder.name.startswith(PREFIX) and (is_private(folder) or not os.path.lexists(folder))
 
 
 def link(folder: Path) -> str:
@@ -38,5 +56,5 @@ def of(address: str) -> Path:
 
 def remove(folder: Path) -> None:
     """Remove one of ours, if it is still there; nothing else is touched."""
-    if folder.name.startswith(PREFIX):
+    if folder.name.startswith(PREFIX) and is_private(folder):
         shutil.rmtree(folder, ignore_errors=True)

@@ -13,14 +13,30 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# C0 and C1 without tab and end of line: what moves the cursor, changes colours or rings the bell.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# C0 and C1 without tab and end of line: what moves the cursor, changes colours or rings the bell. Further ends of
+# lines, and what makes text run the other way.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def escaped(text: str) -> str:
     """The text of a stranger, with what a terminal would obey written as `\\x1b`; tabs and ends of lines stay."""
-    return CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text.replace("\r\n", "\n"))
+    return CONTROL.sub(_code, text.replace("\r\n", "\n"))
+
+
+def in_one_line(text: str) -> str:
+    """The text of a stranger, escaped, its ends of lines too: it cannot look like the next line of a log or table."""
+    return escaped(text).replace("\n", "\\n").replace("\t", " ")
+
+
+def tell(text: str, stream: TextIO | None = None) -> None:
+    """Print text in which that of a stranger may stand, to the standard output by default."""
+    print(escaped(text), file=stream, flush=True)
+
+
+def _code(match: re.Match[str]) -> str:
+    number = ord(match.group())
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 class PlainFormatter(logging.Formatter):

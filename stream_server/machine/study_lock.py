@@ -134,7 +134,7 @@ class StudyLock:
 def _locked(path: Path) -> int | None:
     """The descriptor of the file, locked; None if another process has it."""
     while True:
-        descriptor = disk.open_to_append(path)
+        descriptor = disk.open_private_to_append(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still(path, descriptor):

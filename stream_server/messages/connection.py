@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from stream_server.errors import ConfigError, MalformedMessage
 from stream_server.messages import codec
 from stream_server.messages.client import U32, Addresses, Count, Parameters, Text
 from stream_server.storage.disk import swap_private_file
+from stream_server.storage.ownership import OTHERS, OTHERS_WRITE, is_ours
 from stream_server.storage.typed import Length, typed
 
 ENVIRONMENT_VARIABLE = "STREAM_CONNECTION"
@@ -52,17 +54,31 @@ class ConnectionFile:
         """Read back what `write` wrote.
 
         Raises:
-            ConfigError: there is no such file, or it is none of a study.
+            ConfigError: there is no such file, it is none of a study, or others can have written it or read its key.
         """
         try:
-            content = codec.parse(Path(path).read_bytes())
-            return typed(cls, content)
+            with open(path, "rb") as opened:
+                status, text = os.fstat(opened.fileno()), opened.read()
+            file = typed(cls, codec.parse(text))
         except OSError as error:
             raise ConfigError(f"cannot read the connection file {path}: {error.strerror}") from error
         except MalformedMessage as error:
             raise ConfigError(f"{path} is not a connection file: {error}") from error
         except TypeError as error:
             raise ConfigError(f"{path} is not a connection file of this version: {error}") from error
+        _require_trusted(status, path, holds_key=file.security is not None)
+        return file
+
+
+def _require_trusted(status: os.stat_result, path: str | os.PathLike[str], *, holds_key: bool) -> None:
+    """See that nobody else can have written where we are sent to, or read the key."""
+    if not is_ours(status):
+        raise ConfigError(f"{path} belongs to user {status.st_uid}: a connection file must be your own")
+    if status.st_mode & (OTHERS if holds_key else OTHERS_WRITE):
+        raise ConfigError(
+            f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}): a connection file must be yours "
+            "alone, as chmod 600 makes it"
+        )
 
 
 def find(connection: str | os.PathLike[str] | None) -> Path | None:

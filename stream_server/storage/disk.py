@@ -11,6 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stream_server.storage.ownership import OTHERS, require_ours
+
+PRIVATE = 0o600
+BY_UMASK = 0o644
+
 
 def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
     """Open a file to read it, as an opener of `open`; whatever somebody has put in its place, reading comes to an end.
@@ -45,7 +50,7 @@ def read_into(file: Any, memory: memoryview) -> bool:
     return True
 
 
-def create(path: Path, *, mode: int = 0o644) -> int:
+def create(path: Path, *, mode: int = BY_UMASK) -> int:
     """Make a new file and open it for writing and reading.
 
     Raises:
@@ -56,7 +61,26 @@ def create(path: Path, *, mode: int = 0o644) -> int:
 
 def open_to_append(path: Path) -> int:
     """Open a file for reading and for writing at its end, whatever that is then; made unless it is there."""
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, BY_UMASK)
+
+
+def open_private_to_append(path: Path) -> int:
+    """Open a file as `open_to_append` does, which only its owner may read: whoever can open a file can lock it.
+
+    Raises:
+        OSError: it is a symbolic link, belongs to somebody else, or others may write into it, among other reasons.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, PRIVATE)
+    try:
+        status = os.fstat(descriptor)
+        require_ours(status, path)
+        if status.st_mode & OTHERS:
+            os.fchmod(descriptor, PRIVATE)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def close(descriptor: int) -> None:
@@ -120,12 +144,12 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         OSError: the disk is full or fails; the file is of no use.
     """
-    _write_new(path, data, mode=0o644, synced=True)
+    _write_new(path, data, mode=BY_UMASK, synced=True)
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Put a small file in place so that whoever reads `path` finds all of it or the one before, even after a crash."""
-    _put_in_place(path, data, mode=0o644, synced=True)
+    _put_in_place(path, data, mode=BY_UMASK, synced=True)
     sync_folder(path.parent)
 
 
@@ -141,7 +165,7 @@ def swap_private_file(path: Path, data: bytes) -> None:
     For its only writer. After a power failure it may be empty: it is for processes that do not survive that either.
     """
     remove_leftovers(path)
-    _put_in_place(path, data, mode=0o600, synced=False)
+    _put_in_place(path, data, mode=PRIVATE, synced=False)
 
 
 def rename_file(old: Path, new: Path) -> None:

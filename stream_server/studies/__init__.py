@@ -1,5 +1,5 @@
 """Studies from Python: check and start one, watch and stop its runs, and take tables, pictures and the model of them.
 
 May import: analysis, config, launcher.backends, launcher.supervision, machine, server.commands, server.model,
-    server.ranks, server.study, server.user.
+    server.ranks, server.study, server.user, storage.
 """

@@ -15,7 +15,9 @@ from stream_server.config import StudyConfig, load, load_plain
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run
+from stream_server.machine import run_folder
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
+from stream_server.storage.ownership import private_files
 from stream_server.studies.facts import Facts
 from stream_server.studies.run import Run, console_of
 
@@ -149,9 +151,13 @@ class Study:
 
     def _launch(self, options: list[str]) -> "subprocess.Popen[bytes]":
         _started[:] = [it for it in _started if it.poll() is None]
-        console = console_of(self.output_dir)
-        console.parent.mkdir(parents=True, exist_ok=True)
-        with console.open("wb") as output:
+        console, group = console_of(self.output_dir), self.config.study.share_with
+        with private_files(group_reads=group is not None):
+            if not self.output_dir.exists():
+                run_folder.claim(self.output_dir, group)
+            console.parent.mkdir(parents=True, exist_ok=True)
+            output = console.open("wb")
+        with output:
             # A session of its own: neither Ctrl-C nor the end of a terminal or of a kernel reaches it.
             process = subprocess.Popen(
                 [sys.executable, "-m", LAUNCHER, "--config", str(self.file), *options],

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.launcher.simulations.attempts import AttemptKeys, Attempts
+from stream_server.storage.ownership import private_files
 
 CONNECTION = {"study": "heat-1", "incarnation": 0, "host": "node", "control": ["ipc:///tmp/x"], "security": None}
 
@@ -30,7 +31,8 @@ def mode(path: Path) -> int:
 
 
 def test_an_attempt_has_a_folder_of_its_own(attempts: Attempts, tmp_path: Path) -> None:
-    spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
+    with private_files():
+        spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
     assert spec.folder == tmp_path / "runs" / "heat" / "simulations" / "17" / "attempt-2"
     assert mode(spec.folder) == 0o700
 

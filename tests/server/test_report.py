@@ -30,6 +30,7 @@ KEYS = [
     "cores",
     "simulations",
     "awaited",
+    "security",
     "failures",
     "samples",
     "lonely_steps",

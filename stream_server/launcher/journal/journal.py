@@ -44,7 +44,7 @@ class Journal:
         """
         try:
             disk.make_folder(self.file.parent)
-            self._descriptor = disk.open_to_append(self.file)
+            self._descriptor = disk.open_private_to_append(self.file)
         except OSError as error:
             raise ConfigError(f"{self.file} cannot be opened: {error}") from error
         try:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from stream_server.storage.disk import swap_private_file
 
 CONNECTION_FILE = "connection.json"
 # A shell's ${NAME} is none of ours.
+READERS = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 FILLED_IN = re.compile(r"(?<!\$)" + PLACEHOLDER.pattern)
 
 Value = float | int | str
@@ -73,7 +74,7 @@ class Attempts:
         """
         folder = self.folder(simulation, attempt)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o750)
         file = folder / CONNECTION_FILE
         content = {**connection, "simulation": simulation, "attempt": attempt, "parameters": dict(parameters)}
         if keys is not None:
@@ -111,7 +112,10 @@ class Attempts:
         target = folder / (template.relative_to(self.study_dir) if inside else template.name)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(render(template.read_text(encoding="utf-8"), values), encoding="utf-8")
-        shutil.copymode(template, target)
+        if template.stat().st_mode & stat.S_IXUSR:
+            # Whoever may read it may execute it: the mode of the template would undo the umask.
+            mode = target.stat().st_mode
+            target.chmod(mode | (mode & READERS) >> 2)
         return target
 
 

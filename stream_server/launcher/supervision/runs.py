@@ -24,7 +24,7 @@ from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.launcher.supervision.server_restart import Restarts
 from stream_server.launcher.supervision.supervisor import Supervisor
 from stream_server.launcher.supervision.takeover import begin, end_earlier_run
-from stream_server.machine import private_folder
+from stream_server.machine import private_folder, run_folder
 from stream_server.machine.forced_exit import UrgentSignals
 from stream_server.machine.screen import PlainFormatter
 from stream_server.machine.signals import Signals
@@ -38,8 +38,12 @@ def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) ->
     """Run server and simulations of a study, or take over those of a launcher that was killed; returns the exit code.
 
     Raises:
-        ConfigError: another process runs this study, its journal is damaged, or a program is missing.
+        ConfigError: another process runs this study, its journal is damaged, a program is missing, or what is in the
+            output folder is no run of ours.
     """
+    run_folder.check(config.output_dir, resume=command.resume)
+    if closed := run_folder.claim(config.output_dir, config.study.share_with):
+        print(f"{PROGRAM}: {closed}", file=sys.stderr, flush=True)
     asking = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     # Under nohup the end of the terminal is no reason to stop.
     asking += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
@@ -91,7 +95,9 @@ def run_simulations(config: StudyConfig, address: str) -> int:
         journal.note(LauncherLeft(exit_code=0))
     if launcher.orphaned:
         # A rank 0 that was killed could not remove the folder of its sockets.
-        shutil.rmtree(private_folder.of(address), ignore_errors=True)
+        folder = private_folder.of(address)
+        if private_folder.is_private(folder):
+            shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
@@ -102,6 +108,7 @@ def rename_earlier_run(config: StudyConfig) -> None:
         ConfigError: another process still runs it, or its journal is damaged.
     """
     output_dir = config.output_dir
+    run_folder.require_own(output_dir)
     if not output_dir.exists() or all(entry.name in LOCKS for entry in output_dir.iterdir()):
         return
     jobs = _make_jobs(config)

@@ -15,7 +15,8 @@ from stream_server.launcher.supervision.runs import rename_earlier_run, run_simu
 from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.machine import descriptors
 from stream_server.machine.forced_exit import EXIT_FORCED
-from stream_server.machine.screen import outliving_a_full_disk
+from stream_server.machine.screen import outliving_a_full_disk, tell
+from stream_server.storage.ownership import private_files
 
 DESCRIPTION = """\
 Run a study under supervision: the server as one MPI job of server.ranks ranks, and the simulations.
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if arguments.check:
             return command.check()
-        with outliving_a_full_disk():
+        with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
             descriptors.require(2 * config.launcher.max_running + config.server.ranks, "jobs and ranks")
             if arguments.simulations_only:
                 return run_simulations(config, arguments.link)
@@ -105,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rename_earlier_run(config)
             return run_study(config, command, ends_at=began + arguments.time_limit)
     except StreamServerError as error:
-        print(f"stream-launcher: {error}", file=sys.stderr)
+        tell(f"stream-launcher: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stream-launcher: interrupted", file=sys.stderr)

@@ -21,6 +21,7 @@ from stream_server.launcher.simulations.server_connection import ServerConnectio
 from stream_server.launcher.supervision.liveness import HeartbeatSettings, Liveness
 from stream_server.launcher.supervision.server_job import RunningServer, ServerCommand, ServerJob
 from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
+from stream_server.machine.screen import tell
 from stream_server.machine.signals import Signals
 from stream_server.messages import launcher_link
 
@@ -265,4 +266,4 @@ def say(text: str) -> None:
     log.warning("%s", text)
     # The terminal may be gone.
     with suppress(OSError):
-        print(f"stream-launcher: {text}", file=sys.stderr, flush=True)
+        tell(f"stream-launcher: {text}", sys.stderr)

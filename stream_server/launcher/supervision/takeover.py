@@ -38,11 +38,19 @@ def begin(journal: Journal, jobs: AttemptJobs, output_dir: Path, *, link: str | 
 
 
 def is_resumed(history: History, *, link: str | None) -> bool:
-    """Tell whether the last launcher was killed in the run in which this one begins; `link` is as in `begin`."""
+    """Tell whether the last launcher was killed in the run in which this one begins; `link` is as in `begin`.
+
+    The folder of its sockets may have been removed meanwhile, and somebody else have made one of that name: then this
+    is another run. So it is if the journal names a folder of the server that no launcher makes.
+    """
     before = history.launcher
     if before is None or history.ended_in_order or before.boot != processes.this_boot():
         return False
-    return before.supervises if link is None else (before.supervises, before.link) == (False, link)
+    if link is not None:
+        return (before.supervises, before.link) == (False, link)
+    folder, server = private_folder.of(before.link), history.server
+    is_within = server is None or Path(server.starting.folder) == folder / str(server.starting.number)
+    return before.supervises and is_within and private_folder.may_be_used(folder)
 
 
 def end_earlier_run(history: History, jobs: AttemptJobs, output_dir: Path) -> None:

@@ -1,17 +1,74 @@
 #define _POSIX_C_SOURCE 200809L
 #include "address.h"
 
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* A path below a device: nobody can ever make it. */
+#define NOWHERE "ipc:///dev/null/gone"
 
 static bool begins_with(const char *text, const char *beginning) {
     return strncmp(text, beginning, strlen(beginning)) == 0;
 }
 
+static const char *path_of(const char *address) {
+    return begins_with(address, "ipc://") ? address + strlen("ipc://") : address;
+}
+
+static const char *name_of(const char *address) {
+    const char *slash = strrchr(path_of(address), '/');
+    return slash == NULL ? path_of(address) : slash + 1;
+}
+
+static char *folder_of(const char *address) {
+    const char *path = path_of(address);
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        return strdup(".");
+    return strndup(path, slash == path ? 1 : (size_t)(slash - path));
+}
+
+int sc_open_folder(const char *address) {
+    char *folder = folder_of(address);
+    if (folder == NULL)
+        return -1;
+    int descriptor = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    free(folder);
+    struct stat status;
+    if (descriptor < 0)
+        return -1;
+    if (fstat(descriptor, &status) == 0 && sc_is_ours(&status) && (status.st_mode & (S_IRWXG | S_IRWXO)) == 0)
+        return descriptor;
+    close(descriptor);
+    return -1;
+}
+
+char *sc_way(const char *address, int folder) {
+    if (folder < 0)
+        return strdup(NOWHERE);
+    size_t num_bytes = strlen(name_of(address)) + sizeof "ipc:///proc/self/fd//" + 16;
+    char *way = malloc(num_bytes);
+    if (way != NULL)
+        snprintf(way, num_bytes, "ipc:///proc/self/fd/%d/%s", folder, name_of(address));
+    return way;
+}
+
 static bool is_there(const char *address) {
-    const char *path = begins_with(address, "ipc://") ? address + strlen("ipc://") : address;
-    return access(path, F_OK) == 0;
+    int folder = sc_open_folder(address);
+    char *way = folder < 0 ? NULL : sc_way(address, folder);
+    struct stat status;
+    bool there = way != NULL && lstat(path_of(way), &status) == 0;
+    free(way);
+    if (folder >= 0)
+        close(folder);
+    return there;
+}
+
+bool sc_is_ours(const struct stat *status) {
+    return status->st_uid == geteuid() || status->st_uid == 0;
 }
 
 const char *sc_usable_address(const sc_addresses *addresses, bool is_same_node) {

@@ -2,11 +2,27 @@
 #ifndef SC_ADDRESS_H
 #define SC_ADDRESS_H
 
+#include <sys/stat.h>
+
 #include "wire.h"
 
-/* The first address that can be used, or NULL: ipc only on the server's own node, where its file is.
+/* Whether a file belongs to this user, or to root, who could change all of ours anyway. */
+bool sc_is_ours(const struct stat *status);
+
+/* The folder of an ipc address, opened: it belongs to this user (or root), is closed to all others, and is no link.
+ * -1: it is none of that, or not there. */
+int sc_open_folder(const char *address);
+
+/* A way to an ipc address that leads through an open folder, as text that the caller frees; NULL without memory.
  *
- * A server that is gone has no file any more. Its address is as good as any that does not answer. */
+ * ZeroMQ connects again by itself. Should the folder be removed, as by a cleaner of /tmp, and somebody else make one of
+ * its name, this still leads to the one that was opened, or to nothing. A `folder` of -1 leads nowhere. */
+char *sc_way(const char *address, int folder);
+
+/* The first address that can be used, or NULL: ipc only on the server's own node, where its socket is in a folder of
+ * ours.
+ *
+ * A server that is gone has no socket any more. Its address is as good as any that does not answer. */
 const char *sc_usable_address(const sc_addresses *addresses, bool is_same_node);
 
 /* Whether this is the node called `host`. */

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "address.h"
 #include "reader.h"
 
 #define MAX_BYTES ((size_t)1024 * 1024)
@@ -69,19 +70,19 @@ int sc_connection_file_parse(const char *text, size_t num_bytes, const char *pat
     return reader.failed;
 }
 
-static bool read_file(const char *path, char *to, size_t capacity, size_t *num_bytes) {
+static bool read_file(const char *path, char *to, size_t capacity, size_t *num_bytes, struct stat *status) {
     int descriptor;
     do
         descriptor = open(path, O_RDONLY | O_CLOEXEC);
     while (descriptor < 0 && errno == EINTR);
     if (descriptor < 0)
         return false;
-    ssize_t num = 1;
+    ssize_t num = fstat(descriptor, status) == 0 ? 1 : -1;
     *num_bytes = 0;
-    while (num != 0 && *num_bytes < capacity) {
-        num = read(descriptor, to + *num_bytes, capacity - *num_bytes);
-        if (num < 0 && errno != EINTR)
-            break;
+    while (num > 0 && *num_bytes < capacity) {
+        do
+            num = read(descriptor, to + *num_bytes, capacity - *num_bytes);
+        while (num < 0 && errno == EINTR);
         *num_bytes += num > 0 ? (size_t)num : 0;
     }
     int read_errno = errno;
@@ -90,14 +91,34 @@ static bool read_file(const char *path, char *to, size_t capacity, size_t *num_b
     return num >= 0 || *num_bytes == capacity;
 }
 
+/* See that nobody else can have written where we are sent to, or read the key. */
+static int require_trusted(const struct stat *read_status, const char *path, sc_connection_file *file,
+                           sc_error *error) {
+    int status = STREAM_OK;
+    unsigned forbidden = file->is_encrypted ? S_IRWXG | S_IRWXO : S_IWGRP | S_IWOTH;
+    if (!sc_is_ours(read_status))
+        status = sc_fail(error, STREAM_ERROR_CONNECTION_FILE,
+                         "%s belongs to user %lu: a connection file must be your own", path,
+                         (unsigned long)read_status->st_uid);
+    else if ((read_status->st_mode & forbidden) != 0)
+        status = sc_fail(error, STREAM_ERROR_CONNECTION_FILE,
+                         "%s is open to others (mode %04o): a connection file must be yours alone, as chmod 600 makes "
+                         "it",
+                         path, (unsigned)(read_status->st_mode & 07777));
+    if (status != STREAM_OK)
+        sc_connection_file_free(file);
+    return status;
+}
+
 int sc_connection_file_read(const char *path, sc_connection_file *file, sc_error *error) {
     size_t num_bytes;
+    struct stat read_status;
     char reason[SC_REASON_BYTES];
     char *text = malloc(MAX_BYTES + 1);
     if (text == NULL)
         return sc_no_memory(error);
     int status;
-    if (!read_file(path, text, MAX_BYTES + 1, &num_bytes))
+    if (!read_file(path, text, MAX_BYTES + 1, &num_bytes, &read_status))
         status = sc_fail(error, STREAM_ERROR_CONNECTION_FILE, "cannot read the connection file %s: %s", path,
                          sc_reason(errno, reason));
     else if (num_bytes > MAX_BYTES)
@@ -106,6 +127,8 @@ int sc_connection_file_read(const char *path, sc_connection_file *file, sc_error
     else
         status = sc_connection_file_parse(text, num_bytes, path, file, error);
     free(text);
+    if (status == STREAM_OK)
+        status = require_trusted(&read_status, path, file, error);
     return status;
 }
 

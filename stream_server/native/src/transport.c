@@ -14,8 +14,8 @@
 
 #define LINGER_MS 2000
 #define LONGEST_WAIT_S 3600.0
-/* What ZeroMQ's threads and a first socket open; without them it ends the process. */
-#define NUM_FILES 8
+/* What ZeroMQ's threads and a first socket open, without which it ends the process, and the folder of that. */
+#define NUM_FILES 9
 
 static int fail(sc_error *error, const char *what) {
     if (errno == ENOMEM)
@@ -88,6 +88,8 @@ void sc_transport_close(sc_transport *transport, bool linger) {
     for (int i = 0; i < transport->num; ++i) {
         zmq_setsockopt(transport->dealers[i].socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
         zmq_close(transport->dealers[i].socket);
+        if (transport->dealers[i].folder >= 0)
+            close(transport->dealers[i].folder);
         free(transport->dealers[i].address);
     }
     transport->num = 0;
@@ -149,14 +151,19 @@ int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses,
     bool is_tcp = strncmp(usable, "tcp:", 4) == 0;
     dealer->needs_checksum = is_tcp && !file->is_encrypted;
     dealer->address = strdup(usable);
+    dealer->folder = is_tcp ? -1 : sc_open_folder(usable);
+    char *way = is_tcp ? strdup(usable) : sc_way(usable, dealer->folder);
     ((zmq_pollitem_t *)transport->items)[transport->num] = (zmq_pollitem_t){dealer->socket, 0, ZMQ_POLLIN, 0};
     ++transport->num;
-    if (dealer->address == NULL)
+    if (dealer->address == NULL || way == NULL) {
+        free(way);
         return sc_no_memory(error);
-    if (!set_options(dealer->socket, file, is_tcp && file->is_encrypted) || !set_name(dealer->socket, name) ||
-        zmq_connect(dealer->socket, dealer->address) != 0)
-        return fail(error, dealer->address);
-    return STREAM_OK;
+    }
+    bool is_connected = set_options(dealer->socket, file, is_tcp && file->is_encrypted) &&
+                        set_name(dealer->socket, name) && zmq_connect(dealer->socket, way) == 0;
+    int status = is_connected ? STREAM_OK : fail(error, dealer->address);
+    free(way);
+    return status;
 }
 
 static long milliseconds(double timeout_s) {

@@ -14,10 +14,11 @@ void *sc_context_new(sc_error *error);
 void sc_context_close(void *context);
 
 /* One connection to one socket of the server. is_lost: ZeroMQ has given it up, as it does when what came was forged or
- * damaged; nothing goes out any more. */
+ * damaged; nothing goes out any more. folder: that of an ipc socket, kept open, or -1. */
 typedef struct {
     void *socket;
     char *address;
+    int folder;
     bool is_lost;
     bool needs_checksum;
 } sc_dealer;

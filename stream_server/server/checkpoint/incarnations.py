@@ -9,7 +9,14 @@ from pathlib import Path
 from stream_server.errors import DamagedCheckpoint, OtherFormat, StaleIncarnation
 from stream_server.failpoints import failpoint
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
-from stream_server.storage.disk import close, make_folder, open_to_append, read_file, remove_leftovers, replace_file
+from stream_server.storage.disk import (
+    close,
+    make_folder,
+    open_private_to_append,
+    read_file,
+    remove_leftovers,
+    replace_file,
+)
 from stream_server.storage.typed import typed
 
 FORMAT = 2
@@ -120,7 +127,7 @@ def _parsed(data: bytes) -> Incarnations:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    file = open_to_append(folder / LOCK_FILE)
+    file = open_private_to_append(folder / LOCK_FILE)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -3,5 +3,5 @@
 Offers: check.
 May import: buffers, config, launcher.backends, machine, server.checkpoint, server.intake, server.metrics,
     server.model, server.progress, server.ranks, server.replay, server.run, server.simulations,
-    server.study, server.training, server.training.validation, server.user.
+    server.study, server.training, server.training.validation, server.user, storage.
 """

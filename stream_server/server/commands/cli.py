@@ -12,7 +12,7 @@ import stream_server
 from stream_server import config as study_config
 from stream_server.errors import ConfigError, StreamServerError
 from stream_server.machine.forced_exit import EXIT_FORCED
-from stream_server.machine.screen import until_the_reader_leaves
+from stream_server.machine.screen import tell, until_the_reader_leaves
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 
 NATIVE_PATH = Path(stream_server.__file__).parent / "native"
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         from stream_server.server.ranks.communicator import environment_rank
 
         if not environment_rank():
-            print(f"stream-server: {error}", file=sys.stderr)
+            tell(f"stream-server: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stream-server: interrupted", file=sys.stderr)
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
 
         traceback.print_exc()
         found = classified(error)
-        print(f"stream-server: {found}", file=sys.stderr)
+        tell(f"stream-server: {found}", sys.stderr)
         return found.exit_code
 
 
@@ -158,6 +158,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return evaluate(config, arguments.evaluate)
     from stream_server.machine.screen import outliving_a_full_disk
     from stream_server.server.study.study import run_study
+    from stream_server.storage.ownership import private_files
 
     start = Start(
         fresh=arguments.fresh,
@@ -167,7 +168,7 @@ def _run(arguments: argparse.Namespace) -> int:
         link=arguments.link,
         alive=arguments.alive,
     )
-    with outliving_a_full_disk():
+    with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
         return run_study(config, start)
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, PeerFailed
 from stream_server.machine.forced_exit import ForcedExit
+from stream_server.machine.screen import tell
 from stream_server.server.checkpoint.continuation import by_rank_0
 from stream_server.server.checkpoint.restore import SavedRank
 from stream_server.server.intake.validation_store import ValidationStore
@@ -139,9 +140,9 @@ def _leave(error: Exception, ranks: Ranks) -> int:
     text = f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}"
     agreed = leave_together(error, ranks, None, phase=failure.phase)
     if agreed is None:
-        print(text, file=sys.stderr, flush=True)
+        tell(text, sys.stderr)
         ranks.abort(failure.exit_code)
     told = ranks.gather("" if isinstance(error, PeerFailed) else text)
     if told is not None:
-        print(next(filter(None, told)), file=sys.stderr, flush=True)
+        tell(next(filter(None, told)), sys.stderr)
     return agreed

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
+from stream_server.machine import private_folder
 from stream_server.messages.client import Away
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.server.intake.intake import Intake
@@ -34,7 +35,7 @@ def make_ipc_folder(ranks: Ranks, stack: ExitStack) -> Path:
     given = os.environ.get(IPC_FOLDER)
     if ranks.local_rank != 0:
         mine: AbstractContextManager[str | None] = nullcontext(None)
-    elif given is not None and os.path.isdir(given):
+    elif given is not None and private_folder.is_private(Path(given)):
         mine = nullcontext(given)
     else:
         mine = tempfile.TemporaryDirectory(prefix="stream-")

@@ -7,6 +7,8 @@ from typing import Self
 
 import zmq
 
+from stream_server.messages.ipc import Ways
+
 LINGER_MS = 1000
 
 
@@ -24,7 +26,8 @@ class Heartbeat:
     def __enter__(self) -> Self:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.connect(self.address)
+        self._ways = Ways()
+        self._socket.connect(self._ways.connectable(self.address))
         self._say(pid=os.getpid())
         return self
 
@@ -34,6 +37,7 @@ class Heartbeat:
         self._say(leaving=True)
         self._socket.close(linger=LINGER_MS)
         self._context.term()
+        self._ways.close()
 
     def _say(self, **words: object) -> None:
         self._socket.send(json.dumps({"rank": self.rank, **words}).encode())

@@ -11,6 +11,7 @@ import zmq
 
 from stream_server.errors import ConfigError
 from stream_server.messages.client import MAX_PART_BYTES
+from stream_server.messages.ipc import Ways
 from stream_server.server.run.curve import CurveAccess
 
 LINGER_MS = 1000
@@ -119,6 +120,7 @@ class Sockets:
         self.access = access
         self.settings = settings
         self._opened: list[Socket] = []
+        self._ways = Ways()
         self._is_awake = False
         self._ready: dict[Any, int] = {}
 
@@ -141,7 +143,7 @@ class Sockets:
         if self.rank > 0:
             self._peers.connect(self._way_to(zero))
         elif self.settings.link is not None:
-            self._link.connect(self.settings.link)
+            self._link.connect(self._ways.connectable(self.settings.link))
 
     def close(self) -> None:
         """Close everything, once; what is on its way out may take a second more."""
@@ -152,6 +154,7 @@ class Sockets:
             socket.close(linger=LINGER_MS)
         self._opened.clear()
         self._context.term()
+        self._ways.close()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
@@ -295,8 +298,8 @@ class Sockets:
 
     def _way_to(self, zero: Endpoints) -> str:
         ipc, tcp = zero.peers
-        if zero.host == self.settings.host and os.path.exists(ipc.removeprefix("ipc://")):
-            return ipc
+        if zero.host == self.settings.host and (way := self._ways.to(ipc)) is not None:
+            return way
         if self.access.encrypts_tcp:
             self.access.secure_peer_socket(self._peers)
         return tcp

@@ -10,7 +10,7 @@ from typing import Any
 from stream_server.config import StudyConfig, check_continuation
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
-from stream_server.machine.study_lock import LOCKS
+from stream_server.machine import run_folder
 from stream_server.storage.disk import make_folder, remove_file, remove_leftovers, replace_file
 
 
@@ -30,7 +30,7 @@ class OutputFolder:
 
     @property
     def study(self) -> Path:
-        return self.path / "study.json"
+        return self.path / run_folder.STUDY_FILE
 
     @property
     def report(self) -> Path:
@@ -120,20 +120,14 @@ class OutputFolder:
         """See that a run may begin or go on here; nothing is changed.
 
         Raises:
-            ConfigError: what is in the folder is no run; or `resume` insists on a run, and there is none.
+            ConfigError: what is in the folder is no run, or not our own; or `resume` insists on a run, and there is
+                none.
         """
-        if self.study.exists():
-            return
-        if resume:
-            raise ConfigError(f"--resume was given, but there is no run in {self.path}; leave it out to start one")
-        if self._holds_anything and not self._is_ours:
-            raise ConfigError(
-                f"{self.path} is not empty, but holds no run of a study: write another study.output_dir or move it"
-            )
+        run_folder.check(self.path, resume=resume)
 
     def set_aside(self) -> bool:
         """Give the folder of an earlier run, if there is one, the name NAME.1 or the next that is free."""
-        if not self._holds_anything:
+        if not run_folder.holds_anything(self.path):
             return False
         self.path.rename(self._free_name())
         return True
@@ -157,16 +151,6 @@ class OutputFolder:
         remove_file(self.report)
         remove_file(self.exit)
         replace_file(self.study, (json.dumps(config.resolved(), indent=2) + "\n").encode())
-
-    @property
-    def _holds_anything(self) -> bool:
-        return self.path.exists() and any(entry.name not in LOCKS for entry in self.path.iterdir())
-
-    @property
-    def _is_ours(self) -> bool:
-        """There is nothing but what is made before a run has begun, and what a killed start left."""
-        names = {entry.name for entry in self.path.iterdir()}
-        return all(name in ("journal.jsonl", "logs", *LOCKS) or name.startswith(self.study.name) for name in names)
 
     def _earlier_study(self) -> Any:
         try:

@@ -15,6 +15,10 @@ from stream_server.server.progress.phases import mean_over_ranks
 from stream_server.server.run.cores import Cores
 from stream_server.storage.disk import make_folder, replace_file
 
+UNPROTECTED = (
+    "network.security is none: whoever reaches the ports of this study can read and change what is sent over TCP, "
+    "and send data himself"
+)
 FORMAT = 1
 PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch", "lightning-fabric")
 TERMINAL = ("finished", "given_up", "invalid", "stopped")
@@ -61,7 +65,7 @@ class StudyReport:
 
     `batches` counts the steps of the whole study (a step in which several ranks had a batch is one), `updates`
     those of the optimizer, `draws` every use of a sample. `training_s` is what throughput is measured against.
-    `awaited` is what had to come from outside for the study to go on.
+    `awaited` is what had to come from outside for the study to go on, `security` that of the TCP connections.
     """
 
     study: str
@@ -84,6 +88,7 @@ class StudyReport:
     versions: Mapping[str, str] = field(default_factory=dict)
     cores: Cores = field(default_factory=Cores)
     awaited: str = ""
+    security: str = "curve"
 
 
 def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankReport | None]) -> dict[str, Any]:
@@ -106,6 +111,7 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "balanced": account.balanced,
         "unbalanced": list(account.problems),
         "warnings": [
+            *([UNPROTECTED] if study.security == "none" else []),
             *study.cores.warnings,
             *(f"rank {number}: {it}" for number, rank in enumerate(ranks) if rank is not None for it in rank.warnings),
         ],
@@ -117,6 +123,7 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "cores": study.cores.to_report(),
         "simulations": {**_count(study.simulations), "survived_restarts": study.num_survived},
         "awaited": study.awaited,
+        "security": study.security,
         "failures": [dict(failure) for failure in study.failures],
         "samples": account.to_report(),
         "lonely_steps": study.lonely_steps,

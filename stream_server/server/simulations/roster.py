@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from stream_server.machine.screen import escaped
+from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import Invalidate, Invalidated, Reason
 from stream_server.server.intake.account import SimulationEnd
@@ -239,7 +239,7 @@ class Roster:
             return [refuse(peer, Reason.STALE_ATTEMPT, text)]
         actions: list[Action] = [Reply(peer=peer, message=Invalidated(simulation=message.simulation))]
         if not entry.phase.terminal:
-            reason = escaped(message.reason)
+            reason = in_one_line(message.reason)
             actions.append(launcher_link.Invalid(simulation=message.simulation, reason=reason))
             actions += self._end(message.simulation, SimulationPhase.INVALID, reason)
         return actions

@@ -144,4 +144,5 @@ class Closing:
             versions=versions(self.ranks.mpi_version),
             cores=self.cores,
             awaited="" if simulations is None else simulations.awaited,
+            security=self.config.network.security,
         )

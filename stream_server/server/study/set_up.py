@@ -43,6 +43,7 @@ from stream_server.server.run.build import NOISE_STREAM, make_policy, make_slots
 from stream_server.server.run.cores import NO_SIMULATIONS, SimulationCores, share_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
+from stream_server.server.run.report import UNPROTECTED
 from stream_server.server.run.start import Start
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.study.composition import Composition, optional
@@ -134,6 +135,12 @@ class StudySetUp(Composition):
         return time.monotonic() - self.started_s
 
     @property
+    def unprotected(self) -> list[str]:
+        """What is open to strangers because the study wants it so; nothing in a replay, which listens to nobody."""
+        is_open = self.config.network.security == "none" and not isinstance(self.source, ReplaySource)
+        return [UNPROTECTED] if is_open else []
+
+    @property
     def warnings(self) -> list[str]:
         """Failures on this rank that did not end the study, once it is set up."""
         return [*self.checkpoints.warnings, *(self.export.warnings if self.export else [])]
@@ -151,6 +158,7 @@ class StudySetUp(Composition):
         self._open_model(stack, stopping)
         self._tell_length()
         self._tell_cores()
+        self._tell_security()
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         barrier(self.ranks)
         # Before there is a port: whoever floods it may take all file descriptors.
@@ -269,6 +277,11 @@ class StudySetUp(Composition):
             text = f"the number of batches is not known in advance; learning-rate schedules count {clock}"
             log.info("%s", text)
             print(text, file=sys.stderr, flush=True)
+
+    def _tell_security(self) -> None:
+        """Say at the start if connections over TCP are open to everybody."""
+        for text in self.unprotected if self.ranks.rank == 0 else []:
+            log.warning("%s", text)
 
     def _tell_cores(self) -> None:
         """Say at the start how the cores are shared out, and if a restart computes with other numbers of threads."""

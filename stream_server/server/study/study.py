@@ -15,8 +15,9 @@ from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError, NoUsableCheckpoint, SamplesNotWritten
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal.journal import Journal
-from stream_server.machine import descriptors
+from stream_server.machine import descriptors, run_folder
 from stream_server.machine.forced_exit import EXIT_FORCED, ForcedExit
+from stream_server.machine.screen import tell
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.intake.account import RankAccount
@@ -94,7 +95,7 @@ def run_study(config: StudyConfig, start: Start) -> int:
 
 def _end(ranks: Ranks | None, text: str, exit_code: int) -> NoReturn:
     """Tell why, and end all ranks at once."""
-    print(text, file=sys.stderr, flush=True)
+    tell(text, sys.stderr)
     (SoloRanks() if ranks is None else ranks).abort(exit_code)
 
 
@@ -137,22 +138,30 @@ def _open_metrics_page(config: StudyConfig, folder: OutputFolder, collector: Stu
 
 
 def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks: ExitStack) -> None:
-    """Lock the output folder before anything in it is changed. Rank 0.
+    """Close the output folder to others and lock it, before anything in it is changed. Rank 0.
 
     Raises:
         ConfigError: another process runs the study in it, or it holds something else.
     """
     if not start.fresh:
         folder.check(resume=start.resume)
+    _claim(folder.path, config)
     _lock(folder.path, start, locks)
     if start.link is None:
         Journal.check_free(folder.path)
     if start.fresh and folder.set_aside():
         # The locks have gone with the folder of the earlier run.
+        _claim(folder.path, config)
         _lock(folder.path, start, locks)
     checkpoints = config.checkpoint.dir
     if checkpoints is not None and checkpoints.resolve() != folder.path.resolve():
+        _claim(checkpoints, config)
         locks.enter_context(_server_lock(checkpoints, start))
+
+
+def _claim(folder: Path, config: StudyConfig) -> None:
+    if closed := run_folder.claim(folder, config.study.share_with):
+        print(f"stream-server: {closed}", file=sys.stderr, flush=True)
 
 
 def _lock(folder: Path, start: Start, locks: ExitStack) -> None:
@@ -276,7 +285,7 @@ class StudyRank:
             # Also on a rank that was set up already: of a start that never trained, no rank has an account.
             self.is_set_up = False
         if agreed is None or ranks.rank == 0:
-            print(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", file=sys.stderr, flush=True)
+            tell(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", sys.stderr)
         if agreed is None:
             self.closing.close_alone(failure, self._report(), self._results())
             ranks.abort(failure.exit_code)
@@ -301,7 +310,7 @@ class StudyRank:
             fraction=progress.fraction,
             draws=progress.draws,
             restarts=set_up.continuation.identity.incarnation - 1,
-            warnings=[*set_up.source.warnings, *(set_up.warnings if self.is_set_up else [])],
+            warnings=[*set_up.unprotected, *set_up.source.warnings, *(set_up.warnings if self.is_set_up else [])],
             awaited=set_up.source.awaited,
             is_degraded=self.is_set_up and set_up.checkpoints.counts.degraded,
         )

@@ -1,0 +1,117 @@
+"""The folder of a run: whether a run may begin or go on there, and who else may read it or wrote into it."""
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from stream_server.errors import ConfigError
+from stream_server.machine.study_lock import LOCKS
+from stream_server.storage import disk
+from stream_server.storage.ownership import OTHERS, first_of_others, is_ours, others_may_write
+
+STUDY_FILE = "study.json"
+JOURNAL = "journal.jsonl"
+PRIVATE = 0o700
+# Set-group-ID: what is made in it has its group.
+SHARED = 0o2750
+
+
+def check(folder: Path, *, resume: bool) -> None:
+    """See that a run may begin or go on here; nothing is changed.
+
+    Raises:
+        ConfigError: what is in the folder is no run, or not our own; or `resume` insists on a run, and there is none.
+    """
+    require_own(folder)
+    if (folder / STUDY_FILE).exists():
+        return
+    if resume:
+        raise ConfigError(f"--resume was given, but there is no run in {folder}; leave it out to start one")
+    if holds_anything(folder) and not _is_a_start(folder):
+        raise ConfigError(
+            f"{folder} is not empty, but holds no run of a study: write another study.output_dir or move it"
+        )
+
+
+def holds_anything(folder: Path) -> bool:
+    """Whether there is more in it than locks."""
+    return folder.exists() and any(entry.name not in LOCKS for entry in folder.iterdir())
+
+
+def _is_a_start(folder: Path) -> bool:
+    """A launcher has been here, or there is nothing but what is made before a run has begun."""
+    names = {entry.name for entry in folder.iterdir()}
+    return JOURNAL in names or all(name in ("logs", *LOCKS) or name.startswith(STUDY_FILE) for name in names)
+
+
+def claim(folder: Path, group: str | None) -> str:
+    """Make the folder, or close one of ours to others; the members of `group` may read it. Returns what was closed.
+
+    Raises:
+        ConfigError: it belongs to somebody else, others have put something into it, it cannot be closed, or there is no
+            such group.
+        OSError: it cannot be made or looked at.
+    """
+    disk.make_folder(folder)
+    require_own(folder)
+    before = os.stat(folder)
+    number = None if group is None else _number(group)
+    wanted = PRIVATE if number is None else SHARED
+    try:
+        if number is not None and before.st_gid != number:
+            os.chown(folder, -1, number)
+        if stat.S_IMODE(before.st_mode) != wanted:
+            os.chmod(folder, wanted)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be closed to others{'' if group is None else f' than group {group}'}: {error}. A study "
+            "needs a file system with owners and modes: write another study.output_dir"
+        ) from error
+    mode = stat.S_IMODE(os.stat(folder).st_mode)
+    if mode & OTHERS & ~wanted:
+        raise ConfigError(
+            f"{folder} stays open to others (mode {mode:04o}): its file system keeps no modes. Write another "
+            "study.output_dir"
+        )
+    was = stat.S_IMODE(before.st_mode)
+    return f"{folder} was open to others (mode {was:04o}), and is closed now" if was & OTHERS & ~wanted else ""
+
+
+def require_own(folder: Path) -> None:
+    """See that a folder, if it is there, is ours, and that nobody else has put anything into it.
+
+    Raises:
+        ConfigError: it is not.
+        OSError: it cannot be looked at.
+    """
+    try:
+        link, status = os.lstat(folder), os.stat(folder)
+    except FileNotFoundError:
+        return
+    for each in (link, status):
+        if not is_ours(each):
+            raise ConfigError(
+                f"{folder} belongs to {_name(each.st_uid)}, and a study trusts only what is its own: write another "
+                "study.output_dir"
+            )
+    if others_may_write(status) and (foreign := first_of_others(folder)) is not None:
+        raise ConfigError(
+            f"{folder} could be written by others (mode {stat.S_IMODE(status.st_mode):04o}), and {foreign} belongs to "
+            f"{_name(os.lstat(foreign).st_uid)}: a study trusts only what is its own. Write another study.output_dir"
+        )
+
+
+def _number(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError(f'study.share_with: there is no group "{group}" here; `id -Gn` lists yours') from None
+
+
+def _name(user: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(user).pw_name}"
+    except KeyError:
+        return f"user {user}"

@@ -1,0 +1,63 @@
+"""Addresses of sockets in the file system: whose folder they are in, and a way there that nobody else can lay anew."""
+
+import errno
+import os
+from pathlib import Path
+
+from stream_server.storage.ownership import OTHERS, is_ours
+
+PREFIX = "ipc://"
+# A path below a device: nobody can ever make it.
+NOWHERE = "ipc:///dev/null/gone"
+
+
+def open_folder(address: str) -> int:
+    """Open the folder of an ipc address, which belongs to this user (or root), is closed to all others, and no link.
+
+    Raises:
+        OSError: it is not there, or none of that.
+    """
+    folder = Path(address.removeprefix(PREFIX)).parent
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    if is_ours(status) and not status.st_mode & OTHERS:
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(errno.EPERM, "It is not ours alone", str(folder))
+
+
+class Ways:
+    """The ways to sockets in private folders, each of which is kept open. Any thread, one at a time.
+
+    ZeroMQ connects again by itself, for as long as its socket lives. Should the folder be removed meanwhile, as by a
+    cleaner of /tmp, and somebody else make one of its name, that would be a connection to him. So ZeroMQ is given a
+    path that leads through our descriptor of the folder: to that one or to nothing.
+    """
+
+    def __init__(self) -> None:
+        self._folders: dict[Path, int] = {}
+
+    def to(self, address: str, *, must_exist: bool = True) -> str | None:
+        """The address to connect to; None unless its folder is ours, with a socket there if one `must_exist`."""
+        path = Path(address.removeprefix(PREFIX))
+        try:
+            if path.parent not in self._folders:
+                self._folders[path.parent] = open_folder(address)
+            way = f"/proc/self/fd/{self._folders[path.parent]}/{path.name}"
+            if must_exist:
+                os.lstat(way)
+        except OSError:
+            return None
+        return f"{PREFIX}{way}"
+
+    def connectable(self, address: str) -> str:
+        """An address to connect to, whether or not somebody listens there yet: nobody else ever will."""
+        if not address.startswith(PREFIX):
+            return address
+        return self.to(address, must_exist=False) or NOWHERE
+
+    def close(self) -> None:
+        """Let go of the folders, once no socket leads there any more."""
+        for descriptor in self._folders.values():
+            os.close(descriptor)
+        self._folders.clear()

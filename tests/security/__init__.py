@@ -1,0 +1,1 @@
+"""A second user of the machine attacks studies."""
