@@ -40,27 +40,27 @@ LATE_ENOUGH = 400
 
 def test_heat_learns_on_two_ranks(tmp_path: Path) -> None:
     settings = {
-        "study.simulations": 12,
+        "study.simulations": 8,
         "buffer.watermark": LATE_ENOUGH,
-        "training.draws_per_sample": 8,
+        "training.draws_per_sample": 5,
         "validation.simulations": 2,
         "validation.every_batches": 40,
     }
     done = run_study(CONFIGS / "heat" / "study.json", tmp_path / "run", num_ranks=2, settings=settings, limit_s=150)
-    assert_all_finished(done, num_simulations=14)
+    assert_all_finished(done, num_simulations=10)
     first, last = first_and_last_loss(done)
     assert last < first / 3
 
 
 def test_lorenz_learns_on_two_ranks(tmp_path: Path) -> None:
     settings = {
-        "study.simulations": 8,
+        "study.simulations": 6,
         "buffer.watermark": 4 * LATE_ENOUGH,
-        "training.draws_per_sample": 24,
+        "training.draws_per_sample": 12,
         "validation.simulations": 2,
         "validation.every_batches": 20,
     }
     done = run_study(CONFIGS / "lorenz" / "study.json", tmp_path / "run", num_ranks=2, settings=settings, limit_s=150)
-    assert_all_finished(done, num_simulations=10)
+    assert_all_finished(done, num_simulations=8)
     first, last = first_and_last_loss(done)
     assert last < first / 3

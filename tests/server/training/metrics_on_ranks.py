@@ -1,4 +1,4 @@
-"""Run under MPI: validates torchmetrics on uneven batches and prints what each rank finds, as one JSON line.
+"""Run under MPI: validates torchmetrics on uneven batches and prints, as one JSON line, what one rank and all find.
 
 One argument, a JSON list: the sizes of the batches that all ranks share, or of several named sets.
 """
@@ -14,7 +14,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.progress import Progress
-from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.ranks.communicator import Ranks, SoloRanks, ranks_from_environment
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.user.callbacks import Callbacks
@@ -54,10 +54,10 @@ class Net(nn.Module):
 
 
 class Server(TorchServer):
-    def __init__(self, sizes: Any) -> None:
+    def __init__(self, sizes: Any, ranks: Ranks) -> None:
         super().__init__(settings())
         self.sizes = sizes
-        self.union_mean = UnionMean(RANKS)
+        self.union_mean = UnionMean(ranks)
 
     def prepare_training_attributes(self) -> Any:
         self.training_error = MeanAbsoluteError()
@@ -85,20 +85,24 @@ class Server(TorchServer):
         return {"loss": nn.functional.mse_loss(found, y), "mean_error": self.absolute}
 
 
-server = Server(json.loads(sys.argv[1]))
-with TorchStep(server, RANKS, server.config) as step:
-    server.training_error.update(torch.ones(1), torch.zeros(1))
-    validation = Validation(
-        server,
-        RANKS,
-        Callbacks(server),
-        step,
-        held_out=lambda: None,
-        batch_size=1,
-        progress=Progress(),
-        metrics=Written(),
-    )
-    values = [validation.run(), validation.run()]
-    everyone = RANKS.gather({"values": values, "training_updates": server.training_error.update_count})
-if everyone is not None:
-    print(json.dumps(everyone))
+def found_on(ranks: Ranks) -> list[dict[str, Any]] | None:
+    server = Server(json.loads(sys.argv[1]), ranks)
+    with TorchStep(server, ranks, server.config) as step:
+        server.training_error.update(torch.ones(1), torch.zeros(1))
+        validation = Validation(
+            server,
+            ranks,
+            Callbacks(server),
+            step,
+            held_out=lambda: None,
+            batch_size=1,
+            progress=Progress(),
+            metrics=Written(),
+        )
+        values = [validation.run(), validation.run()]
+        return ranks.gather({"values": values, "training_updates": server.training_error.update_count})
+
+
+found = [found_on(SoloRanks()), found_on(RANKS)]
+if RANKS.rank == 0:
+    print(json.dumps(found))

@@ -15,7 +15,7 @@ from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.training.torch.collate import TorchCollate
 from tests.server.training.validating import Server, at, step, validation
-from tests.support.launch import alone, mpirun
+from tests.support.launch import mpirun
 from tests.support.thread_ranks import on_ranks
 
 BATCHES = [np.array([1.0, 3.0]), np.array([8.0])]
@@ -176,25 +176,19 @@ def test_two_metrics_of_one_name_are_an_error_of_the_user() -> None:
         MetricObjects(server, SoloRanks())
 
 
-def found_by(num_ranks: int, sizes: Any) -> list[dict[str, Any]]:
-    """The results of each rank, of real torchmetrics on real ranks."""
-    argv = ["-W", "error", "-m", "tests.server.training.metrics_on_ranks", json.dumps(sizes)]
-    launch = alone(argv) if num_ranks == 1 else mpirun("mpich", num_ranks, argv)
-    ran = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)  # type: ignore[no-any-return]
-
-
 @pytest.mark.slow
 def test_torchmetrics_give_on_two_ranks_what_they_give_on_one() -> None:
     # The second rank has no batch of the second set at all.
-    sizes = {"near": [5, 3, 4], "far": [6]}
-    [alone_] = found_by(1, sizes)
-    ranks = found_by(2, sizes)
+    sizes = json.dumps({"near": [5, 3, 4], "far": [6]})
+    launch = mpirun("mpich", 2, ["-W", "error", "-m", "tests.server.training.metrics_on_ranks", sizes])
+    ran = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    [alone], ranks = json.loads(ran.stdout)
+    assert len(ranks) == 2
     names = {"loss", "near/loss", "far/loss"}
     names |= {f"{of}/{name}" for of in ("near", "far") for name in ("squared", "mean_error", "median_error")}
-    assert set(alone_["values"][0]) == names
+    assert set(alone["values"][0]) == names
     for rank in ranks:
         assert rank["training_updates"] == 1
         for values in rank["values"]:
-            assert values == pytest.approx(alone_["values"][0], rel=1e-5)
+            assert values == pytest.approx(alone["values"][0], rel=1e-5)
