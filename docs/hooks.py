@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = ("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/*/README.md")
+OUTSIDE = ("README.md", "DESIGN.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "configs/*/README.md")
 # Code, in which brackets mean something else; or a link, of which the second group is the target.
 CODE_OR_LINK = re.compile(r"^```.*?^```|`[^`\n]+`|(\]\()([^)#\s]+)", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".f90": "fortran", ".hpp": "cpp", ".txt": "cmake", "": "make"}

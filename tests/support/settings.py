@@ -1,6 +1,7 @@
 """The part of a study's config that training reads, for tests without a study.json."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,7 @@ def settings(**training: Any) -> Any:
     return SimpleNamespace(
         training=SimpleNamespace(**{**defaults, **training}),
         study=SimpleNamespace(seed=0),
+        output_dir=Path(),
         network=SimpleNamespace(interface=None),
         normalization=SimpleNamespace(fields=(), parameters=False, per="field", every_batches=10, freeze_after=None),
         checkpoint=SimpleNamespace(allow_pickle=False, exclude=()),

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 NATIVE = HERE.parents[2] / "stream_server" / "native"
 # All that needs neither a socket nor a clock.
 SOURCES = """
-    bits connection_file convert copy_block crc32 declaration dtype error fields json nearest
+    address bits connection_file convert copy_block crc32 declaration dtype error fields json nearest
     own_field placement reader shares text wire_decode wire_encode writer
 """.split()  # noqa: SIM905
 FLAGS = [

@@ -2,8 +2,9 @@
 
 import ipaddress
 import os
-import socket
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -23,8 +24,6 @@ class RanksEnvironment(ClusterEnvironment):
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self.address = LOOPBACK
-        self.port = 0
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -32,11 +31,11 @@ class RanksEnvironment(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        return self.address
+        return LOOPBACK
 
     @property
     def main_port(self) -> int:
-        return self.port
+        return 0
 
     @staticmethod
     def detect() -> bool:
@@ -62,15 +61,19 @@ class RanksEnvironment(ClusterEnvironment):
 
 
 class TorchGroup:
-    """The default process group, of all ranks, while the `with` block lasts. Collective; nothing for one rank."""
+    """The default process group, of all ranks, while the `with` block lasts. Collective; nothing for one rank.
 
-    def __init__(self, ranks: Ranks, *, backend: str, interface: str | None = None) -> None:
+    The ranks find each other by files in a private folder: on one node in the one for temporary files, on several ones
+    in the `shared` folder. torch's own store listens on a port, where every user of the machine may write.
+    """
+
+    def __init__(self, ranks: Ranks, *, backend: str, shared: Path, interface: str | None = None) -> None:
         self.environment = RanksEnvironment(ranks)
         self._ranks = ranks
         self._backend = backend
-        given_address = interface is not None and _is_address(interface)
-        self._address = interface if given_address else None
-        self._interface = None if given_address else interface
+        self._shared = shared
+        self._interface = None if interface is None or _is_address(interface) else interface
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "TorchGroup":
         if self._ranks.size > 1:
@@ -83,6 +86,10 @@ class TorchGroup:
                 rank=self._ranks.rank,
                 world_size=self._ranks.size,
             )
+            self._ranks.barrier()
+            if self._backend == "gloo":
+                # All are connected. NCCL looks into the store later, too.
+                self._remove_store()
         return self
 
     def __exit__(self, kind: Any, *exc_info: object) -> None:
@@ -92,6 +99,7 @@ class TorchGroup:
             # Rank 0 keeps the store in which the others may still look.
             self._ranks.barrier()
             dist.destroy_process_group()
+        self._remove_store()
 
     def _choose_interface(self) -> None:
         interface = self._interface or ("lo" if self._ranks.num_nodes == 1 else None)
@@ -101,18 +109,18 @@ class TorchGroup:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", self._interface)
 
     def _open_store(self) -> Any:
-        """A store on a port that the system chooses: a port found first and opened later may be taken meanwhile."""
-        address = LOOPBACK if self._ranks.num_nodes == 1 else self._address or socket.gethostname()
-        store = self._store(address, 0) if self._ranks.rank == 0 else None
-        address, port = self._ranks.broadcast([address, store.port if store is not None else 0])
-        self.environment.address, self.environment.port = address, port
-        return self._store(address, port) if store is None else store
+        if self._ranks.rank == 0:
+            where = None if self._ranks.num_nodes == 1 else self._shared
+            if where is not None:
+                where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder = tempfile.TemporaryDirectory(prefix="stream-group-", dir=where)
+        folder = self._ranks.broadcast(None if self._folder is None else self._folder.name)
+        return dist.FileStore(f"{folder}/store", self._ranks.size)  # type: ignore[attr-defined]
 
-    def _store(self, address: str, port: int) -> Any:
-        is_master = self._ranks.rank == 0
-        return dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, self._ranks.size, is_master=is_master, wait_for_workers=False
-        )
+    def _remove_store(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
 
 def _is_address(text: str) -> bool:

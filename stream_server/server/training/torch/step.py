@@ -56,7 +56,7 @@ class TorchStep:
         self._ranks = ranks
         self._settings = settings
         self._seed = config.study.seed
-        self._interface = config.network.interface
+        self._interface, self._shared = config.network.interface, config.output_dir
         self._device = device_of(ranks)
         self._precision = precision or make_precision(settings.precision, self._device)
         self._scaling = self._precision if isinstance(self._precision, LossScaling) else None
@@ -86,7 +86,7 @@ class TorchStep:
             keep_freed_memory()
         with ExitStack() as stack:
             backend = backend_of(self._ranks)
-            group = stack.enter_context(TorchGroup(self._ranks, backend=backend, interface=self._interface))
+            group = stack.enter_context(self._make_group(backend))
             stack.enter_context(numerics(self._settings))
             on_step = None if self._server.automatic_optimization else self._step_manually
             fabric = launch(self._ranks, group.environment, self._device, self._precision, on_step)
@@ -101,6 +101,9 @@ class TorchStep:
             barrier(self._ranks)
             self._stack = stack.pop_all()
         return self
+
+    def _make_group(self, backend: str) -> TorchGroup:
+        return TorchGroup(self._ranks, backend=backend, shared=self._shared, interface=self._interface)
 
     def __exit__(self, *exc_info: Any) -> None:
         self._stack.__exit__(*exc_info)
