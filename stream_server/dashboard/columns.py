@@ -50,19 +50,19 @@ def is_validation(name: str) -> bool:
 
 
 def rates(facts: RunFacts) -> Curves:
-    """Samples per second over the time of the training: drawn for batches, of these new ones, and received.
-
-    How many were received is known while a page looks at a live run.
-    """
+    """Samples per second over the time of the training: drawn for batches, of these new ones, and received."""
     curves = {
         "trained, with repeats": _logged(facts.records, "wall_s", "speed/samples_per_s"),
         "trained for the first time": _new_samples_per_s(facts.records),
-        "received": {
-            "x": [rate.elapsed_s for rate in facts.received],
-            "y": [rate.per_s for rate in facts.received],
-        },
+        "received": _logged(facts.records, "wall_s", "speed/received_per_s"),
     }
     return {name: columns for name, columns in curves.items() if columns["x"]}
+
+
+def running(facts: RunFacts) -> Curves:
+    """How many simulations run at once, over the time of the training."""
+    columns = _logged(facts.records, "wall_s", "simulations/running")
+    return {"running": columns} if columns["x"] else {}
 
 
 def buffers(facts: RunFacts) -> Curves:

@@ -11,14 +11,6 @@ from stream_server.messages.operator import StudyStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReceivedRate:
-    """The time steps that came in per second, after `elapsed_s` seconds of training."""
-
-    elapsed_s: float
-    per_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
     """The known facts of a run at `at_s` seconds since the epoch.
 
@@ -33,7 +25,6 @@ class RunFacts:
     status: StudyStatus | None = None
     records: Sequence[Line] = ()
     ranks: Mapping[int, Line] = field(default_factory=dict)
-    received: Sequence[ReceivedRate] = ()
     attempts: Sequence[AttemptFacts] = ()
     simulations: Sequence[SimulationFacts] = ()
     validation: RecordedValidation | None = None

@@ -157,7 +157,8 @@ class Page:
         self._losses = LineChart(on_log, on_linear)
         self._rates = LineChart(chart("Samples per second", "training time (s)", "samples/s"))
         self._buffers = LineChart(chart("Buffer, mean over the ranks", "training time (s)", "samples"))
-        for each in (*self._rates.figures, *self._buffers.figures):
+        self._running = LineChart(chart("Simulations at once", "training time (s)", "simulations"))
+        for each in (*self._rates.figures, *self._buffers.figures, *self._running.figures):
             each.y_range.start = 0
         self._timeline = Timeline()
         self._phases = RankPhases()
@@ -189,9 +190,10 @@ class Page:
             row(*self._rates.figures, *self._buffers.figures, sizing_mode="stretch_width"),
             row(
                 column(self._timeline.figure, attempts, sizing_mode="stretch_width"),
-                column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width"),
+                *self._running.figures,
                 sizing_mode="stretch_width",
             ),
+            column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width"),
             self._prediction_row,
             row(
                 _wide(space),
@@ -250,6 +252,7 @@ class Page:
         self._losses.show(_styled({path: columns.losses(it, axis) for path, it in known.items()}, chosen, self._watch))
         self._rates.show(_styled({path: columns.rates(it) for path, it in known.items()}, chosen, self._watch))
         self._buffers.show(_styled({path: columns.buffers(it) for path, it in known.items()}, chosen, self._watch))
+        self._running.show(_styled({path: columns.running(it) for path, it in known.items()}, chosen, self._watch))
 
     def _show_run(self, facts: RunFacts) -> None:
         state = facts.state

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +23,7 @@ from stream_server.analysis.run_state import (
     state_of,
 )
 from stream_server.analysis.validations import RecordedValidation, read_validation, version_of
-from stream_server.dashboard.facts import ReceivedRate, RunFacts
+from stream_server.dashboard.facts import RunFacts
 from stream_server.errors import NotRunning, StreamServerError
 from stream_server.messages.operator import StudyStatus
 
@@ -37,7 +36,6 @@ STOP_S = 10.0
 SILENCE_S = 5.0
 # A table of simulations costs rank 0 time for each row.
 ROWS_PER_S = 200
-MAX_RATES = 2000
 
 
 class Watch:
@@ -133,8 +131,6 @@ class _WatchedRun:
         self._ranks: dict[int, GrowingFile[Line]] = {}
         self._attempts = AttemptHistory(run)
         self._facts = RunFacts(run=run, at_s=0.0, state=_state(run))
-        self._rates: deque[ReceivedRate] = deque(maxlen=MAX_RATES)
-        self._received: tuple[float, int] | None = None
         self._ask_at = 0.0
         self._table_at = 0.0
         self._table_of: Any = None
@@ -167,7 +163,6 @@ class _WatchedRun:
             status=status,
             records=tuple(self._records.items),
             ranks={rank: file.items[-1] for rank, file in sorted(self._ranks.items()) if file.items},
-            received=tuple(self._rates),
             attempts=attempts,
             simulations=simulations,
             validation=self._validation,
@@ -203,7 +198,6 @@ class _WatchedRun:
             return None, simulations or self._of_files(state)
         try:
             status = live.status_of(self.run, ASK_S)
-            self._note_rate(status)
             if now >= self._table_at:
                 simulations = live.simulations_of(self.run, ASK_S)
                 self._table_at = now + max(2 * LOOK_S, len(simulations) / ROWS_PER_S)
@@ -220,13 +214,6 @@ class _WatchedRun:
             return list(self._facts.simulations)
         self._table_of = table_of
         return simulations_of(self.run)
-
-    def _note_rate(self, status: StudyStatus) -> None:
-        now, before = time.monotonic(), self._received
-        self._received = (now, status.received)
-        if before is not None and status.training is not None and status.received >= before[1] and now > before[0]:
-            rate = (status.received - before[1]) / (now - before[0])
-            self._rates.append(ReceivedRate(elapsed_s=status.training.elapsed_s, per_s=rate))
 
 
 def _metrics(path: Path) -> GrowingFile[Line]:

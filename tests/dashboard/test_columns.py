@@ -8,7 +8,7 @@ from stream_server.analysis.attempts import AttemptFacts
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import RunState, SimulationFacts
 from stream_server.dashboard import columns
-from stream_server.dashboard.facts import ReceivedRate, RunFacts
+from stream_server.dashboard.facts import RunFacts
 
 
 def facts(**known: Any) -> RunFacts:
@@ -44,8 +44,14 @@ def test_a_long_curve_is_thinned_so_that_what_was_sent_stays_while_it_grows() ->
 
 
 def test_rates_are_drawn_new_and_received_samples_and_what_is_not_known_is_left_out() -> None:
-    points = [record(0, speed_of_samples_per_s=40.0), record(4, speed_of_samples_per_s=60.0)]
-    known = facts(records=points, received=[ReceivedRate(elapsed_s=1.5, per_s=30.0)])
+    points = [
+        record(0, speed_of_samples_per_s=40.0),
+        record(3, speed_of_received_per_s=30.0, simulations_of_running=2),
+        record(4, speed_of_samples_per_s=60.0),
+    ]
+    known = facts(records=points)
+    assert columns.running(known) == {"running": {"x": [1.5], "y": [2]}}
+    assert columns.running(facts()) == {}
     assert columns.rates(known) == {
         "trained, with repeats": {"x": [0, 2], "y": [40.0, 60.0]},
         "trained for the first time": {"x": [2], "y": [20.0]},

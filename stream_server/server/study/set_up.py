@@ -60,6 +60,7 @@ from stream_server.server.training.monitoring.gauges import (
     RateLimited,
     SamplesGauge,
     SpeedGauge,
+    StreamGauge,
 )
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.training.validation.validation_record import held_out_record
@@ -102,11 +103,12 @@ class StudySetUp(Composition):
         began_s = time.monotonic()
         self.folder = folder
         self.collector = collector
+        self.is_replay = start.replay is not None
         self.continuation = continuation
         self.saved, self.restored = None, None
         if continuation.base is not None:
             self.saved = continuation.study()
-            self.restored = continuation.rank(config, ranks, is_replay=start.replay is not None)
+            self.restored = continuation.rank(config, ranks, is_replay=self.is_replay)
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
         self.started_s = began_s - (0.0 if self.saved is None else self.saved["wall_s"])
@@ -169,13 +171,16 @@ class StudySetUp(Composition):
         self.best_models = self._make_best_models()
         self.export = self._make_export()
         speed = SpeedGauge(self.progress, self.phases)
-        self.metrics.gauges += [*self._make_gauges(), speed]
+        # A replay receives nothing.
+        has_stream = self.ranks.rank == 0 and not self.is_replay
+        stream = [StreamGauge(self.source.counts)] if has_stream else []
+        self.metrics.gauges += [*self._make_gauges(), speed, *stream]
         training = self.make_training(
             self.source,
             log_every=self.config.training.log_every_batches,
             checkpoints=self.checkpoints,
             leave_at_s=self.leave_at_s,
-            before_user=[speed],
+            before_user=[speed, *stream],
             before_logging=[*optional(self.best_models), *optional(stopping)],
             after_logging=[
                 *display,

@@ -12,7 +12,13 @@ from stream_server.server.metrics.writers import open_own_writers, open_writers
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.monitoring.gauges import BufferGauge, MemoryGauge, SamplesGauge, SpeedGauge
+from stream_server.server.training.monitoring.gauges import (
+    BufferGauge,
+    MemoryGauge,
+    SamplesGauge,
+    SpeedGauge,
+    StreamGauge,
+)
 from tests.support.timing import Clock
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
@@ -36,12 +42,13 @@ def test_every_name_that_is_logged_without_being_asked_is_on_the_page() -> None:
         SamplesGauge(buffer),
         MemoryGauge(),
         SpeedGauge(Progress(), Phases(), clock),
+        StreamGauge(lambda: ({}, 0), clock),
     ]
     clock.now = 1.0
     metrics.write(1, 1.0)
     statistics = {name for name in metrics.latest if name.rpartition("/")[2] in STATISTICS}
     names = {name.rpartition("/")[0] if name in statistics else name for name in metrics.latest}
-    assert len(names) >= 8
+    assert len(names) >= 10
     assert {name for name in names if f"`{name}`" not in PAGE and f"`{name.partition('/')[2]}`" not in PAGE} == set()
 
 

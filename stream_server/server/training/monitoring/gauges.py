@@ -143,6 +143,38 @@ class SpeedGauge(Callback):
         self._seconds = self._phases.seconds
 
 
+class StreamGauge(Callback):
+    """Samples that the ranks receive per second, and simulations that run, attached ones too. Rank 0.
+
+    Asking holds the receiver for a moment, so it is done once a second at most.
+    """
+
+    LEAST_S = 1.0
+
+    def __init__(
+        self,
+        counts: Callable[[], tuple[Mapping[str, int], int]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counts = counts
+        self._clock = clock
+        self._now_s, self._received = clock(), 0
+
+    def on_train_start(self, server: Any) -> None:
+        """What was received at earlier starts does not count, nor does the set-up."""
+        self._now_s, self._received = self._clock(), self._counts()[1]
+
+    def __call__(self, metrics: Metrics, /) -> None:
+        since_s, received = self._now_s, self._received
+        now_s = self._clock()
+        if now_s < since_s + self.LEAST_S:
+            return
+        simulations, self._received = self._counts()
+        self._now_s = now_s
+        metrics.log("speed/received_per_s", max(0, self._received - received) / (now_s - since_s))
+        metrics.log("simulations/running", simulations.get("running", 0))
+
+
 class RateLimited:
     """A gauge that is costly, and is read so seldom that this does not matter.
 
