@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stream_server.analysis.figures import COLOURS, empty
 from stream_server.analysis.run_state import SimulationFacts
-from stream_server.analysis.validations import RecordedValidation
+from stream_server.analysis.validations import RecordedValidation, relative_error
 
 MAX_PARAMETERS = 5
 MAX_SINGLE_VALUES = 12
@@ -28,7 +28,8 @@ def predictions(validation: RecordedValidation) -> dict[str, Figure]:
     """By what is shown, such as a field: a row for each sample, with truth, prediction and their difference.
 
     Fields of two and more dimensions are images, those of three and more their middle planes; others are lines, or
-    points where there are few values. Truth and prediction of a sample share their colours and axes.
+    points where there are few values. Truth and prediction of a sample share their colours and axes. Below the
+    difference stands the relative error.
     """
     names = dict.fromkeys(name for sample in validation.samples for name in sample.shown)
     return {name: _panels(name, validation) for name in names}
@@ -102,6 +103,8 @@ def _panels(name: str, validation: RecordedValidation) -> Figure:
         truth, prediction = (_plane(array) for array in sample.shown[name])
         (_images if are_images else _lines)(figure, axes, truth, prediction, quantity)
         axes[0].set_ylabel(f"simulation {sample.simulation}\ntime step {sample.time_step}", fontsize=8)
+        if (error := relative_error(*sample.shown[name])) is not None:
+            axes[-1].set_xlabel(f"relative error {error:.2%}", fontsize=8)
     for axes, title in zip(rows[0], titles, strict=True):
         axes.set_title(title, fontsize=9)
     if not are_images:
@@ -116,9 +119,11 @@ def _images(figure: Figure, axes: Any, truth: Array, prediction: Array, quantity
     largest = float(np.max(np.abs(difference[np.isfinite(difference)]), initial=0.0)) or 1.0
     for place, array in zip(axes, (truth, prediction), strict=False):
         shown = place.imshow(array, cmap="viridis", vmin=both.min(), vmax=both.max(), origin="lower")
-    figure.colorbar(shown, ax=axes[1], shrink=0.85).set_label(quantity, fontsize=8)
+    # A single letter on its side is another one: v would be >.
+    rotation = 90 if len(quantity) > 1 else 0
+    figure.colorbar(shown, ax=axes[1], shrink=0.85).set_label(quantity, fontsize=8, rotation=rotation)
     shown = axes[2].imshow(difference, cmap=ERROR_MAP, vmin=-largest, vmax=largest, origin="lower")
-    figure.colorbar(shown, ax=axes[2], shrink=0.85).set_label(quantity, fontsize=8)
+    figure.colorbar(shown, ax=axes[2], shrink=0.85).set_label(quantity, fontsize=8, rotation=rotation)
     for place in axes:
         place.set_xticks([])
         place.set_yticks([])

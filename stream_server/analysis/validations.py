@@ -66,6 +66,14 @@ def recorded_batches(run: RunFolder) -> list[int]:
     return sorted({batch for batch, _ in _files(run)})
 
 
+def relative_error(truth: Array, prediction: Array) -> float | None:
+    """The norm of the difference over the norm of the truth, at finite values; None if that is no number."""
+    known = np.isfinite(truth) & np.isfinite(prediction)
+    values = truth[known].astype(np.complex128)
+    length = float(np.linalg.norm(values))
+    return float(np.linalg.norm(prediction[known] - values)) / length if length > 0 else None
+
+
 def read_validation(run: RunFolder, batch: int | None = None) -> RecordedValidation | None:
     """The record of the validation after a batch, by default the newest that all ranks have written; None without one.
 

@@ -10,6 +10,7 @@ from bokeh.models.tools import HoverTool
 from bokeh.palettes import RdBu11, Viridis256, interp_palette
 from numpy.typing import NDArray
 
+from stream_server.analysis.validations import relative_error
 from stream_server.dashboard.charts import chart
 
 TITLES = ("Truth", "Prediction", "Prediction − truth")
@@ -49,6 +50,9 @@ class PredictionCharts:
         if self._shown and self._shown[0] is truth and self._shown[1] is prediction:
             return
         self._shown = (truth, prediction)
+        error = relative_error(truth, prediction)
+        assert self.figures[2].title is not None
+        self.figures[2].title.text = TITLES[2] + ("" if error is None else f", relative error {error:.2%}")
         seen, predicted = flat(truth), flat(prediction)
         titled = f"{name} ({unit})" if unit else name
         arrays = (seen, predicted, predicted - seen)
@@ -69,7 +73,8 @@ class PredictionCharts:
             )
             # Rows count from the top, as those of a matrix.
             figure.y_range.flipped = not is_line
-            bar.update(visible=not is_line, title=titled)
+            # The title stands on its side, where a single letter is another one: v would be >.
+            bar.update(visible=not is_line, title=titled if len(titled) > 1 else "")
             figure.xaxis.axis_label = "position"
             figure.yaxis.axis_label = titled if is_line else "row"
 

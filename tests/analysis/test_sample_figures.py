@@ -10,7 +10,7 @@ import pytest
 
 from stream_server.analysis import sample_figures
 from stream_server.analysis.run_state import SimulationFacts
-from stream_server.analysis.validations import RecordedValidation, RenderedSample
+from stream_server.analysis.validations import RecordedValidation, RenderedSample, relative_error
 from stream_server.commands.cli import main
 from tests.analysis.logged_run import log_run
 
@@ -54,6 +54,23 @@ def test_a_field_of_several_dimensions_is_shown_as_truth_prediction_and_differen
     assert truth.get_clim() == prediction.get_clim()
     assert np.all(difference.get_array() == 1)
     assert "simulation 0\ntime step 5" in [axes.get_ylabel() for axes in figure.axes]
+
+
+def test_the_relative_error_of_a_sample_is_below_its_difference() -> None:
+    figure = sample_figures.predictions(validation(np.full((4, 5), 8.0)))["u"]
+    assert [axes.get_xlabel() for axes in figure.axes[:3]] == ["", "", "relative error 12.50%"]
+
+
+def test_a_relative_error_is_that_of_finite_values_and_needs_a_truth_that_is_not_zero() -> None:
+    assert relative_error(np.array([3.0, 4.0, np.nan]), np.array([3.0, 5.0, 9.0])) == pytest.approx(0.2)
+    assert relative_error(np.array([3j, 4.0]), np.array([3j, 5.0])) == pytest.approx(0.2)
+    assert relative_error(np.zeros(3), np.ones(3)) is None
+
+
+def test_the_name_of_a_field_of_one_letter_stands_upright() -> None:
+    figure = sample_figures.predictions(validation(np.ones((4, 5))))["u"]
+    labels = [axes.yaxis.label for axes in figure.axes if axes.get_ylabel() == "u"]
+    assert [label.get_rotation() for label in labels] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("truth", [np.arange(50.0), np.arange(3.0), np.array(2.0)])

@@ -32,6 +32,14 @@ def test_truth_prediction_and_difference_share_what_can_be_compared(truth: Any) 
     assert charts._mappers[2].low == -charts._mappers[2].high < 0
 
 
+def test_the_difference_tells_its_relative_error() -> None:
+    charts = PredictionCharts()
+    charts.show(np.full((2, 2), 4.0), np.full((2, 2), 5.0), name="u", unit="")
+    assert charts.figures[2].title.text == "Prediction − truth, relative error 25.00%"
+    charts.show(np.zeros((2, 2)), np.ones((2, 2)), name="u", unit="")
+    assert charts.figures[2].title.text == "Prediction − truth"
+
+
 def test_a_range_has_an_extent_whatever_the_values() -> None:
     assert finite_range(np.array([1.0, np.inf, 3.0])) == (1, 3)
     assert finite_range(np.array([2.0, 2.0])) == (1.5, 2.5)

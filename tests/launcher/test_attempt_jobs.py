@@ -12,7 +12,13 @@ from stream_server.launcher.journal.history import History, OpenAttempt
 from stream_server.launcher.journal.records import AttemptCancelled
 from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations import attempt_jobs
-from stream_server.launcher.simulations.attempt_jobs import FORGOTTEN_S, AttemptJobs, missing_package, python_of
+from stream_server.launcher.simulations.attempt_jobs import (
+    FORGOTTEN_S,
+    AttemptJobs,
+    last_exception,
+    missing_package,
+    python_of,
+)
 from stream_server.launcher.simulations.attempts import Attempts
 
 RUNNING = JobStatus(state=JobState.RUNNING)
@@ -175,6 +181,40 @@ def test_a_simulation_whose_python_lacks_a_package_says_which_python_and_which_p
         "ended with exit code 1: the Python of true has no package stream_server; install it there, "
         "or let simulation.command name another Python"
     )
+
+
+RAISED = """step 3
+Traceback (most recent call last):
+  File "/study/simulation.py", line 24, in <module>
+    solve()
+    ~~~~~^^
+  File "/study/simulation.py", line 12, in solve
+    raise FloatingPointError("CFL number 1.2")
+FloatingPointError: CFL number 1.2
+"""
+
+
+def test_a_simulation_in_python_that_raises_tells_its_exception_in_the_reason(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    start(jobs)
+    folder = jobs.attempts.folder(3, 0)
+    (folder / "output.log").write_text(RAISED)
+    (folder / "job.exit").write_text("1\n")
+    backend.status = ENDED
+    [end] = jobs.poll(1.0)
+    assert end.reason == "ended with exit code 1: FloatingPointError: CFL number 1.2"
+
+
+def test_the_exception_that_a_log_tells_is_that_of_its_last_traceback() -> None:
+    assert last_exception(RAISED + RAISED.replace("1.2", "9.9") + "closing files\n") == (
+        "FloatingPointError: CFL number 9.9"
+    )
+    assert last_exception(RAISED.replace(": CFL number 1.2\n", "\n")) == "FloatingPointError"
+    assert last_exception('  File "simulation.py", line 3\n    u = (\n        ^\nSyntaxError: not closed\n') == (
+        "SyntaxError: not closed"
+    )
+    assert last_exception("step 1\nsegmentation fault: core dumped\n") == ""
 
 
 def test_the_python_of_a_command_line_is_found_on_the_path_of_the_simulations(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ from stream_server.machine.log_end import log_end
 Attempt = tuple[int, int]
 ABORT = "Abort("
 MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+# The last place of a traceback, and the exception below it.
+EXCEPTION = re.compile(r'^  File ".*", line \d.*\n(?:[ \t].*\n)*(\w[\w.]*(?:: .*)?)$', re.MULTILINE)
+MAX_EXCEPTION_CHARS = 200
 PYTHON = re.compile(r"python[\d.]*")
 # A job that was cancelled, and of which the backend knows nothing for so long, has ended.
 FORGOTTEN_S = 60.0
@@ -190,10 +193,12 @@ class AttemptJobs:
                         yield attempt, traces.at_fault, traces.all_ended(job.ranks)
 
     def _explanation(self, end: AttemptEnd) -> str:
-        """The words of its log about a package that its Python lacks, "" if there are none."""
-        package = None if end.exit_code != 1 else missing_package(log_end(end.log))
+        """The words of its log about the exception that ended a program of Python, "" if there are none."""
+        text = log_end(end.log) if end.exit_code else ""
+        package = missing_package(text) if end.exit_code == 1 else None
         if package is None:
-            return ""
+            exception = last_exception(text)
+            return f": {exception}" if exception else ""
         python = python_of(self.attempts.command, self.attempts.environment, self.attempts.study_dir)
         return f": {python} has no package {package}; install it there, or let simulation.command name another Python"
 
@@ -292,6 +297,12 @@ def missing_package(log: str) -> str | None:
     """The package for lack of which a program of Python has ended, if its log says so at its end."""
     found = MISSING_PACKAGE.findall(log)
     return found[-1].partition(".")[0] if found else None
+
+
+def last_exception(log: str) -> str:
+    """The exception of the last traceback of Python in a log, with its message; "" if there is no traceback."""
+    found = EXCEPTION.findall(log)
+    return found[-1][:MAX_EXCEPTION_CHARS] if found else ""
 
 
 def python_of(command: Sequence[str], environment: Mapping[str, str], study_dir: Path) -> str:
