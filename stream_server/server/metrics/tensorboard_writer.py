@@ -1,7 +1,6 @@
-"""TensorBoard's event file: its protocol buffers, as records of TensorFlow.
+"""TensorBoard's event file, written with TensorBoard's own record format and protocol buffers.
 
-TensorBoard's `EventFileWriter` would bring a thread, and TensorFlow where that is installed; the file needs neither.
-Its `RecordWriter` imports three hundred modules, a tenth of the start of a rank, for a checksum.
+Its `EventFileWriter` would bring a thread, and TensorFlow where that is installed; the file needs neither.
 """
 
 import os
@@ -16,6 +15,7 @@ from tensorboard.compat.proto.event_pb2 import (  # type: ignore[import-untyped]
     SourceMetadata,
 )
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type: ignore[import-untyped]
+from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from stream_server.server.metrics.histogram import LIMITS, Histogram
 from stream_server.server.metrics.log_record import Record
@@ -33,7 +33,7 @@ class TensorBoardWriter:
     def __init__(self, folder: Path, after: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("wb")
+        self._records = RecordWriter((folder / name).open("wb"))
         self._write(Event(file_version="brain.Event:2", source_metadata=SourceMetadata(writer="stream_server")))
         self._write(Event(step=after + 1, session_log=SessionLog(status=SessionLog.START)))
 
@@ -51,36 +51,12 @@ class TensorBoardWriter:
         """Nothing is kept back."""
 
     def close(self) -> None:
-        self._file.close()
+        self._records.close()
 
     def _write(self, event: Event) -> None:
         event.wall_time = time.time()
-        self._file.write(_record(event.SerializeToString()))
-        self._file.flush()
-
-
-def _record(data: bytes) -> bytes:
-    """The data between its length and the checksums of both."""
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", _masked_crc32c(length)) + data + struct.pack("<I", _masked_crc32c(data))
-
-
-def _masked_crc32c(data: bytes) -> int:
-    """The checksum of records: CRC-32C (RFC 3720), rotated and shifted, since a record may hold records."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _crc32c_of(byte: int) -> int:
-    for _ in range(8):
-        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-    return byte
-
-
-_CRC32C = tuple(map(_crc32c_of, range(256)))
+        self._records.write(event.SerializeToString())
+        self._records.flush()
 
 
 def _histogram(histogram: Histogram) -> HistogramProto:
