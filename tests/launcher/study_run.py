@@ -92,6 +92,11 @@ class StudyRun:
             )
         shutil.rmtree(self.temporary)
 
+    def make_run(self) -> None:
+        """Let there be a run in the output folder already."""
+        self.output_dir.mkdir(parents=True)
+        (self.output_dir / "study.json").write_text("{}")
+
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """Give the command once more."""
         command = ["-m", "stream_server.launcher.supervision.supervise", "--config", str(self.folder / "study.json")]

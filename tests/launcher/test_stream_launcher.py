@@ -36,7 +36,9 @@ def test_a_study_that_ends_well_ends_its_simulations_and_leaves_nothing_behind(t
 
 def test_the_server_gets_what_the_user_gave_and_where_to_find_us(tmp_path: Path) -> None:
     arguments = ("--set", "training.batch_size=4", "--resume", "--time-limit", "01:00:00")
-    with StudyRun(tmp_path, WELL, arguments=arguments) as run:
+    run = StudyRun(tmp_path, WELL, arguments=arguments)
+    run.make_run()
+    with run:
         assert run.end() == 0, run.errors
         given = run.facts(0)["arguments"]
         assert given[:4] == ["--config", str(tmp_path / "study.json"), "--set=training.batch_size=4", "--resume"]
@@ -126,7 +128,7 @@ def test_a_server_that_refuses_to_start_is_not_started_again(tmp_path: Path, end
 
 def test_a_study_that_was_finished_before_stays_so(tmp_path: Path) -> None:
     run = StudyRun(tmp_path, [["leave", 0]])
-    run.output_dir.mkdir(parents=True)
+    run.make_run()
     (run.output_dir / "report.json").write_text('{"exit_code": 0}')
     with run:
         assert run.end() == 0, run.errors
@@ -140,7 +142,7 @@ def test_exit_status_0_without_a_report_is_no_success(tmp_path: Path) -> None:
 
 def test_a_report_of_an_earlier_run_is_not_believed(tmp_path: Path) -> None:
     run = StudyRun(tmp_path, LOST, restarts=0)
-    run.output_dir.mkdir(parents=True)
+    run.make_run()
     (run.output_dir / "report.json").write_text('{"exit_code": 0}')
     with run:
         assert run.end() == 7, run.errors

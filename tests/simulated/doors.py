@@ -78,6 +78,8 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
     return [
         (sockets, "zmq", zmq),
         (sockets, "Socket", messaging.Socket),
+        (sockets, "Ways", messaging.Ways),
+        (transport, "Ways", messaging.Ways),
         (server_connection, "zmq", zmq),
         (transport, "zmq", zmq),
         (sockets, "os", os_of(machine)),

@@ -183,3 +183,16 @@ def module(network: Network, has_bytes: Callable[[int], bool]) -> SimpleNamespac
             "Poller": partial(Poller, network, has_bytes),
         }
     )
+
+
+class Ways:
+    """`ipc.Ways` where no socket is a file: clients and ranks use TCP, and the link to the launcher is its address."""
+
+    def to(self, address: str, *, must_exist: bool = True) -> str | None:
+        return None
+
+    def connectable(self, address: str) -> str:
+        return address
+
+    def close(self) -> None:
+        """Nothing is open."""
