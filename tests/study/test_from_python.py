@@ -53,6 +53,14 @@ def plain(**changes: Any) -> dict[str, Any]:
     return study
 
 
+def num_running(run: Run) -> int:
+    """How many simulations run; on a busy machine torch may take longer to start than an answer is waited for."""
+    try:
+        return list(run.simulations()["state"]).count("running")
+    except NotRunning:
+        return 0
+
+
 @pytest.mark.slow
 def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_its_end(folder: Path) -> None:
     from safetensors.torch import load_file
@@ -68,7 +76,7 @@ def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_
     assert run.status.is_live
     with pytest.raises(ConfigError, match="is in use: stream-launcher, process"):
         study.start()
-    until(lambda: list(run.simulations()["state"]).count("running") == 2, LIMIT_S)
+    until(lambda: num_running(run) == 2, LIMIT_S)
     assert list(run.simulations().columns)[:3] == ["offset", "slope", "state"]
     assert run.wait(timeout_s=0).state == "running"
     assert "2 ranks" in run.status._repr_html_()
