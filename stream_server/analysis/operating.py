@@ -129,7 +129,8 @@ def _stop(arguments: argparse.Namespace) -> None:
         while state_of(run).is_live:
             time.sleep(WAIT_LOOK_S)
         state = state_of(run)
-        print(f"{run.path}: {state.state} {state.detail}".rstrip())
+        told = state.detail if state.detail.startswith(state.state) else f"{state.state}: {state.detail}"
+        print(f"{run.path}: {told.removesuffix(': ')}")
 
 
 def _logs(arguments: argparse.Namespace) -> None:
