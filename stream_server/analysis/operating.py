@@ -20,6 +20,7 @@ from stream_server.errors import NotRunning
 
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
+MAX_WIDTH = 10_000
 EXIT_STATUS = "exit status: 0 done   1 there is no such run, or it does not run   2 the command line is wrong"
 
 Plain = dict[str, Any]
@@ -103,7 +104,7 @@ def _list(arguments: argparse.Namespace) -> None:
         saved = state.checkpoint
         numbers = (f"{saved.number}", f"{saved.batches:,}") if saved else ("-", "-")
         table.add_row(str(run.path), state.state, *numbers, state.detail)
-    Console().print(table)
+    print_table(table, Console())
 
 
 def _status(arguments: argparse.Namespace) -> None:
@@ -116,7 +117,7 @@ def _status(arguments: argparse.Namespace) -> None:
     table.show_header = False
     for title, text in status_rows(facts):
         table.add_row(title, text)
-    Console().print(table)
+    print_table(table, Console())
 
 
 def _stop(arguments: argparse.Namespace) -> None:
@@ -158,7 +159,7 @@ def _simulations(arguments: argparse.Namespace) -> None:
         received = "-" if it.received is None else f"{it.received:,}"
         error = "-" if it.error is None else f"{it.error:.4g}"
         table.add_row(str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, error, it.reason)
-    Console().print(table)
+    print_table(table, Console())
 
 
 def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
@@ -256,6 +257,22 @@ def _report_rows(report: Plain) -> list[tuple[str, str]]:
         ("training", f"{report.get('batches', 0):,} batches in {_duration(report.get('wall_s', 0.0))}"),
         ("account", "balanced" if report.get("balanced") else "NOT BALANCED"),
     ]
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table; where there is room, only its last column goes on in further lines.
+
+    In a pipe or a file each row is one line, however long.
+    """
+    if not console.is_terminal:
+        unlimited = console.options.update(width=MAX_WIDTH)
+        console.width = max(console.width, console.measure(table, options=unlimited).maximum)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    if console.measure(table).minimum > console.width:
+        for column in table.columns[:-1]:
+            column.no_wrap = False
+    console.print(table)
 
 
 def _table(*columns: str) -> Table:
