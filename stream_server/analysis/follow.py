@@ -39,7 +39,7 @@ def show(run: RunFolder, simulation: int | None, *, follows: bool, runs: Callabl
         NotRunning: there are none, and none will come.
     """
     tails: dict[Path, Tail] = {}
-    is_first = True
+    is_first, has_lines = True, False
     while True:
         # Asked before the files are read: what was written before the end is shown.
         goes_on = follows and runs()
@@ -49,12 +49,15 @@ def show(run: RunFolder, simulation: int | None, *, follows: bool, runs: Callabl
         for path in found:
             tail = tails.setdefault(path, Tail(path))
             for line in tail.lines(is_last=not goes_on):
+                has_lines = True
                 sys.stdout.write(escaped(f"{path.stem:<10} | {line}\n" if simulation is None else f"{line}\n"))
         sys.stdout.flush()
         is_first = is_first and not found
         if not goes_on:
             break
         time.sleep(LOOK_S)
+    if found and not has_lines:
+        print(f"{found[-1]} is empty", file=sys.stderr)
     if not tails:
         what = "logs" if simulation is None else f"output of simulation {simulation}"
         raise NotRunning(f"there is no {what} in {run.path}")

@@ -22,6 +22,7 @@ from stream_server.machine.screen import escaped, tell
 
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
+MAX_WIDTH = 10_000
 EXIT_STATUS = "exit status: 0 done   1 there is no such run, or it does not run   2 the command line is wrong"
 
 Plain = dict[str, Any]
@@ -105,7 +106,7 @@ def _list(arguments: argparse.Namespace) -> None:
         saved = state.checkpoint
         numbers = (f"{saved.number}", f"{saved.batches:,}") if saved else ("-", "-")
         _add_row(table, str(run.path), state.state, *numbers, state.detail)
-    Console().print(table)
+    print_table(table, Console())
 
 
 def _status(arguments: argparse.Namespace) -> None:
@@ -118,7 +119,7 @@ def _status(arguments: argparse.Namespace) -> None:
     table.show_header = False
     for title, text in status_rows(facts):
         _add_row(table, title, text)
-    Console().print(table)
+    print_table(table, Console())
 
 
 def _stop(arguments: argparse.Namespace) -> None:
@@ -131,7 +132,8 @@ def _stop(arguments: argparse.Namespace) -> None:
         while state_of(run).is_live:
             time.sleep(WAIT_LOOK_S)
         state = state_of(run)
-        tell(f"{run.path}: {state.state} {state.detail}".rstrip())
+        told = state.detail if state.detail.startswith(state.state) else f"{state.state}: {state.detail}"
+        tell(f"{run.path}: {told.removesuffix(': ')}")
 
 
 def _logs(arguments: argparse.Namespace) -> None:
@@ -161,7 +163,7 @@ def _simulations(arguments: argparse.Namespace) -> None:
         _add_row(
             table, str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, error, it.reason
         )
-    Console().print(table)
+    print_table(table, Console())
 
 
 def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
@@ -259,6 +261,22 @@ def _report_rows(report: Plain) -> list[tuple[str, str]]:
         ("training", f"{report.get('batches', 0):,} batches in {_duration(report.get('wall_s', 0.0))}"),
         ("account", "balanced" if report.get("balanced") else "NOT BALANCED"),
     ]
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table; where there is room, only its last column goes on in further lines.
+
+    In a pipe or a file each row is one line, however long.
+    """
+    if not console.is_terminal:
+        unlimited = console.options.update(width=MAX_WIDTH)
+        console.width = max(console.width, console.measure(table, options=unlimited).maximum)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    if console.measure(table).minimum > console.width:
+        for column in table.columns[:-1]:
+            column.no_wrap = False
+    console.print(table)
 
 
 def _table(*columns: str) -> Table:

@@ -159,6 +159,9 @@ def test_logs_of_ranks_bear_their_names_and_those_of_a_simulation_are_its_newest
     ]
     assert main(["logs", str(run.path), "3"]) == 0
     assert capsys.readouterr().out == "attempt 10\n"
+    (folder / "output.log").write_text("")
+    assert main(["logs", str(run.path), "3"]) == 0
+    assert capsys.readouterr() == ("", f"{folder / 'output.log'} is empty\n")
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "logs", "simulations", "list"])

@@ -32,6 +32,7 @@ KEYS = [
     "awaited",
     "security",
     "failures",
+    "retried",
     "samples",
     "lonely_steps",
     "draws",
@@ -199,6 +200,13 @@ def test_the_summary_names_what_failed_and_what_does_not_balance() -> None:
     text = shown(found)
     assert "3 after 3 attempts: exit code 1 [core dumped] (simulations/3/output.log)" in text
     assert "NOT BALANCED: rank 1 accepted 10 samples" in text
+
+
+def test_the_summary_names_failed_attempts_that_were_followed_by_another() -> None:
+    killed = {"id": 8, "attempts": 1, "reason": "was killed by SIGKILL", "log": "simulations/8/attempt-0/output.log"}
+    text = shown(report(retried=[killed]))
+    assert "tried again   8 after 1 attempt: was killed by SIGKILL (simulations/8/attempt-0/output.log)" in text
+    assert "tried again" not in shown(report(retried=[killed], failures=[killed]))
 
 
 def test_a_failed_study_says_so_first_and_why_and_never_that_it_is_balanced() -> None:

@@ -179,6 +179,16 @@ def test_a_simulation_whose_last_attempt_failed_is_failing_until_it_is_tried_aga
     assert roster.failing == []
 
 
+def test_a_failure_that_another_attempt_followed_is_remembered(roster: Roster) -> None:
+    roster.launched(begun(0, 0))
+    roster.failed(0, 0, "exit code 1", "output.log")
+    assert roster.retried == []
+    roster.launched(begun(0, 1))
+    failure = {"id": 0, "attempts": 1, "reason": "exit code 1", "log": "output.log"}
+    assert roster.retried == [failure]
+    assert roster.state_dict()["retried"] == [failure]
+
+
 def test_the_reason_of_a_withdrawal_has_no_control_characters(roster: Roster) -> None:
     roster.launched(begun(0, 0))
     roster.invalidate(b"p", Invalidate(study="s", simulation=0, attempt=0, reason="\x1b[2Jdiverged"))

@@ -121,6 +121,14 @@ def test_what_was_given_up_or_withdrawn_stays_so(*, complete: bool) -> None:
     assert other.failures == [{"id": 1, "attempts": 3, "reason": "exit code 1", "log": "a.log"}]
 
 
+def test_failures_that_another_attempt_followed_are_remembered_over_a_restart() -> None:
+    roster = roster_of(1)
+    roster.launched(begun(0, 0))
+    roster.failed(0, 0, "exit code 1", "a.log")
+    roster.launched(begun(0, 1))
+    assert restored(roster, {}).retried == [{"id": 0, "attempts": 1, "reason": "exit code 1", "log": "a.log"}]
+
+
 def test_all_others_wait_again_and_are_planned_with_their_attempts() -> None:
     roster = roster_of(4)
     roster.launched(begun(0, 2))
@@ -314,8 +322,9 @@ def test_a_restored_roster_says_of_itself_what_it_was_given(happened: list[Any])
     assert states(other) == {
         i: state if SimulationPhase(state).terminal else "waiting" for i, state in states(roster).items()
     }
-    assert (other.failures, other.num_survived, other.parameters) == (
+    assert (other.failures, other.retried, other.num_survived, other.parameters) == (
         roster.failures,
+        roster.retried,
         roster.num_survived,
         roster.parameters,
     )

@@ -184,7 +184,5 @@ def test_ctrl_c_before_the_first_batch_does_not_claim_that_all_is_trained(start:
         live.wait_until(lambda: "simulations still run" in live.said)
         live.process.send_signal(signal.SIGINT)
         done = live.end(limit_s=20)
-    assert (
-        "the training has stopped (stopped by SIGINT; run it again to go on), but simulations still run" in done.output
-    )
+    assert "the training has stopped (stopped by SIGINT), but simulations still run" in done.output
     assert "all is trained" not in done.output

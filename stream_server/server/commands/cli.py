@@ -110,7 +110,12 @@ def _time(text: str) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    arguments = parser().parse_args(argv)
+    made = parser()
+    arguments, unknown = made.parse_known_args(argv)
+    if unknown:
+        files = [it for it in unknown if it.endswith(".json")] if arguments.config is None else []
+        advice = f": write --config {files[0]}" if files else ""
+        made.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
     if arguments.schema:
         with until_the_reader_leaves():
             print(json.dumps(study_config.json_schema(), indent=2))

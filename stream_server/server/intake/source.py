@@ -46,6 +46,9 @@ class Simulations(Protocol):
     def failing(self) -> list[dict[str, object]]: ...
 
     @property
+    def retried(self) -> list[dict[str, object]]: ...
+
+    @property
     def ends(self) -> Mapping[int, SimulationEnd]: ...
 
     @property

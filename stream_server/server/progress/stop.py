@@ -82,7 +82,7 @@ class StopRequests:
             num_before = urgent.num
             if urgent.count(number, clock()) > max(num_before, 1):
                 raise KeyboardInterrupt(f"ended by a second {name}")
-            self.request(StopReason.SAVED, f"stopped by {name}; run it again to go on")
+            self.request(StopReason.SAVED, f"stopped by {name}")
             if self.in_set_up and is_first:
                 raise Interrupted(f"stopped by {name} during the set-up; run it again to go on")
 

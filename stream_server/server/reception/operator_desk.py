@@ -9,7 +9,7 @@ from stream_server.messages import launcher_link, operator
 from stream_server.server.intake import mailbox
 from stream_server.server.simulations.roster import Roster
 
-STOP_TEXT = "stopped by stream-study stop; run it again to go on"
+STOP_TEXT = "stopped by stream-study stop"
 FINISH_TEXT = "no simulation is started any more since stream-study stop --finish"
 
 

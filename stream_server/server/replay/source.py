@@ -50,6 +50,7 @@ class RecordedSimulations:
     def __init__(self, counts: RecordCounts, names: tuple[str, ...], *, num_held_out: int) -> None:
         self.failures: list[dict[str, object]] = []
         self.failing: list[dict[str, object]] = []
+        self.retried: list[dict[str, object]] = []
         self.num_survived = 0
         self.parameters = {
             simulation: dict(zip(names, counts.parameters[simulation].tolist(), strict=True))

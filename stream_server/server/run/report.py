@@ -82,6 +82,7 @@ class StudyReport:
     num_survived: int = 0
     simulations: Mapping[int, SimulationEnd] = field(default_factory=dict)
     failures: Sequence[Mapping[str, Any]] = ()
+    retried: Sequence[Mapping[str, Any]] = ()
     validation: Sequence[Mapping[str, Any]] = ()
     best_models: Sequence[Mapping[str, Any]] = ()
     best: Mapping[str, Any] = field(default_factory=dict)
@@ -125,6 +126,7 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "awaited": study.awaited,
         "security": study.security,
         "failures": [dict(failure) for failure in study.failures],
+        "retried": [dict(failure) for failure in study.retried],
         "samples": account.to_report(),
         "lonely_steps": study.lonely_steps,
         "draws": study.draws,

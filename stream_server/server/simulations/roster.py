@@ -44,6 +44,7 @@ class Roster:
         self.facts = facts
         self.num_ranks = num_ranks
         self.failures: list[dict[str, object]] = []
+        self._retried: dict[int, dict[str, object]] = {}
         self.num_survived = 0
         self.num_missing = 0
         self._failed_attempts: dict[int, dict[str, object]] = {}
@@ -94,6 +95,11 @@ class Roster:
         missed = (SimulationPhase.WAITING, SimulationPhase.STOPPED)
         return [it for simulation, it in self._failed_attempts.items() if self.entries[simulation].phase in missed]
 
+    @property
+    def retried(self) -> list[dict[str, object]]:
+        """The newest failure of each simulation that another attempt followed, in the form of `failures`."""
+        return list(self._retried.values())
+
     def num_steps(self, simulation: int) -> int | None:
         """How many steps a simulation said it has, or the study gave it; None while neither has said."""
         return self.entries[simulation].num_steps
@@ -109,6 +115,7 @@ class Roster:
             "num_planned": self._num_planned,
             "num_survived": self.num_survived,
             "failures": [dict(failure) for failure in self.failures],
+            "retried": [dict(failure) for failure in self.retried],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, int | None]) -> None:
@@ -129,6 +136,7 @@ class Roster:
         for i in islice(self._spare, max(0, num_planned - num_planned_before)):
             self.entries[i] = SimulationState(parameters=dict(self._parameters[i]))
         self.failures = [dict(failure) for failure in state["failures"]]
+        self._retried = {failure["id"]: dict(failure) for failure in state["retried"]}
         self.num_survived = state["num_survived"]
         num_redrawn = len(self.entries) - num_planned
         ended = [i for i, entry in self.entries.items() if entry.phase.terminal]
@@ -307,7 +315,8 @@ class Roster:
         entry = self.entries[simulation]
         if entry.phase.terminal or (entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt):
             return []
-        self._failed_attempts.pop(simulation, None)
+        if simulation in self._failed_attempts:
+            self._retried[simulation] = self._failed_attempts.pop(simulation)
         entry.enter(SimulationPhase.RUNNING)
         entry.attempt, entry.attached, entry.ready = attempt, attached, False
         # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.

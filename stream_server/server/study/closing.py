@@ -138,6 +138,7 @@ class Closing:
             simulations={} if simulations is None else simulations.ends,
             num_survived=0 if simulations is None else simulations.num_survived,
             failures=self._failures(outcome, simulations),
+            retried=() if simulations is None else simulations.retried,
             validation=results.validation,
             best=results.best,
             best_models=results.best_models,

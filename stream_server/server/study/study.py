@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stream_server.buffers.batch_memory import no_memory
+from stream_server.buffers.policy import POLICIES
 from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError, NoUsableCheckpoint, SamplesNotWritten
 from stream_server.failpoints import failpoint
@@ -303,6 +304,8 @@ class StudyRank:
             expected_samples=None if steps is None else steps.num * sum(counts.values()),
             population=buffer.population,
             capacity=buffer.capacity,
+            # A policy of the user's need not take it.
+            watermark=set_up.config.buffer.watermark if set_up.config.buffer.policy in POLICIES else 1,
             batches=progress.batches,
             loss=metrics.latest.get("train/loss"),
             validation_loss=metrics.latest.get("val/loss"),

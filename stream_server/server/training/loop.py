@@ -51,7 +51,7 @@ class TrainingLimits(Callback):
         if settings.max_s is not None and self._progress.elapsed_s >= settings.max_s:
             self._stops.request(StopReason.MAX_S, f"{settings.max_s:g} s, as training.max_s says")
         if time.monotonic() >= self._leave_at_s:
-            self._stops.request(StopReason.SAVED, "saved before the time limit; run it again to go on")
+            self._stops.request(StopReason.SAVED, "saved before the time limit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -255,6 +255,16 @@ def test_the_bottleneck_is_told_in_words() -> None:
     assert bottleneck(replace(STATUS, simulations={"finished": 9}), waits) == ""
 
 
+def test_until_training_begins_it_is_told_what_it_waits_for() -> None:
+    filling = replace(STATUS, batches=0, watermark=60)
+    told = "training begins when each rank has 60 samples (buffer.watermark)"
+    assert bottleneck(filling, Trend()) == told
+    assert bottleneck(replace(filling, population=0), Trend()) == f"{told}; the held-out simulations come first"
+    assert bottleneck(replace(filling, population=60), Trend()) == ""
+    assert bottleneck(replace(filling, samples=0, population=0), Trend()) == ""
+    assert bottleneck(replace(filling, watermark=1, population=0), Trend()) == ""
+
+
 def test_rates_are_those_of_the_last_seconds() -> None:
     trends = Trends()
     for second in range(40):

@@ -15,7 +15,7 @@ def test_a_signal_asks_for_a_stop_after_which_the_study_goes_on(number: signal.S
     with stops.on_signals():
         signal.raise_signal(number)
     assert stops.pending is StopReason.SAVED
-    assert stops.text == f"stopped by {number.name}; run it again to go on"
+    assert stops.text == f"stopped by {number.name}"
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])

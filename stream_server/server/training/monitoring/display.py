@@ -62,8 +62,9 @@ class DisplayedStatus:
     """How far the study has come, at one moment; `phases_s` are those of rank 0.
 
     `simulations` counts by state, with the states waiting, running, finished and given_up among them. `fraction` of the
-    run is done, None when its length is not known. `draws` counts each use of a sample. `is_degraded`: the last
-    checkpoint failed. `awaited` is what must come from outside for the study to go on, "" if nothing must.
+    run is done, None when its length is not known. `draws` counts each use of a sample. Training begins when the
+    `population` has reached the `watermark`. `is_degraded`: the last checkpoint failed. `awaited` is what must come
+    from outside for the study to go on, "" if nothing must.
     """
 
     simulations: Mapping[str, int]
@@ -71,6 +72,7 @@ class DisplayedStatus:
     expected_samples: int | None = None
     population: int = 0
     capacity: int = 0
+    watermark: int = 1
     batches: int = 0
     draws: int = 0
     loss: float | None = None
@@ -345,6 +347,9 @@ def _sentences(status: DisplayedStatus, trend: Trend) -> list[tuple[str, str]]:
 def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
     """The bottleneck of the study, in words; "" if there is nothing to tell yet."""
     waiting, running = trend.waiting, status.simulations.get("running", 0)
+    if not status.batches and status.samples and status.population < status.watermark != 1:
+        first = "" if status.population else "; the held-out simulations come first"
+        return f"training begins when each rank has {status.watermark:,} samples (buffer.watermark){first}"
     if waiting is None or not trend.draws_per_s:
         return ""
     if waiting >= MUCH_WAITING and running:

@@ -81,6 +81,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if report["failures"]:
         rows.append(("failed", _some([_failure(it) for it in report["failures"]])))
+    if retried := _retried(report):
+        rows.append(("tried again", _some([_failure(it) for it in retried])))
     if samples["duplicates"]:
         rows.append(("duplicates", f"{samples['duplicates']:,}, each dropped"))
     for title, key in REASONS.items():
@@ -137,6 +139,12 @@ def _time(report: Mapping[str, Any]) -> str:
 def _failure(failure: Mapping[str, Any]) -> str:
     log = f" ({failure['log']})" if failure["log"] else ""
     return f"{failure['id']} after {counted(failure['attempts'], 'attempt')}: {failure['reason']}{log}"
+
+
+def _retried(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The failures that a further attempt followed, of simulations that did not fail again."""
+    failed = {failure["id"] for failure in report["failures"]}
+    return [it for it in report["retried"] if it["id"] not in failed]
 
 
 def _counts(counts: Mapping[str, int], names: tuple[str, ...]) -> str:
