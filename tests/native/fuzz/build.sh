@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 native=$(cd "$here/../../../stream_server/native" && pwd)
 
 sources=""
-for name in bits connection_file convert copy_block crc32 dtype error json reader text wire_decode wire_encode \
+for name in address bits connection_file convert copy_block crc32 dtype error json reader text wire_decode wire_encode \
     writer; do
     sources="$sources $native/src/$name.c"
 done
