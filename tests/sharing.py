@@ -36,6 +36,7 @@ class Share:
         self.claims = claims
         self.reports = reports
         self._nodes: list[pytest.Item | pytest.Collector] = []
+        self._quiet: list[pytest.Item] = []
         self._outcome, self._seconds = "passed", 0.0
         os.set_inheritable(reports, False)
         # Locked by every process of the run until it ends, in whatever way.
@@ -66,19 +67,25 @@ class Share:
         """Run what no other process has taken, as pytest would if there were nothing else."""
         if session.config.option.collectonly:
             return None
+        self._run(session, self._ours(session))
+        if self._quiet:
+            # There is nothing left to take: the others end when they are done, or wait here too.
+            fcntl.flock(self._running, fcntl.LOCK_EX)
+            self._run(session, iter(self._quiet))
+        return True
+
+    def _run(self, session: pytest.Session, items: Iterator[pytest.Item]) -> None:
         # A fixture lives as long as the next test needs it, so the next file is taken before the last test of this one.
-        ours = self._ours(session)
-        item = next(ours, None)
+        item = next(items, None)
         while item is not None:
             self._report(began=item.nodeid)
-            following = next(ours, None)
+            following = next(items, None)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)
             item = following
-        return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds += report.duration
@@ -93,19 +100,14 @@ class Share:
         self._report(exit_code=int(session.exitstatus))
 
     def _ours(self, session: pytest.Session) -> Iterator[pytest.Item]:
-        quiet: list[pytest.Item] = []
         for path, nodes in groupby(self._nodes, key=lambda node: node.path):
             name = os.path.relpath(path, session.config.rootpath)
             if self._claim(name):
                 self._report(took=name)
                 items = self._tests(session, nodes)
                 self._report(collected=len(items))
-                quiet += [it for it in items if it.get_closest_marker(QUIET)]
+                self._quiet += [it for it in items if it.get_closest_marker(QUIET)]
                 yield from (it for it in items if not it.get_closest_marker(QUIET))
-        if quiet:
-            # There is nothing left to take: the others end when they are done, or wait here too.
-            fcntl.flock(self._running, fcntl.LOCK_EX)
-            yield from quiet
 
     def _tests(self, session: pytest.Session, nodes: Iterator[pytest.Item | pytest.Collector]) -> list[pytest.Item]:
         with warnings.catch_warnings():
