@@ -14,7 +14,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.backends import mpirun
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus
 from stream_server.launcher.backends.local import LocalBackend
-from stream_server.launcher.backends.mpirun import Mpirun, shown
+from stream_server.launcher.backends.mpirun import Mpirun, missing_program, shown
 from stream_server.launcher.simulations.attempts import Attempts
 from stream_server.machine import processes
 from tests.support.launch import IMPLEMENTATIONS, MPICH_PREFIX, OPENMPI_PREFIX
@@ -51,6 +51,31 @@ def line(config: StudyConfig, *programs: list[str]) -> list[str]:
     program, *words = found.line(*programs)
     assert Path(program).is_absolute()
     return words
+
+
+@pytest.mark.parametrize(
+    ("words", "is_missing"),
+    [
+        (["sh", "solve.sh"], True),
+        (["sh", "there.sh"], False),
+        (["sh", "/no-such-folder/solve.sh"], True),
+        (["sh", "-c", "true"], False),
+        (["sh", "{study_dir}/solve.sh"], False),
+        (["sh"], False),
+        (["env", "solve.sh"], False),
+    ],
+)
+def test_a_script_that_an_interpreter_would_not_find_is_missing(
+    study: Make, tmp_path: Path, words: list[str], *, is_missing: bool
+) -> None:
+    (tmp_path / "there.sh").touch()
+    assert bool(missing_program(study({"simulation.command": words}))) == is_missing
+
+
+def test_a_script_may_come_with_the_templates(study: Make, tmp_path: Path) -> None:
+    (tmp_path / "input.txt").touch()
+    config = study({"simulation.command": ["sh", "made.sh"], "simulation.templates": ["input.txt"]})
+    assert missing_program(config) == ""
 
 
 def test_a_simulation_of_one_rank_that_is_alone_needs_no_mpirun(study: Make) -> None:

@@ -77,6 +77,7 @@ def test_check_tells_what_a_study_takes_and_starts_nothing(run: Callable[..., Ru
         (["no-such-solver"], "'no-such-solver' is neither on the PATH of the simulations nor in the folder of"),
         (["./no-such-solver"], "there is no program "),
         (["ripple.py"], "cannot be executed"),
+        (["python", "riple.py"], f"there is no file {NUMPY_STUDY.parent / 'riple.py'} for python to run"),
     ],
 )
 def test_check_tells_of_a_program_that_does_not_exist(run: Callable[..., Run], command: list[str], told: str) -> None:

@@ -1,6 +1,7 @@
 """Command lines of mpirun, which starts simulations of several ranks and several simulations in one job."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ from stream_server.launcher.backends.environment import simulation_environment
 NAME = "mpirun"
 EXAMPLE = '["/opt/mpi/bin/mpirun", "-n", "{ranks}"]'
 RANKS_FILE = "ranks.exit"
+# Programs whose first argument is a script, unless it is an option.
+INTERPRETER = re.compile(r"python[\d.]*|bash|sh|julia|Rscript|octave")
 LOOK_S = 20.0
 # Open MPI binds the ranks of each mpirun to the same first cores, and refuses to start more ranks than there are cores.
 OPEN_MPI_OPTIONS = ("--bind-to", "none", "--oversubscribe")
@@ -106,7 +109,7 @@ def shown(config: StudyConfig) -> str:
 def missing_program(config: StudyConfig) -> str:
     """The error message if this machine has no such program as `simulation.command` begins with; "" if it has.
 
-    A program whose name depends on the simulation is not looked for.
+    Nor may the script be missing that an interpreter is given. What depends on the simulation is not looked for.
     """
     command, study_dir = config.simulation.command, config.study_dir
     program = command[0].replace("{study_dir}", str(study_dir)) if command else ""
@@ -116,12 +119,26 @@ def missing_program(config: StudyConfig) -> str:
     place = str(study_dir / program) if "/" in program or (study_dir / program).is_file() else program
     path = simulation_environment(config).get("PATH", os.defpath)
     if shutil.which(place, path=path) is not None:
-        return ""
+        return _missing_script(config)
     if os.path.isfile(place):
         return f"simulation.command: {place} cannot be executed; `chmod +x` makes it a program"
     if "/" in place:
         return f"simulation.command: there is no program {place}"
     return f"simulation.command: {program!r} is neither on the PATH of the simulations nor in the folder of the study"
+
+
+def _missing_script(config: StudyConfig) -> str:
+    """The error message if an interpreter is given a script that is not there.
+
+    Files of the study are absolute in the command. Others could only come with the templates, for an attempt begins in
+    a folder of its own.
+    """
+    interpreter, *words = config.simulation.command or ("",)
+    script = words[0] if words and INTERPRETER.fullmatch(os.path.basename(interpreter)) else ""
+    if not script or script.startswith("-") or PLACEHOLDER.search(script) or config.simulation.templates:
+        return ""
+    place = str(config.study_dir / script)
+    return "" if os.path.exists(place) else f"simulation.command: there is no file {place} for {interpreter} to run"
 
 
 def _not_found(program: str, *, is_named: bool) -> str:
