@@ -164,6 +164,7 @@ def test_two_thousand_simulations_are_shown_and_followed(browser: Browser, folde
         browser.wait_for(lambda: browser.columns("timeline")["right"][-1] > before)
 
 
+@pytest.mark.quiet
 def test_its_stop_button_stops_a_study_once_it_is_confirmed(browser: Browser, folder: Path) -> None:
     (folder / "runs").mkdir()
     with start_study(NUMPY_STUDY, folder / "runs" / "run", num_ranks=2, settings=ENDLESS) as live:
