@@ -101,9 +101,10 @@ def _of_samples(run: RunFolder, units: dict[str, str]) -> Iterator[Picture]:
         figure_of_errors = sample_figures.errors(validation)
         if figure_of_errors is not None:
             yield Picture("errors", figure_of_errors, f"errors, {after}")
+    label = "" if validation is None else validation.error_label
     for name, drawn, caption in (
         ("parameters", sample_figures.coverage(simulations, units), "simulations by their parameters"),
-        ("parameters-errors", sample_figures.coverage_errors(simulations, units), "errors by parameters"),
+        ("parameters-errors", sample_figures.coverage_errors(simulations, units, label), "errors by parameters"),
     ):
         if drawn is not None:
             yield Picture(name, drawn, caption)

@@ -17,7 +17,6 @@ from stream_server.analysis.validations import RecordedValidation, relative_erro
 MAX_PARAMETERS = 5
 MAX_SINGLE_VALUES = 12
 PANEL_INCHES = 2.2
-ERROR = "mean squared error of the output\n(in the scale of the training)"
 DIFFERENCE = "prediction − truth"
 ERROR_MAP = "RdBu_r"
 
@@ -51,7 +50,7 @@ def errors(validation: RecordedValidation) -> Figure | None:
         axes.spines[["top", "right"]].set_visible(False)
         if min(values.values()) > 0:
             axes.set_yscale("log")
-    left.set_ylabel(ERROR)
+    left.set_ylabel(validation.error_label)
     return figure
 
 
@@ -74,8 +73,8 @@ def coverage(simulations: Sequence[SimulationFacts], units: Mapping[str, str]) -
     return figure
 
 
-def coverage_errors(simulations: Sequence[SimulationFacts], units: Mapping[str, str]) -> Figure | None:
-    """As `coverage`, with the held-out simulations coloured by their error and all others grey."""
+def coverage_errors(simulations: Sequence[SimulationFacts], units: Mapping[str, str], label: str) -> Figure | None:
+    """As `coverage`, with the held-out simulations coloured by their error, called `label`, and all others grey."""
     held_out = [it for it in simulations if it.error is not None]
     if not held_out or not held_out[0].parameters:
         return None
@@ -85,7 +84,7 @@ def coverage_errors(simulations: Sequence[SimulationFacts], units: Mapping[str, 
     for (x, y), axes in panels.items():
         axes.plot(*_places(others, x, y), "o", color="0.8", markersize=3)
         points = axes.scatter(*_places(held_out, x, y), c=values, cmap="viridis", s=24, vmin=0, edgecolors="k", lw=0.4)
-    figure.colorbar(points, ax=list(panels.values()), label=ERROR, shrink=0.8)
+    figure.colorbar(points, ax=list(panels.values()), label=label, shrink=0.8)
     return figure
 
 

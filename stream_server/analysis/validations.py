@@ -17,6 +17,8 @@ from stream_server.errors import ConfigError
 
 FOLDER = "validations"
 FORMAT = 1
+LABEL_OF_LOSS = "loss of the server class"
+LABEL_OF_SQUARES = "mean squared error of the output\n(in the scale of the training)"
 _COLUMNS = ("simulations", "time_steps", "errors")
 
 Array = NDArray[Any]
@@ -38,9 +40,10 @@ class RenderedSample:
 class RecordedValidation:
     """A validation: its values such as "loss", and of each held-out sample simulation, time step and error.
 
-    The error is the mean squared error of the model's output, in the scale of the training. The three arrays have one
-    length; `samples` are the few that were rendered, in the order of their simulations and time steps. `is_whole` says
-    whether the files of all ranks are there.
+    The error is the mean squared error of the model's output, in the scale of the training; if `has_losses`, it is the
+    loss that `validation_step` gave of each sample. The three arrays have one length; `samples` are the few that were
+    rendered, in the order of their simulations and time steps. `is_whole` says whether the files of all ranks are
+    there.
     """
 
     batch: int
@@ -51,6 +54,12 @@ class RecordedValidation:
     errors: Array
     samples: tuple[RenderedSample, ...]
     is_whole: bool
+    has_losses: bool = False
+
+    @property
+    def error_label(self) -> str:
+        """The words for the error on the axis of a picture."""
+        return LABEL_OF_LOSS if self.has_losses else LABEL_OF_SQUARES
 
     def by_simulation(self) -> dict[int, float]:
         """The mean error of each simulation."""
@@ -132,6 +141,7 @@ def _read(run: RunFolder, batch: int) -> RecordedValidation | None:
         units=newest["units"],
         samples=tuple(sorted(samples, key=lambda it: (it.simulation, it.time_step))),
         is_whole=len(parts) == newest["ranks"],
+        has_losses=newest.get("error") == "loss",
         **stacked,
     )
 

@@ -352,7 +352,7 @@ class ValidationSettings(Section):
     at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
     batch_size: Count = filled_in("Samples of a validation batch; training.batch_size.")
     pictures: Natural = Field(
-        default=4, description="Samples whose predictions are kept of a validation; 0: none, and no errors of samples."
+        default=4, description="Samples whose predictions are kept of a validation; 0: none, and nothing is predicted."
     )
     save_before: bool = Field(default=False, description="Whether a checkpoint is committed before each validation.")
 

@@ -15,6 +15,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.framework import LearningRateCallback, Step, framework_named
+from stream_server.server.user.losses import loss_of
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from stream_server.user_code import call_user
 
@@ -107,7 +108,8 @@ class LearnerStep:
         if server.union_mean.num_joined:
             self._behind |= {rank for rank, size in enumerate(union_batch.sizes) if not size}
             self._newest = union_batch.lowest_rank
-        return StepOutcome() if union_batch.own is None else StepOutcome(loss=self._as_number(name, loss))
+        own = union_batch.own
+        return StepOutcome() if own is None else StepOutcome(loss=self._as_number(name, loss, own.size))
 
     def finish(self) -> StepOutcome | None:
         self._catch_up()
@@ -175,13 +177,13 @@ class LearnerStep:
             call_user(f"{own}.load_state_dict", server.load_state_dict, received)
         self._behind.clear()
 
-    def _as_number(self, name: str, loss: Any) -> float | None:
-        if loss is None and not self._server.automatic_optimization:
+    def _as_number(self, name: str, loss: Any, num: int) -> float | None:
+        if loss is None:
+            if self._server.automatic_optimization:
+                raise UserCodeError(f"{name} must return the mean loss of its batch, but returned None")
             return None
-        try:
-            return float(loss)
-        except (TypeError, ValueError) as error:
-            raise UserCodeError(f"{name} must return the mean loss of its batch, but returned {loss!r}") from error
+        mean, _ = loss_of(loss, num, f"{name} returned a loss")
+        return mean
 
 
 class SkippedUpdates:

@@ -105,7 +105,7 @@ class StreamServer:
         return self.collate([self.process_simulation_data(sample, config) for sample in batch.samples()])
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Learn from this rank's batch and return the mean loss of its samples.
+        """Learn from this rank's batch and return the mean loss of its samples, or an array with the loss of each.
 
         Only ranks with a batch call this. `all_reduce` is the one way to communicate in it; a server that uses it here
         holds the same state on all ranks, and ranks that had no batch are given the `state_dict` of those that had.
@@ -113,7 +113,11 @@ class StreamServer:
         raise NotImplementedError(f"{type(self).__name__} must define training_step")
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """The mean loss of a validation batch, or a dict of means with "loss" among them."""
+        """The mean loss of a validation batch, or a dict of means with "loss" among them.
+
+        Instead of a mean it may give an array of shape (samples,), a value for each: with the loss of each, these are
+        the errors of the held-out samples.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define validation_step to validate")
 
     def predict(self, batch: Any) -> Any:

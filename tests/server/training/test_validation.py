@@ -225,7 +225,7 @@ def test_held_out_samples_have_the_parameters_of_their_simulations() -> None:
     [
         (None, "but returned None"),
         ({"accuracy": 1.0}, r"the names \['accuracy'\]"),
-        ({"loss": np.ones(2)}, "single numbers"),
+        ({"loss": np.ones(2)}, "a single number"),
     ],
 )
 def test_a_validation_step_without_a_loss_is_an_error_of_the_user(returned: Any, message: str) -> None:

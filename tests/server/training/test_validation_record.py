@@ -13,19 +13,20 @@ from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.validations import read_validation, recorded_batches
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.validation.squared_error import SquaredError, squared_errors
 from stream_server.server.training.validation.validation_record import (
     MAX_VALUES,
     ValidationRecord,
     batches_to_keep,
     choose,
-    squared_errors,
     thinned,
 )
 from stream_server.server.user.rendering import Prediction, render
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.user.stream_server import StreamServer
-from tests.server.training.validating import Model, Server, validation
+from tests.server.training.validating import Model, Server, held_out, validation
 from tests.support.runs import run_study
+from tests.support.thread_ranks import on_ranks
 
 STUDY = Path(__file__).parent.parent.parent / "study" / "numpy_study"
 
@@ -60,7 +61,7 @@ def record(folder: Path, server: StreamServer, raw: SimulationBatch, batch: int 
     server.parameter_names = ("p",)
     one = ValidationRecord(folder / "validations", server, SoloRanks(), num=2, facts={"units": {"x": "K"}}, **options)
     one.begin("set", raw)
-    one.observe(raw, (raw.parameters, raw.fields["x"].reshape(len(raw), -1)))
+    one.observe(raw, (raw.parameters, raw.fields["x"].reshape(len(raw), -1)), None)
     one.write(batch, {"loss": 0.5}, [])
 
 
@@ -173,6 +174,147 @@ def test_a_prediction_that_draws_random_numbers_takes_none_from_the_training(tmp
     assert random.getstate() == before
 
 
+class OfEach(StreamServer):
+    """Its loss of a sample is ten times its value; it cannot predict."""
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        return batch.fields["x"]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": 10 * batch, "largest": batch}
+
+
+class Predicting(OfEach):
+    """Predicts twice the truth as well, and gives one loss for a batch if that is the `single` one."""
+
+    single = -1
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        return batch.fields["x"], batch.fields["x"].copy()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        losses = 10 * batch[1]
+        return float(losses.mean()) if batch_idx == self.single else losses
+
+    def predict(self, batch: Any) -> Any:
+        return 2 * batch[0]
+
+
+def validated(folder: Path, server: type[StreamServer], *, pictures: int, of_ranks: list[list[float]]) -> Any:
+    """The record of a validation, and its values, on ranks that hold these values of the field x."""
+
+    def run(ranks: Any) -> Any:
+        own = server()
+        own.parameter_names = ("p",)
+        kept = ValidationRecord(folder / "validations", own, ranks, num=pictures, facts={"units": {}})
+        values = of_ranks[ranks.rank]
+        samples = held_out(values) if values else None
+        if samples is not None:
+            samples.simulation_ids[:] = ranks.rank
+        return validation(own, ranks, record=kept, held_out=lambda: samples, step=Unseeded()).run()
+
+    first, *others = on_ranks(len(of_ranks), run)
+    assert all(other == first for other in others)
+    return read_validation(RunFolder(folder)), first
+
+
+class Unseeded(Model):
+    """A model without random numbers."""
+
+    def random_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_random_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("pictures", [0, 2])
+def test_the_loss_of_each_sample_is_its_error_on_uneven_ranks_without_predictions(
+    tmp_path: Path, pictures: int
+) -> None:
+    of_ranks = [[1.0, 2.0, 6.0], [], [5.0]]
+    found, values = validated(tmp_path, OfEach, pictures=pictures, of_ranks=of_ranks)
+    assert values == found.values == {"loss": pytest.approx(10 * 14 / 4), "largest": pytest.approx(14 / 4)}
+    assert found.is_whole
+    assert found.has_losses
+    assert found.error_label == "loss of the server class"
+    assert dict(zip(zip(found.simulations, found.time_steps, strict=True), found.errors, strict=True)) == {
+        (rank, step): 10 * value for rank, values in enumerate(of_ranks) for step, value in enumerate(values)
+    }
+
+
+def test_the_loss_of_each_sample_goes_before_the_squared_error_of_predictions(tmp_path: Path) -> None:
+    found, _ = validated(tmp_path, Predicting, pictures=1, of_ranks=[[1.0, 2.0, 3.0]])
+    assert found.errors.tolist() == [10.0, 20.0, 30.0]
+    assert len(found.samples) == 1
+
+
+@pytest.mark.parametrize("of_ranks", [[[1.0, 2.0, 3.0]], [[1.0], [2.0, 3.0, 4.0, 5.0]]])
+def test_errors_are_squared_if_a_batch_of_any_rank_has_a_single_loss(
+    tmp_path: Path, of_ranks: list[list[float]]
+) -> None:
+    class Once(Predicting):
+        single = 1
+
+    found, _ = validated(tmp_path, Once, pictures=1, of_ranks=of_ranks)
+    assert not found.has_losses
+    assert found.errors.tolist() == [value**2 for values in of_ranks for value in values]
+
+
+@pytest.mark.parametrize("server", [Server, Predicting])
+def test_without_losses_of_samples_and_pictures_there_is_no_record(tmp_path: Path, server: type[StreamServer]) -> None:
+    class Single(server):  # type: ignore[misc, valid-type]
+        predict = OfEach.predict
+        single = 0
+
+    assert validated(tmp_path, Single, pictures=0, of_ranks=[[1.0, 2.0]]) == (
+        None,
+        {"loss": pytest.approx(1.5, rel=10)},
+    )
+    assert not (tmp_path / "validations").exists()
+
+
+def test_the_squared_error_is_held_against_the_variance_of_the_targets_of_all_ranks() -> None:
+    random = np.random.default_rng(1)
+    targets = random.normal(300, [1.0, 20.0, 0.1], (7, 3)).astype(np.float32)
+    outputs = targets + random.normal(0, 2.0, (7, 3)).astype(np.float32)
+
+    def ratio(ranks: Any) -> float | None:
+        error = SquaredError()
+        mine = [slice(0, 0), slice(0, 5), slice(5, 7)][ranks.rank]
+        for row in range(7)[mine]:
+            error.add(outputs[row : row + 1], targets[row : row + 1])
+        return error.over_variance(ranks)
+
+    expected = np.mean((outputs - targets) ** 2) / np.var(targets.astype(float), axis=0).mean()
+    assert on_ranks(3, ratio) == [pytest.approx(expected, rel=1e-5)] * 3
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [
+        (None, None),
+        (np.ones((2, 3)), None),
+        (np.ones((2, 3)), np.ones((2, 2))),
+        (np.full((2, 3), np.nan), np.ones((2, 3))),
+        (np.ones((2, 2)), np.ones((2, 2))),
+    ],
+)
+def test_no_ratio_is_known_if_a_sample_cannot_be_compared(outputs: Any, targets: Any) -> None:
+    error = SquaredError()
+    error.add(np.ones((2, 3)), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+    assert error.over_variance(SoloRanks()) is not None
+    error.add(outputs, targets)
+    assert error.over_variance(SoloRanks()) is None
+
+
+def test_targets_that_do_not_vary_have_no_ratio() -> None:
+    error = SquaredError()
+    assert error.over_variance(SoloRanks()) is None
+    error.add(np.ones((2, 3)), np.zeros((2, 3)))
+    assert error.over_variance(SoloRanks()) is None
+
+
 def test_records_that_need_not_stay_are_removed(tmp_path: Path) -> None:
     for batch in (10, 20):
         record(tmp_path, Doubling(), samples(2), batch)
@@ -188,12 +330,14 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_record_what_the_exported_model_predicts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", ["torch_server.py:TinyServer", "sample_loss_server.py:LargestDeviationServer"])
+def test_two_ranks_record_the_errors_of_the_exported_model(tmp_path: Path, server: str) -> None:
     import torch
     from safetensors.torch import load_file
     from torch import nn
 
-    settings = {"server.class": "torch_server.py:TinyServer", "validation.simulations": 2, "validation.pictures": 3}
+    settings = {"server.class": server, "validation.simulations": 3, "validation.pictures": 3}
+    settings |= {"study.time_steps": 15, "validation.batch_size": 4}
     run = run_study(STUDY / "study.json", tmp_path / "run", num_ranks=2, settings=settings)
     assert run.exit_code == 0, run.output
     found = read_validation(RunFolder(run.output_dir))
@@ -213,10 +357,17 @@ def test_two_ranks_record_what_the_exported_model_predicts(tmp_path: Path) -> No
         return offset + slope * np.arange(8) / 8 + step / 20, output.numpy()
 
     pairs = list(zip(found.simulations.tolist(), found.time_steps.tolist(), strict=True))
-    assert sorted(pairs) == [(simulation, step) for simulation in range(2) for step in range(20)]
-    expected = [np.mean((prediction - truth) ** 2) for truth, prediction in (predicted(*pair) for pair in pairs)]
+    assert sorted(pairs) == [(simulation, step) for simulation in range(3) for step in range(15)]
+    truths, predictions = map(np.array, zip(*(predicted(*pair) for pair in pairs), strict=True))
+    squares = np.mean((predictions - truths) ** 2, axis=1)
+    has_losses = server.startswith("sample_loss")
+    assert found.has_losses == has_losses
+    expected = np.abs(predictions - truths).max(axis=1) if has_losses else squares
     np.testing.assert_allclose(found.errors, expected, rtol=1e-3, atol=1e-6)
     assert found.values["loss"] == pytest.approx(np.mean(expected), rel=1e-3)
+    ratio = np.mean(squares) / np.mean(np.var(truths, axis=0))
+    assert run.report["validation"][-1]["error_over_variance"] == pytest.approx(ratio, rel=1e-3)
+    assert "of the variance of the held-out data" in run.output
     assert len(found.samples) == 3
     for sample in found.samples:
         truth, prediction = predicted(sample.simulation, sample.time_step)

@@ -98,7 +98,9 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report["validation"]:
         first, last = report["validation"][0], report["validation"][-1]
         best = f", best {number(report['best'].get('loss'))} at batch {report['best'].get('batch')}"
-        rows.append(("validation", f"{number(first['loss'])} -> {number(last['loss'])}{best}"))
+        ratio = last.get("error_over_variance")
+        error = "" if ratio is None else f"\n{_over_variance(ratio)}"
+        rows.append(("validation", f"{number(first['loss'])} -> {number(last['loss'])}{best}{error}"))
     rows.append(("time", _time(report)))
     if report["restarts"]:
         survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
@@ -110,6 +112,13 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     elif report["exit_code"] == 0:
         rows.append(("account", "balanced"))
     return rows
+
+
+def _over_variance(ratio: float) -> str:
+    """A clause on the mean squared error of the last validation."""
+    return (
+        f"squared error at the end: {100 * ratio:.3g}% of the variance of the held-out data (always their mean: 100%)"
+    )
 
 
 def _simulations(report: Mapping[str, Any]) -> str:

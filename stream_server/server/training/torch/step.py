@@ -229,13 +229,14 @@ class TorchStep:
 
     def _forward(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> Tensor | None:
         """The loss that `training_step` returns; a rank without a batch joins the calls of the others."""
-        server, has_none = self._server, union_batch.own is None
+        server, own = self._server, union_batch.own
         joins = self._manual.joins() if self._manual else None
-        with self._measure("all_reduce" if has_none else "forward"), server.union_mean.step(union_batch.sizes, joins):
-            if has_none:
+        with self._measure("forward" if own else "all_reduce"), server.union_mean.step(union_batch.sizes, joins):
+            if own is None:
                 return None
             with self._precision.forward_context():
-                return self._loss_of(call_user(self._name, server.training_step, data, batch_idx))
+                returned = call_user(self._name, server.training_step, data, batch_idx)
+                return self._loss_of(returned, own.size)
 
     def _backward(self, loss: Tensor, union_batch: UnionBatch) -> None:
         assert union_batch.own is not None
@@ -269,18 +270,20 @@ class TorchStep:
             server.log("grad/norm", norm)
         return StepOutcome(loss=loss, skipped=not isfinite(norm), num_left_out=num_left_out)
 
-    def _loss_of(self, returned: Any) -> Tensor | None:
-        """The loss in what `training_step` returned, None if it has none for this batch."""
+    def _loss_of(self, returned: Any, num: int) -> Tensor | None:
+        """The mean loss in what `training_step` returned for `num` samples, None if it has none for this batch."""
         if isinstance(returned, Mapping) and "loss" in returned:
             returned = returned["loss"]
         if returned is None:
             return None
+        if isinstance(returned, Tensor) and returned.shape == (num,):
+            return returned.mean()
         if not isinstance(returned, Tensor) or returned.numel() != 1:
             is_tensor = isinstance(returned, Tensor)
             found = f"a tensor of shape {tuple(returned.shape)}" if is_tensor else f"{returned!r}"
             raise UserCodeError(
-                f"{self._name} must return the mean loss of its batch, a tensor of one element, a dict with it as "
-                f'"loss", or None to skip the batch, not {found}'
+                f"{self._name} must return the mean loss of its batch, a tensor of one element or of one for each of "
+                f'{num} samples, a dict with it as "loss", or None to skip the batch, not {found}'
             )
         return returned
 

@@ -18,10 +18,13 @@ from stream_server.server.user.framework import Step
 from stream_server.server.user.simulation_data import SimulationBatch
 
 PREFIX = "val/"
+OVER_VARIANCE = "error_over_variance"
 
 
 class Validation(Callback):
     """Runs the user's `validation_step` over all validation sets when the schedule says so, and keeps the history.
+
+    An entry of the history has the batch, the loss and, where a record knows it, the squared error over the variance.
 
     Main thread, collective: every rank calls `run` after the same batches. One that is due after a step waits for the
     next round, when all else that belongs to the step is done, averages of the weights too. At the end of the training
@@ -164,6 +167,8 @@ class Validation(Callback):
         self.history.append({"batch": progress.batches, LOSS: values[LOSS]})
         progress.best = self.best
         if self._is_recorded and self._record is not None:
+            if (ratio := self._record.error_over_variance()) is not None:
+                self.history[-1][OVER_VARIANCE] = ratio
             self._record.write(progress.batches, values, batches_to_keep(self.history, self.best))
         named = {f"{PREFIX}{name}": value for name, value in values.items()}
         self._metrics.write_reduced(progress.batches, progress.elapsed_s, named)

@@ -13,6 +13,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.validation_batches import ValidationSet
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.framework import Step
+from stream_server.server.user.losses import Array, loss_of
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
 
@@ -94,16 +95,16 @@ class ValidationPass:
             with self._server.union_mean.step(sizes):
                 returned = call_user(self._where, self._server.validation_step, placed, index) if num else None
             if num:
-                self._add(validation_set.name, returned, num)
+                losses = self._add(validation_set.name, returned, num)
                 if self._record is not None and validation_set.raw is not None:
-                    self._keep(self._record, validation_set.raw(index), placed)
+                    self._keep(self._record, validation_set.raw(index), placed, losses)
             index += 1
 
-    def _keep(self, record: ValidationRecord, raw: SimulationBatch, placed: Any) -> None:
-        """Record predictions, which leave no trace in the random numbers of the training."""
+    def _keep(self, record: ValidationRecord, raw: SimulationBatch, placed: Any, losses: Array | None) -> None:
+        """Record losses and predictions, which leave no trace in the random numbers of the training."""
         state = self._step.random_state()
         try:
-            record.observe(raw, placed)
+            record.observe(raw, placed, losses)
         finally:
             self._step.load_random_state(state)
 
@@ -115,24 +116,25 @@ class ValidationPass:
         *sizes, leave = self._ranks.all_reduce(said)
         return [int(size) for size in sizes], leave > 0
 
-    def _add(self, name: str, returned: Any, num: int) -> None:
+    def _add(self, name: str, returned: Any, num: int) -> Array | None:
+        """Add what `validation_step` returned to the means; gives the loss of each sample, if that is known."""
         values = returned if isinstance(returned, Mapping) else {LOSS: returned}
         if LOSS not in values or values[LOSS] is None:
             found = f"the names {list(values)}" if isinstance(returned, Mapping) else "None"
             raise UserCodeError(
                 f'{self._where} must return the loss, or a dict with "loss" in it, but returned {found}'
             )
+        losses = None
         for key, value in values.items():
             if is_metric(value):
                 self._metrics.name(str(key), value)
                 continue
-            try:
-                number = float(value)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise UserCodeError(f"{self._where} must return single numbers or metrics: {error}") from error
+            number, of_samples = loss_of(value, num, f'{self._where} returned "{key}"')
+            losses = of_samples if key == LOSS else losses
             self._means.add(str(key), number, num)
             if name:
                 self._means.add(f"{name}/{key}", number, num)
+        return losses
 
     def _take_metrics(self, name: str) -> None:
         for key, value in self._metrics.take().items():

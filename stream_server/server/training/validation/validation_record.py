@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 
 from stream_server.errors import UserCodeError
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.validation.squared_error import SquaredError
+from stream_server.server.user.losses import numbers
 from stream_server.server.user.rendering import Prediction
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.disk import make_folder, remove_file, replace_file
-from stream_server.storage.plain_state import as_array
 
 FORMAT = 1
+OF_LOSS = "loss"
+OF_SQUARES = "squares"
 NUM_NEWEST = 10
 MAX_VALUES = 2**18
 MAX_OFFERED = 4096
@@ -36,10 +39,12 @@ _log = logging.getLogger(__name__)
 class ValidationRecord:
     """Keeps what the model predicts for held-out samples, one file per rank and validation in `folder`.
 
-    Main thread. A file has the mean squared error of the model's output for each sample of the rank, and the
-    renderings of those of the `num` chosen samples that the rank has. The files of the first validation, of the best
-    one and of the newest ones stay. A failure costs the record and a warning, never the study; if `is_strict`, a
-    `predict` or `render` of the user's that raises is an error.
+    Main thread. A file has the error of each sample of the rank, and the renderings of those of the `num` chosen ones
+    that the rank has. The error is the user's loss if `validation_step` gave that of each sample, otherwise the mean
+    squared error of the model's output. With `num` 0 nothing is predicted. There is no file of a validation of which
+    neither is known. The files of the first validation, of the best one and of the newest ones stay. A failure costs
+    the record and a warning, never the study; if `is_strict`, a `predict` or `render` of the user's that raises is an
+    error.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class ValidationRecord:
         self._is_strict = is_strict
         self._chosen_of: Any = None
         self._chosen: frozenset[Key] = frozenset()
+        self._predicts = num > 0 and type(server).predict is not StreamServer.predict
         self._told: set[str] = set()
         self._clear()
 
@@ -73,26 +79,43 @@ class ValidationRecord:
             self._chosen = frozenset((simulation, step) for simulation, step in self._ranks.broadcast(chosen))
             self._chosen_of = signature
 
-    def observe(self, raw: SimulationBatch, batch: Any) -> None:
-        """Predict a batch of this rank, which is validated already; `raw` are its samples as they came.
+    def observe(self, raw: SimulationBatch, batch: Any, losses: Array | None) -> None:
+        """Predict a batch of this rank, which is validated already, with the `losses` of its samples, if known.
+
+        `raw` are its samples as they came.
 
         Raises:
             UserCodeError: `is_strict`, and the user's `predict` or `render` raised.
         """
-        output = self._asked("predict", batch)
-        if output is not None:
-            self._note(raw, output, target_of(batch))
+        squares = self._predict(raw, batch) if self._predicts else None
+        self._num_without_losses += losses is None
+        if losses is None and squares is None:
+            return
+        unknown = np.full(len(raw), np.nan)
+        self._simulations.append(raw.simulation_ids)
+        self._time_steps.append(raw.time_steps)
+        self._losses.append(unknown if losses is None else losses)
+        self._squared.append(unknown if squares is None else squares)
+
+    def error_over_variance(self) -> float | None:
+        """The squared error of all predictions over the variance of the targets, if it is known. Collective."""
+        return self._squared_error.over_variance(self._ranks) if self._predicts else None
 
     def write(self, batch: int, values: Mapping[str, float], keep: Sequence[int]) -> None:
-        """Write this rank's file of a validation, and on rank 0 remove those of batches that need not be kept."""
-        try:
-            make_folder(self._folder)
-            file = self._folder / f"batch-{batch:06d}-rank-{self._ranks.rank}.npz"
-            replace_file(file, self._content(batch, values))
-        except OSError as error:
-            self._warn("write", f"the predictions of the validation after batch {batch} cannot be written: {error}")
+        """Write this rank's file of a validation, and on rank 0 remove those that need not be kept. Collective."""
+        counts = self._everywhere([self._num_without_losses, len(self._simulations)])
+        error = OF_SQUARES if any(num for num, _ in counts) else OF_LOSS
+        if any(num for _, num in counts):
+            self._write(batch, self._content(batch, values, error))
         self.prune([*keep, batch])
         self._clear()
+
+    def _write(self, batch: int, content: bytes) -> None:
+        try:
+            make_folder(self._folder)
+            replace_file(self._folder / f"batch-{batch:06d}-rank-{self._ranks.rank}.npz", content)
+        except OSError as error:
+            self._warn("write", f"the predictions of the validation after batch {batch} cannot be written: {error}")
 
     def prune(self, batches: Sequence[int]) -> None:
         """Remove the files of other batches, those of all ranks, on rank 0."""
@@ -109,27 +132,30 @@ class ValidationRecord:
     def _clear(self) -> None:
         self._simulations: list[Array] = []
         self._time_steps: list[Array] = []
-        self._errors: list[Array] = []
+        self._losses: list[Array] = []
+        self._squared: list[Array] = []
+        self._num_without_losses = 0
+        self._squared_error = SquaredError()
         self._pictures: list[dict[str, Any]] = []
         self._arrays: dict[str, Array] = {}
 
-    def _note(self, raw: SimulationBatch, output: Any, target: Any) -> None:
+    def _predict(self, raw: SimulationBatch, batch: Any) -> Array | None:
+        """The mean squared error of each sample, None without predictions; the chosen ones are rendered."""
+        output, target = self._asked("predict", batch), target_of(batch)
+        if output is None:
+            return self._squared_error.add(None, None)
         outputs, targets = numbers(output), None if target is None else numbers(target)
         if outputs.ndim == 0 or len(outputs) != len(raw):
             self._warn("rows", f"predict must give a row for each of {len(raw)} samples, not {outputs.shape}")
-            return
+            return self._squared_error.add(None, None)
         if targets is not None and len(targets) != len(raw):
             targets = None
-        self._simulations.append(raw.simulation_ids)
-        self._time_steps.append(raw.time_steps)
-        self._errors.append(squared_errors(outputs, targets))
-        if not self._chosen:
-            return
         wanted = [row for row, key in enumerate(_keys(raw)) if key in self._chosen]
         samples = list(raw.samples()) if wanted else []
         for row in wanted:
             prediction = Prediction(output=outputs[row], target=None if targets is None else targets[row])
             self._render(samples[row], prediction)
+        return self._squared_error.add(outputs, targets)
 
     def _render(self, sample: Any, prediction: Prediction) -> None:
         rendered = self._asked("render", sample, prediction)
@@ -176,7 +202,12 @@ class ValidationRecord:
             self._told.add(subject)
             _log.warning("no prediction is kept: %s", text)
 
-    def _content(self, batch: int, values: Mapping[str, float]) -> bytes:
+    def _everywhere(self, mine: list[int]) -> list[list[int]]:
+        """What each rank passes, in their order. Collective."""
+        gathered: list[list[int]] = self._ranks.broadcast(self._ranks.gather(mine))
+        return gathered
+
+    def _content(self, batch: int, values: Mapping[str, float], error: str) -> bytes:
         facts = {
             "format": FORMAT,
             "batch": batch,
@@ -185,6 +216,7 @@ class ValidationRecord:
             "values": {name: value if math.isfinite(value) else None for name, value in values.items()},
             "parameters": list(self._server.parameter_names),
             "pictures": self._pictures,
+            "error": error,
             **self._facts,
         }
         memory = io.BytesIO()
@@ -193,7 +225,7 @@ class ValidationRecord:
             facts=np.array(json.dumps(facts)),
             simulations=np.concatenate([np.zeros(0, np.int64), *self._simulations]),
             time_steps=np.concatenate([np.zeros(0, np.int64), *self._time_steps]),
-            errors=np.concatenate([np.zeros(0), *self._errors]),
+            errors=np.concatenate([np.zeros(0), *(self._losses if error == OF_LOSS else self._squared)]),
             allow_pickle=False,
             **self._arrays,
         )
@@ -226,23 +258,6 @@ def target_of(batch: Any) -> Any:
     return batch[1] if is_pair and hasattr(batch[1], "shape") else None
 
 
-def numbers(value: Any) -> Array:
-    """A NumPy array of 32-bit or 64-bit floats of an array of any framework."""
-    if hasattr(value, "detach"):
-        value = value.detach().float() if value.element_size() < 4 else value.detach()
-    array = as_array(value)
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-
-
-def squared_errors(outputs: Array, targets: Array | None) -> Array:
-    """The mean squared error of each row in float64; NaN where there is nothing to compare with."""
-    if targets is None or targets.size != outputs.size:
-        return np.full(len(outputs), np.nan)
-    num = len(outputs)
-    difference = outputs.reshape(num, -1).astype(np.float64) - targets.reshape(num, -1)
-    return np.asarray(np.mean(difference**2, axis=1))
-
-
 def thinned(array: Array) -> Array:
     """A copy with every so many-th value of each axis, so few that a picture stays small."""
     stride = 1
@@ -255,12 +270,8 @@ def _keys(samples: SimulationBatch) -> list[Key]:
     return list(zip(samples.simulation_ids.tolist(), samples.time_steps.tolist(), strict=True))
 
 
-def held_out_record(
-    folder: Path, server: StreamServer, ranks: Ranks, *, is_strict: bool = False
-) -> ValidationRecord | None:
-    """The record that study.json asks for; None if it asks for no pictures, or if the server class cannot predict."""
+def held_out_record(folder: Path, server: StreamServer, ranks: Ranks, *, is_strict: bool = False) -> ValidationRecord:
+    """The record that study.json asks for."""
     config = server.config
-    if not config.validation.pictures or type(server).predict is StreamServer.predict:
-        return None
     facts = {"study": config.study.name, "units": dict(config.study.units)}
     return ValidationRecord(folder, server, ranks, num=config.validation.pictures, facts=facts, is_strict=is_strict)
