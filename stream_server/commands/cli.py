@@ -4,14 +4,14 @@ import argparse
 import shlex
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 from stream_server.analysis import operating
 from stream_server.analysis.reading import find_run
 from stream_server.errors import ConfigError, NotRunning, StreamServerError
+from stream_server.extras import extra_packages
 from stream_server.machine.screen import tell, until_the_reader_leaves
 from stream_server.storage.ownership import private_files
 from stream_server.templates.new_study import LANGUAGES, copy_example, examples, make_blank, next_command
@@ -54,7 +54,6 @@ stream-study new EXAMPLE [FOLDER]
        stream-study new --list
 """
 
-EXTRA = {"matplotlib": "matplotlib pyarrow", "pyarrow": "matplotlib pyarrow", "bokeh": "'stream-server[dashboard]'"}
 BLANK_FOLDER = "my-study"
 
 
@@ -167,14 +166,14 @@ def _export(arguments: argparse.Namespace) -> None:
     from stream_server.analysis.export import export
 
     runs = [find_run(path) for path in arguments.runs]
-    with _extra():
+    with extra_packages("a Parquet file"):
         num_rows = export(runs, arguments.to, wide=arguments.wide, per_rank=arguments.per_rank)
     print(f"{arguments.to}: {num_rows:,} rows")
 
 
 def _plot(arguments: argparse.Namespace) -> None:
     """Draw losses, predictions beside the truth, errors by simulation and time step, parameters, buffer and time."""
-    with _extra():
+    with extra_packages("plot"):
         from stream_server.analysis.page import write_page
         from stream_server.analysis.plot import plot
     run = find_run(arguments.run)
@@ -194,25 +193,10 @@ def _plot(arguments: argparse.Namespace) -> None:
 
 def _serve(arguments: argparse.Namespace) -> None:
     """Show the runs below a folder in a browser, as they change. Only whoever has the link that it prints sees them."""
-    with _extra():
+    with extra_packages("serve"):
         from stream_server.dashboard.serving import serve
 
     serve(arguments.folder, arguments.port, lambda link: print(link, flush=True))
-
-
-@contextmanager
-def _extra() -> Iterator[None]:
-    """Import what only pictures, Parquet files and the page in the browser need.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRA:
-            raise
-        raise ConfigError(f"{error.name} is not installed: pip install {EXTRA[error.name]}") from error
 
 
 if __name__ == "__main__":

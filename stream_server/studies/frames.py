@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stream_server.errors import ConfigError
+from stream_server.extras import extra_packages
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -15,11 +15,7 @@ def frame(columns: Mapping[str, Sequence[Any]], *, index: str | None = None) -> 
     Raises:
         ConfigError: pandas is not installed.
     """
-    try:
+    with extra_packages("a table"):
         import pandas
-    except ModuleNotFoundError as error:
-        if error.name != "pandas":
-            raise
-        raise ConfigError("pandas is not installed: pip install 'stream-server[analysis]'") from error
     made = pandas.DataFrame(dict(columns))
     return made if index is None else made.set_index(index)

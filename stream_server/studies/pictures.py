@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stream_server.analysis.reading import RunFolder
 from stream_server.errors import ConfigError
+from stream_server.extras import extra_packages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,12 +27,8 @@ def pictures_of(run: RunFolder, names: tuple[str, ...]) -> Pictures:
     Raises:
         ConfigError: the run has no metrics yet, there is no picture of such a name, or matplotlib is not installed.
     """
-    try:
+    with extra_packages("a picture"):
         from stream_server.analysis import plot
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise ConfigError("matplotlib is not installed: pip install 'stream-server[analysis]'") from error
     drawn = {it.name: it.figure for it in plot.pictures_of(run)}
     if missing := [name for name in names if name not in drawn]:
         raise ConfigError(f"there is no picture {missing[0]} of {run.path}; there are {', '.join(drawn)}")

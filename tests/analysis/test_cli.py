@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
-from stream_server.commands.cli import EXTRA, main
+from stream_server.commands.cli import main
+from stream_server.extras import EXTRAS
 from tests.analysis.logged_run import log_run
 
 
@@ -94,7 +95,11 @@ def test_without_the_extra_it_says_what_to_install(
     if missing != "matplotlib":
         command = ["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.parquet")]
     assert main(command) == 2
-    assert capsys.readouterr().err == (f"stream-study: {missing} is not installed: pip install matplotlib pyarrow\n")
+    needed_by = "plot" if missing == "matplotlib" else "a Parquet file"
+    assert capsys.readouterr().err == (
+        f"stream-study: {needed_by} needs {missing}, which is not installed: pip install '.[analysis]' in the folder of "
+        "Stream Server, or with its wheel in the place of the dot\n"
+    )
 
 
 def test_without_bokeh_serve_says_what_to_install(
@@ -102,7 +107,8 @@ def test_without_bokeh_serve_says_what_to_install(
 ) -> None:
     hide("bokeh")
     assert main(["serve"]) == 2
-    assert capsys.readouterr().err == "stream-study: bokeh is not installed: pip install 'stream-server[dashboard]'\n"
+    said = capsys.readouterr().err
+    assert said.startswith("stream-study: serve needs bokeh, which is not installed: pip install '.[dashboard]' ")
 
 
 @pytest.mark.parametrize("shape", ["--long", "--wide"])
@@ -110,7 +116,7 @@ def test_a_csv_file_needs_no_package_of_the_extra_and_no_pandas(
     shape: str, tmp_path: Path, hide: Callable[..., None]
 ) -> None:
     log_run(tmp_path / "heat")
-    hide(*EXTRA, "pandas")
+    hide(*EXTRAS)
     assert main(["export", str(tmp_path / "heat"), "--to", str(tmp_path / "m.csv"), shape]) == 0
 
 

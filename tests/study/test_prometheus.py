@@ -78,7 +78,7 @@ def test_the_page_gives_the_newest_status_until_it_is_closed(tmp_path: Path) -> 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with (
-        pytest.raises(ConfigError, match=r"stream-server\[prometheus\]"),
+        pytest.raises(ConfigError, match=r"pip install '\.\[prometheus\]'"),
         serve_metrics(StudyCollector("ripple", 1), 0, tmp_path / "file"),
     ):
         pass

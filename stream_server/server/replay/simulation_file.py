@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_server.errors import ConfigError, DamagedRecord
+from stream_server.extras import extra_packages
 from stream_server.failpoints import failpoint
 from stream_server.messages.client import FieldSpec
 from stream_server.storage import disk
@@ -43,12 +44,9 @@ def load_h5py() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
+    with extra_packages("a file of samples"):
         import h5py  # type: ignore[import-untyped]
-
-        return h5py
-    except ModuleNotFoundError as error:
-        raise ConfigError("files of samples need h5py, which is not here: pip install 'stream-server[hdf5]'") from error
+    return h5py
 
 
 def path_of(folder: Path, simulation: int) -> Path:

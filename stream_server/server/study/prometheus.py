@@ -12,6 +12,7 @@ from typing import Any
 
 from stream_server.buffers import Buffer
 from stream_server.errors import ConfigError
+from stream_server.extras import extra_packages
 from stream_server.server.checkpoint.agreement import SaveCounts
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.progress import Progress
@@ -178,13 +179,9 @@ def serve_metrics(collector: StudyCollector, port: int, file: Path) -> Iterator[
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing."""
 
-    try:
+    with extra_packages("metrics.prometheus_port"):
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
-    except ImportError as error:
-        raise ConfigError(
-            "metrics.prometheus_port needs prometheus-client: pip install 'stream-server[prometheus]'"
-        ) from error
     registry = CollectorRegistry()
     registry.register(collector)
     try:

@@ -477,5 +477,5 @@ def test_numbers_go_through_parameters_held_out_samples_epochs_and_ends() -> Non
 
 def test_without_h5py_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigError, match=r"pip install 'stream-server\[hdf5\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[hdf5\]'"):
         load_h5py()
