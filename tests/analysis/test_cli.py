@@ -97,8 +97,8 @@ def test_without_the_extra_it_says_what_to_install(
     assert main(command) == 2
     needed_by = "plot" if missing == "matplotlib" else "a Parquet file"
     assert capsys.readouterr().err == (
-        f"stream-study: {needed_by} needs {missing}, which is not installed: pip install '.[analysis]' in the folder of "
-        "Stream Server, or with its wheel in the place of the dot\n"
+        f"stream-study: {needed_by} needs {missing}, which is not installed: pip install '.[analysis]' in the folder "
+        "of Stream Server, or with its wheel in the place of the dot\n"
     )
 
 
