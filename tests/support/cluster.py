@@ -141,15 +141,15 @@ class Cluster:
         # UCX takes hosts of one kernel for one machine.
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "UCX_TLS": "tcp,self"}
 
-    def on(self, host: str) -> list[str]:
-        """The words that, put before a command, run it on a host, in the current folder."""
+    def on(self, host: str, folder: Path | None = None) -> list[str]:
+        """The words that, put before a command, run it on a host, in `folder` or else in `shared`."""
         variables = [f"{name}={value}" for name, value in self.environment.items()]
-        return [*self._entering(host, "--mount", "--pid", "--wdns=."), "env", *variables]
+        return [*self._entering(host, "--mount", "--pid", f"--wdns={folder or self.shared}"), "env", *variables]
 
     def run(self, host: str, *command: str, limit_s: float = 60) -> str:
         """Run a command on a host to its end; returns what it printed."""
         done = subprocess.run(
-            [*self.on(host), *command], cwd=self.shared, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s
+            [*self.on(host), *command], stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s
         )
         assert done.returncode == 0, f"{command} on {host}: {done.returncode}\n{done.stderr.decode()}"
         return done.stdout.decode()
@@ -212,9 +212,7 @@ class Cluster:
         )
 
     def _said(self, *command: str) -> str:
-        done = subprocess.run(
-            [*self.on(LOGIN), *command], cwd=self.shared, stdin=subprocess.DEVNULL, capture_output=True
-        )
+        done = subprocess.run([*self.on(LOGIN), *command], stdin=subprocess.DEVNULL, capture_output=True)
         return done.stdout.decode()
 
     def _folder(self, name: str) -> Path:
