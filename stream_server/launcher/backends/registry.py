@@ -6,10 +6,16 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import Backend
 from stream_server.launcher.backends.local import LocalBackend
+from stream_server.launcher.backends.slurm import SlurmBackend
+from stream_server.launcher.backends.slurm_steps import SlurmSteps
 from stream_server.user_code import call_user, load_class
 
 PROTOCOL = ("query_interval_s", "submit", "cancel", "query", "reattach", "close")
-BACKENDS: Mapping[str, Callable[[StudyConfig], Backend]] = {"local": LocalBackend}
+BACKENDS: Mapping[str, Callable[[StudyConfig], Backend]] = {
+    "local": LocalBackend,
+    "slurm": SlurmBackend,
+    "slurm-steps": SlurmSteps,
+}
 
 
 def load_backend(config: StudyConfig) -> Backend:

@@ -26,7 +26,8 @@ class SimulationCores:
     def of(cls, config: StudyConfig, environment: Mapping[str, str]) -> "SimulationCores":
         """The simulations that the launcher starts, if `environment` is that of the shell."""
         simulation = config.simulation
-        if simulation.command is None:
+        # Slurm runs the jobs on cores of their own.
+        if simulation.command is None or config.launcher.backend == "slurm":
             return NO_SIMULATIONS
         threads = num_threads_of(simulation_environment(config, environment)) or 1
         return cls(
