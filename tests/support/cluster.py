@@ -51,6 +51,8 @@ AuthInfo=socket={folder}/munge/socket
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
+SlurmctldTimeout=2
+MessageTimeout=5
 SlurmdTimeout=10
 KillWait=2
 MinJobAge={min_job_age_s}
@@ -143,7 +145,8 @@ class Cluster:
 
     def on(self, host: str, folder: Path | None = None) -> list[str]:
         """The words that, put before a command, run it on a host, in `folder` or else in `shared`."""
-        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        path = os.pathsep.join(it for it in os.environ["PATH"].split(os.pathsep) if it != str(self.commands))
+        variables = [f"{name}={value}" for name, value in {**self.environment, "PATH": path}.items()]
         return [*self._entering(host, "--mount", "--pid", f"--wdns={folder or self.shared}"), "env", *variables]
 
     def run(self, host: str, *command: str, limit_s: float = 60) -> str:
