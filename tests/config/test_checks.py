@@ -106,6 +106,15 @@ def test_settings_that_exclude_each_other_or_would_be_ignored_are_refused(
         {"checkpoint.dir": "saved", "checkpoint.record": True, "checkpoint.allow_pickle": True},
         {"simulation.job.environment": {"A": "b"}, "server.job.environment": {"A": "b"}},
         {"simulation.job.cores_per_rank": 2},
+        {
+            "launcher.backend": "slurm",
+            "launcher.max_queued": 5,
+            "simulation.job": {
+                **{"partition": "gpu", "account": "physics", "walltime": "01:30:00", "nodes": 2, "gpus_per_rank": 1},
+                **{"memory": "4GiB", "setup": ["module load gcc"], "options": {"qos": "low", "exclusive": True}},
+            },
+        },
+        {"launcher.backend": "slurm-steps", "simulation.ranks": 2, "simulation.job": {"memory": "1GiB", "options": {}}},
     ],
     ids=str,
 )

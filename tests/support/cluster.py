@@ -51,11 +51,9 @@ AuthInfo=socket={folder}/munge/socket
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
-SlurmctldTimeout=2
-MessageTimeout=5
-SlurmdTimeout=10
+SlurmdTimeout={lost_after_s}
 KillWait=2
-MinJobAge={min_job_age_s}
+MinJobAge=300
 SchedulerParameters=sched_min_interval=0,sched_interval=1,batch_sched_delay=0,bf_interval=1
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n/slurmd.pid
@@ -100,13 +98,14 @@ class Cluster:
     """A cluster with the hosts `login`, on which the controller runs, and n1 … n`num_nodes`; for one `with` block.
 
     `shared` is a folder that all hosts see. `commands` is one of programs that run Slurm's commands on the login node
-    for a process of this machine, which sees neither the network nor the names of the cluster.
+    for a process of this machine, which sees neither the network nor the names of the cluster. A node that does not
+    answer for `lost_after_s` is down, also to a controller that was away for so long.
     """
 
-    def __init__(self, num_nodes: int = 2, *, cores: int = 4, min_job_age_s: int = 300) -> None:
+    def __init__(self, num_nodes: int = 2, *, cores: int = 4, lost_after_s: int = 60) -> None:
         self.nodes = [f"n{number + 1}" for number in range(num_nodes)]
         self.cores = cores
-        self.min_job_age_s = min_job_age_s
+        self.lost_after_s = lost_after_s
         self._hosts: dict[str, _Host] = {}
         self._others: list[subprocess.Popen[bytes]] = []
 
@@ -195,11 +194,10 @@ class Cluster:
         self._within(self._switch, "ip", "link", "set", f"to-{host}", "up")
 
     def stop_controller(self) -> None:
-        """Kill the controller; nodes and jobs go on."""
-        pid_file = self.folder / "slurmctld.pid"
-        pid = int(self.run(LOGIN, "cat", str(pid_file)))
-        self.run(LOGIN, "kill", "-KILL", str(pid))
-        pid_file.unlink()
+        """End the controller, which saves its state; nodes and jobs go on."""
+        pid = self.run(LOGIN, "cat", str(self.folder / "slurmctld.pid")).strip()
+        self.run(LOGIN, "kill", "-TERM", pid)
+        self.run(LOGIN, "tail", f"--pid={pid}", "-f", "/dev/null")
 
     def start_controller(self) -> None:
         """Start the controller, which goes on with its saved state, and wait until it answers."""
@@ -233,7 +231,7 @@ class Cluster:
             network=NETWORK,
             folder=self.folder,
             cores=self.cores,
-            min_job_age_s=self.min_job_age_s,
+            lost_after_s=self.lost_after_s,
             nodes="\n".join(nodes),
         )
         (self.folder / "slurm.conf").write_text(text)

@@ -30,7 +30,7 @@ from stream_server.launcher.backends.backend import (
     describe,
     exit_code_of,
 )
-from stream_server.launcher.backends.slurm_commands import NotSubmitted, QueueEntry, Refusal
+from stream_server.launcher.backends.slurm_commands import NotSubmitted, QueueEntry, SubmitRefusal
 
 NAME_FILE = "job.name"
 COMMANDS = ("sbatch", "scancel", "squeue")
@@ -145,7 +145,7 @@ class SlurmBackend:
         try:
             slurm_commands.check(slurm_job.job_options(resources, self.ranks), "#!/bin/sh\n")
         except NotSubmitted as error:
-            if error.refusal is not Refusal.WRONG:
+            if error.refusal is not SubmitRefusal.WRONG:
                 log.warning("whether Slurm would take the jobs is not known: %s", error)
                 return
             raise ConfigError(f"simulation.job: Slurm would not take the jobs: {_told(error)}") from error
@@ -289,9 +289,9 @@ class SlurmBackend:
         waits = JobStatus(state=JobState.QUEUED, reason=str(error))
         now = time.monotonic()
         with self._changed:
-            if error.refusal is Refusal.WRONG:
+            if error.refusal is SubmitRefusal.WRONG:
                 job.end(f"could not be submitted: {_told(error)}")
-            elif error.refusal is Refusal.FULL:
+            elif error.refusal is SubmitRefusal.FULL:
                 self._back(_Phase.WAITING, job, waits)
                 self._submit_at = now + self.retry_s
                 if job.is_cancelled:
@@ -300,7 +300,7 @@ class SlurmBackend:
                 # It may be in the queue: the next answers tell.
                 self._back(_Phase.DOUBTFUL, job, waits)
                 self._submit_at = now + self.retry_s
-        if error.refusal is not Refusal.WRONG:
+        if error.refusal is not SubmitRefusal.WRONG:
             log.warning("%s waits to be submitted: %s", job.name, error)
 
     def _cancel(self, jobs: Sequence[_SlurmJob]) -> None:

@@ -20,9 +20,7 @@ MANY = 1000
 FIELDS = ("%i", "%T", "%r", "%j")
 
 QUEUED = frozenset(
-    {
-        *("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
-    }
+    ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 )
 ENDED: Mapping[str, str] = {
     "BOOT_FAIL": "lost its node, which did not start",
@@ -57,7 +55,7 @@ HINTS = (
 )
 
 
-class Refusal(StrEnum):
+class SubmitRefusal(StrEnum):
     """Why sbatch said no: `FULL`, a limit of the site; `AWAY`, no word of the controller; `WRONG`, the job itself.
 
     After `AWAY` the job may be in the queue nevertheless.
@@ -71,7 +69,7 @@ class Refusal(StrEnum):
 class NotSubmitted(Exception):
     """sbatch said no."""
 
-    def __init__(self, refusal: Refusal, message: str) -> None:
+    def __init__(self, refusal: SubmitRefusal, message: str) -> None:
         super().__init__(message)
         self.refusal = refusal
 
@@ -102,7 +100,7 @@ class QueueEntry:
             excuse = reason if self.state in NOT_ITS_FAULT else ""
             return JobStatus(state=JobState.ENDED, exit_code=code, reason=reason, excuse=excuse)
         if self.state in QUEUED:
-            return JobStatus(state=JobState.QUEUED, reason=self.reason)
+            return JobStatus(state=JobState.QUEUED, reason="" if self.reason == "None" else self.reason)
         return JobStatus(state=JobState.ENDING if self.state == "COMPLETING" else JobState.RUNNING)
 
 
@@ -205,18 +203,18 @@ def _sbatch(options: Sequence[str], script: str) -> str:
     try:
         done = _run(["sbatch", *options], script, environment)
     except (OSError, subprocess.SubprocessError) as error:
-        raise NotSubmitted(Refusal.AWAY, f"sbatch: {error}") from error
+        raise NotSubmitted(SubmitRefusal.AWAY, f"sbatch: {error}") from error
     if done.returncode == 0:
         return done.stdout
     message = " ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines())
     raise NotSubmitted(_refusal(message, done.returncode), message or f"sbatch ended with {done.returncode}")
 
 
-def _refusal(message: str, code: int) -> Refusal:
+def _refusal(message: str, code: int) -> SubmitRefusal:
     if any(words in message for words in FULL):
-        return Refusal.FULL
+        return SubmitRefusal.FULL
     # Killed by a signal: what it has done is not known.
-    return Refusal.AWAY if code < 0 or any(words in message for words in AWAY) else Refusal.WRONG
+    return SubmitRefusal.AWAY if code < 0 or any(words in message for words in AWAY) else SubmitRefusal.WRONG
 
 
 def _entries(*options: str) -> list[QueueEntry]:

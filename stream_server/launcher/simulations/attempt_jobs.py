@@ -126,6 +126,12 @@ class AttemptJobs:
         """The attempts whose job waits for its turn."""
         return [attempt for job in self._jobs.values() if job.state is JobState.QUEUED for attempt in job.attempts]
 
+    @property
+    def why_none_runs(self) -> str:
+        """Why the jobs wait in the queue, in the scheduler's words, if all of them do and it says so; "" otherwise."""
+        are_queued = all(job.state is JobState.QUEUED for job in self._jobs.values())
+        return ", ".join(sorted({job.waits_for for job in self._jobs.values() if job.waits_for})) if are_queued else ""
+
     def submit(self, specs: Mapping[Attempt, JobSpec]) -> str | None:
         """Start these in one job; return its handle.
 
