@@ -5,10 +5,12 @@ other nodes is asked of Slurm.
 """
 
 import contextlib
+import logging
 import os
 import secrets
 import subprocess
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from stream_server.config import StudyConfig
@@ -20,8 +22,16 @@ from stream_server.launcher.backends.local import GRACE_S, LocalBackend
 COMMANDS = ("srun", "scancel", "squeue")
 ALLOCATION = "SLURM_JOB_ID"
 # What srun would take for its own options: they are those of the batch script.
-OF_THE_SCRIPT = ("SLURM_CPUS_PER", "SLURM_GPUS", "SLURM_JOB_NUM_NODES", "SLURM_MEM_PER", "SLURM_NNODES")
+OF_THE_SCRIPT = (
+    *("SLURM_CPUS_PER", "SLURM_EXACT", "SLURM_GPUS", "SLURM_JOB_NUM_NODES", "SLURM_MEM_PER", "SLURM_NNODES"),
+    *("SLURM_OVERLAP", "SLURM_WHOLE"),
+)
+LOOK_S = 3.0
+SIGNALLED = 128
+WAITS = JobStatus(state=JobState.QUEUED, reason="no cores of the allocation are free")
 STEP_FILE = "job.name"
+
+log = logging.getLogger(__name__)
 
 
 class SlurmSteps(LocalBackend):
@@ -48,6 +58,8 @@ class SlurmSteps(LocalBackend):
         self._names: dict[str, str] = {}
         self._cancelled: set[str] = set()
         self._outlived: dict[str, JobStatus] = {}
+        self._not_begun: dict[str, bool] = {}
+        self._look_at = 0.0
 
     def submit(self, spec: JobSpec) -> str:
         """Start a step, which waits for cores of the allocation that no other step has.
@@ -56,7 +68,8 @@ class SlurmSteps(LocalBackend):
             SubmitError: the system refuses another process.
         """
         name = slurm_job.job_name(self.study, spec.folder, secrets.token_hex(6))
-        options = [*slurm_job.resource_options(self.resources, self.ranks), "--exact", f"--job-name={name}"]
+        options = [*slurm_job.resource_options(self.resources, self.ranks), "--exact", "--quiet"]
+        options += [f"--jobid={self.allocation}", f"--job-name={name}"]
         if self.ranks == 1:
             options.append("--nodes=1")
         environment = {key: value for key, value in spec.environment.items() if not key.startswith(OF_THE_SCRIPT)}
@@ -64,6 +77,8 @@ class SlurmSteps(LocalBackend):
         step = replace(spec, command=("srun", *options, *spec.command), environment=environment)
         handle = super().submit(step)
         self._names[handle] = name
+        self._not_begun[handle] = False
+        self._look_at = max(self._look_at, time.monotonic() + LOOK_S)
         return handle
 
     def reattach(self, job: SavedJob) -> str:
@@ -82,8 +97,13 @@ class SlurmSteps(LocalBackend):
         """Look at these steps; one whose srun was killed has ended once Slurm knows no such step any more."""
         statuses = dict(super().query([handle for handle in handles if handle not in self._outlived]))
         for handle, status in statuses.items():
-            if status.state is JobState.ENDED and (status.exit_code is None or handle in self._cancelled):
+            # An srun that a signal ended may have left its step behind.
+            is_clear = status.exit_code is not None and status.exit_code < SIGNALLED and handle not in self._cancelled
+            if status.state is JobState.ENDED and not is_clear:
                 self._outlived[handle] = status
+            if status.state is not JobState.RUNNING:
+                self._not_begun.pop(handle, None)
+        statuses |= dict.fromkeys((handle for handle, waits in self._look().items() if waits), WAITS)
         asked = {handle: self._outlived[handle] for handle in handles if handle in self._outlived}
         left = self._end_steps(asked)
         for handle, status in asked.items():
@@ -98,13 +118,34 @@ class SlurmSteps(LocalBackend):
     def close(self) -> None:
         """Kill what still runs."""
         super().close()
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            self._end_steps(self._names)
+        self._end_steps(self._names)
 
-    def _end_steps(self, handles: Collection[str]) -> set[str]:
-        """Kill what Slurm knows of these steps; returns those of which it knows something."""
+    def _look(self) -> Mapping[str, bool]:
+        """The steps that Slurm is not known to have begun; whether they were waiting at the last look."""
+        if self._not_begun and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            with _unless_slurm_is_away():
+                begun = {step.name for step in slurm_commands.steps(self.allocation)}
+                self._not_begun = {handle: True for handle in self._not_begun if self._names[handle] not in begun}
+        return self._not_begun
+
+    def _end_steps(self, handles: Collection[str]) -> Collection[str]:
+        """Kill what Slurm knows of these steps; returns those of which it may still run something."""
         names = {self._names[handle]: handle for handle in handles if self._names.get(handle)}
-        found = [step for step in slurm_commands.steps(self.allocation) if step.name in names] if names else []
-        if found:
-            slurm_commands.cancel([step.id for step in found], "--signal=KILL")
-        return {names[step.name] for step in found}
+        if not names:
+            return ()
+        with _unless_slurm_is_away():
+            found = [step for step in slurm_commands.steps(self.allocation) if step.name in names]
+            if found:
+                slurm_commands.cancel([step.id for step in found], "--signal=KILL")
+            return {names[step.name] for step in found}
+        return names.values()
+
+
+@contextlib.contextmanager
+def _unless_slurm_is_away() -> Iterator[None]:
+    """Give up for now if Slurm does not answer."""
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("Slurm does not answer, and is asked again: %s", error)
