@@ -272,6 +272,58 @@ def _saved(folder: Path, handle: str | None) -> SavedJob:
     return SavedJob(folder=folder, marks=frozenset({str(folder / "connection.json")}), handle=handle)
 
 
+# A site's limit holds the first two jobs back for a while; or the answer is lost, though the job is in the queue.
+FULL = """#!/bin/sh
+echo asked >>"{folder}/asked"
+[ $(wc -l <"{folder}/asked") -gt 2 ] && exec {sbatch} "$@"
+echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)" >&2
+exit 1
+"""
+LOST = """#!/bin/sh
+{sbatch} "$@" >/dev/null
+[ -e "{folder}/lost" ] && exit 0
+touch "{folder}/lost"
+echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
+exit 1
+"""
+
+
+def _pretend(text: str, cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another sbatch comes first on the PATH."""
+    use(cluster, monkeypatch)
+    script = folder / "bin" / "sbatch"
+    script.parent.mkdir()
+    script.write_text(text.format(folder=folder, sbatch=cluster.commands / "sbatch"))
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_a_job_that_a_limit_of_the_site_holds_back_is_submitted_later(
+    cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend(FULL, cluster, folder, monkeypatch)
+    with backend_of(folder) as backend:
+        spec = python(folder, "0", WAITING)
+        handle = backend.submit(spec)
+        until(lambda: "job submit limit" in backend.query([handle])[handle].reason)
+        assert state(backend, handle) is JobState.QUEUED
+        (spec.folder / "go").touch()
+        assert exit_code(backend, handle, spec.folder) == 4
+
+
+def test_a_submission_whose_answer_is_lost_is_found_in_the_queue_and_not_repeated(
+    cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend(LOST, cluster, folder, monkeypatch)
+    with backend_of(folder, missing_s=20) as backend:
+        spec = python(folder, "0", WAITING)
+        handle = backend.submit(spec)
+        until(lambda: state(backend, handle) is JobState.RUNNING)
+        (spec.folder / "go").touch()
+        assert exit_code(backend, handle, spec.folder) == 4
+    assert _all(cluster).count(handle) == 1
+
+
 @needs_cluster
 def test_jobs_go_on_while_the_controller_is_away_and_those_that_ended_meanwhile_are_known(
     monkeypatch: pytest.MonkeyPatch,

@@ -179,11 +179,11 @@ def time_limit_s(partition: str | None) -> float | None:
     limits = dict(line.rpartition("|")[::2] for line in lines)
     default = next((limit for name, limit in limits.items() if name.endswith("*")), "")
     limit = default if partition is None else limits.get(partition, limits.get(f"{partition}*", ""))
-    return _seconds(limit)
+    return seconds_in(limit)
 
 
-def _seconds(limit: str) -> float | None:
-    """The seconds of [DAYS-]HH:MM:SS, as sinfo writes it with fewer parts where the first are 0."""
+def seconds_in(limit: str) -> float | None:
+    """The seconds of [DAYS-]HH:MM:SS, as sinfo writes it with fewer parts where the first are 0, or None."""
     days, _, clock = limit.rpartition("-")
     parts = [*([days] if days else []), *clock.split(":")]
     if not all(part.isdecimal() for part in parts):
@@ -198,6 +198,14 @@ def hint(message: str) -> str:
     return next((told for words, told in HINTS if words in message), "")
 
 
+def refusal_of(message: str, code: int) -> SubmitRefusal:
+    """Tell the kind of a refusal from the words and the exit code of sbatch."""
+    if any(words in message for words in FULL):
+        return SubmitRefusal.FULL
+    # Killed by a signal: what it has done is not known.
+    return SubmitRefusal.AWAY if code < 0 or any(words in message for words in AWAY) else SubmitRefusal.WRONG
+
+
 def _sbatch(options: Sequence[str], script: str) -> str:
     environment = {name: os.environ[name] for name in (*PASSED, *DEFAULTS) if name in os.environ}
     try:
@@ -207,14 +215,7 @@ def _sbatch(options: Sequence[str], script: str) -> str:
     if done.returncode == 0:
         return done.stdout
     message = " ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines())
-    raise NotSubmitted(_refusal(message, done.returncode), message or f"sbatch ended with {done.returncode}")
-
-
-def _refusal(message: str, code: int) -> SubmitRefusal:
-    if any(words in message for words in FULL):
-        return SubmitRefusal.FULL
-    # Killed by a signal: what it has done is not known.
-    return SubmitRefusal.AWAY if code < 0 or any(words in message for words in AWAY) else SubmitRefusal.WRONG
+    raise NotSubmitted(refusal_of(message, done.returncode), message or f"sbatch ended with {done.returncode}")
 
 
 def _entries(*options: str) -> list[QueueEntry]:
