@@ -77,7 +77,7 @@ def _using(folder: Path) -> list[psutil.Process]:
     """The processes that have the folder on their command line, or in it their working folder."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             if process.cwd().startswith(str(folder)) or any(str(folder) in word for word in process.cmdline()):
                 found.append(process)
     return found
