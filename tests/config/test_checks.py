@@ -143,6 +143,32 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
             "Write 3 or more; a multiple of 3 leaves no room unused.",
         ),
         (
+            {"simulation.job.partition": "gpu"},
+            'simulation.job.partition: "gpu" would be ignored, since launcher.backend is "local". Leave it out.',
+        ),
+        (
+            {"launcher.backend": "slurm-steps", "simulation.job.walltime": "01:00:00"},
+            'simulation.job.walltime: "01:00:00" would be ignored, since steps run within the allocation of the '
+            "launcher. Leave it out.",
+        ),
+        (
+            {"launcher.backend": "slurm", "simulation.job.walltime": "1h"},
+            'simulation.job.walltime: "1h" is not a time. Write "HH:MM:SS", such as "01:30:00".',
+        ),
+        (
+            {"launcher.backend": "slurm", "simulation.job.options": {"time": "1:00:00"}},
+            "simulation.job.options.time: there is a key for this. Write simulation.job.walltime.",
+        ),
+        (
+            {"launcher.backend": "slurm", "simulation.job.options": {"array": "1-9"}},
+            "simulation.job.options.array: the launcher sets this itself, or could not follow the job any more. "
+            "Leave it out.",
+        ),
+        (
+            {"launcher.backend": "slurm", "simulation.job.options": {"--qos": "low"}},
+            'simulation.job.options.--qos: this is no long option of Slurm. Write its name without dashes, such as "qos".',
+        ),
+        (
             {"simulation.command": None, "simulation.job.mpirun": ["mpirun"]},
             'simulation.job.mpirun: ["mpirun"] would be ignored, since without simulation.command no simulation is '
             "started. Leave it out.",
