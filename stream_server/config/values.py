@@ -185,7 +185,8 @@ def _make_file_absolute(word: str) -> str:
 
 
 def _check_walltime(value: str) -> str:
-    walltime_s(value)
+    if not WALLTIME.fullmatch(value):
+        raise wrong(f"{shown(value)} is not a time", 'Write "HH:MM:SS", such as "01:30:00"')
     return value
 
 

@@ -166,7 +166,8 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
         ),
         (
             {"launcher.backend": "slurm", "simulation.job.options": {"--qos": "low"}},
-            'simulation.job.options.--qos: this is no long option of Slurm. Write its name without dashes, such as "qos".',
+            "simulation.job.options.--qos: this is no long option of Slurm. "
+            'Write its name without dashes, such as "qos".',
         ),
         (
             {"simulation.command": None, "simulation.job.mpirun": ["mpirun"]},

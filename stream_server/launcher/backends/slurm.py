@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from stream_server.config import StudyConfig
+from stream_server.config import StudyConfig, walltime_s
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import slurm_commands, slurm_job
 from stream_server.launcher.backends.backend import (
@@ -368,12 +368,6 @@ class SlurmBackend:
             job.phase, job.status = _Phase.WAITING, JobStatus(state=JobState.QUEUED)
         else:
             job.end(FORGOTTEN, excuse=FORGOTTEN)
-
-
-def walltime_s(text: str) -> float:
-    """The seconds of HH:MM:SS."""
-    hours, minutes, seconds = map(int, text.split(":"))
-    return float((hours * 60 + minutes) * 60 + seconds)
 
 
 def _explained(job: _SlurmJob, entry: QueueEntry) -> JobStatus:
