@@ -28,7 +28,7 @@ DEADLINE_S = 1800.0
 LOOK_S = 1.0
 MAX_PARTS = 8
 # Folders that `--quick` leaves out: MPI jobs, whole studies, compilers, faults of whole machines.
-NOT_QUICK = ("chaos", "configs", "fuzz", "mpi", "native", "network", "resources", "study", "zoo")
+NOT_QUICK = ("chaos", "cluster", "configs", "fuzz", "mpi", "native", "network", "resources", "study", "zoo")
 QUICK = ["-m", "not (full or slow or quiet)", "--hypothesis-profile=quick"]
 QUICK += [f"--ignore=tests/{folder}" for folder in NOT_QUICK]
 NUM_SLOWEST = 12

@@ -31,6 +31,10 @@ has patch patch
 has git git
 has strace strace
 has iproute2 ip
+has slurmctld slurmctld
+has slurmd slurmd
+has slurm-client sbatch srun squeue scancel
+has munge munged
 has clang clang clang++
 [ -e /usr/share/i18n/locales/de_DE ] || need locales
 has chromium chromium

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 # What waits for processes of its own comes first, so that the last files are short ones.
-LONGEST_FIRST = ("study", "chaos", "mpi", "configs", "native", "dashboard", "install", "launcher")
+LONGEST_FIRST = ("study", "cluster", "chaos", "mpi", "configs", "native", "dashboard", "install", "launcher")
 QUIET = "quiet"
 
 

@@ -1,5 +1,6 @@
 """Rules between the keys of a study: no contradiction, room in the buffer, enough samples for every rank."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -18,18 +19,58 @@ FRACTIONS = (
     "checkpoint.keep_every",
     "checkpoint.keep_at",
 )
+OF_JOBS = (
+    *("simulation.job.nodes", "simulation.job.walltime", "simulation.job.partition", "simulation.job.account"),
+    *("simulation.job.setup", "launcher.max_queued"),
+)
+OF_SCHEDULERS = ("simulation.job.options", "simulation.job.gpus_per_rank", "simulation.job.memory", *OF_JOBS)
+OPTION = re.compile(r"[a-z][a-z0-9-]+")
+# The launcher itself sets these, or could not follow the job any more.
+OWN_OPTIONS = frozenset(
+    {
+        *(
+            "array",
+            "chdir",
+            "clusters",
+            "cpus-per-task",
+            "error",
+            "export",
+            "export-file",
+            "get-user-env",
+            "gpus-per-task",
+        ),
+        *("input", "job-name", "mem-per-cpu", "no-requeue", "ntasks", "open-mode", "output", "overlap", "parsable"),
+        *("quiet", "requeue", "test-only", "wait", "wrap"),
+    }
+)
+INSTEAD = {
+    "account": "simulation.job.account",
+    "cpus-per-task": "simulation.job.cores_per_rank",
+    "gpus-per-task": "simulation.job.gpus_per_rank",
+    "mem-per-cpu": "simulation.job.memory",
+    "nodes": "simulation.job.nodes",
+    "ntasks": "simulation.ranks",
+    "partition": "simulation.job.partition",
+    "time": "simulation.job.walltime",
+}
 IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
     ("parameters.sampler", lambda it: it.parameters.file is not None, "the parameters come from a file"),
     ("training.draws_per_sample", lambda it: it.buffer.policy in ("fifo", "firo"), "buffer.policy has its own"),
     ("client.wait_s", lambda it: it.client.if_server_away != "wait", 'client.if_server_away is not "wait"'),
     ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),
-    ("simulation.job.options", lambda it: it.launcher.backend == "local", 'launcher.backend is "local"'),
+    ("simulation.job.mpirun", lambda it: it.launcher.backend == "slurm-steps", "srun starts the ranks of a step"),
+    ("simulation.per_job", lambda it: it.launcher.backend == "slurm-steps", "each simulation is a step of its own"),
+    *((key, lambda it: it.launcher.backend == "local", 'launcher.backend is "local"') for key in OF_SCHEDULERS),
+    *(
+        (key, lambda it: it.launcher.backend == "slurm-steps", "steps run within the allocation of the launcher")
+        for key in OF_JOBS
+    ),
     *(
         (key, lambda it: it.simulation.command is None, "without simulation.command no simulation is started")
         for key in (
             *("simulation.ranks", "simulation.templates", "simulation.retries", "simulation.per_job"),
             *("simulation.keep_folders", "simulation.job.cores_per_rank", "simulation.job.environment"),
-            *("simulation.job.mpirun", "launcher.max_running", "launcher.backend", "simulation.job.options"),
+            *("simulation.job.mpirun", "launcher.max_running", "launcher.backend", *OF_SCHEDULERS),
         )
     ),
 )
@@ -239,6 +280,21 @@ def _sharding_needs_every_rank(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
+def _options_are_left_to_the_study(config: StudyConfig) -> Iterator[Problem]:
+    if not config.launcher.backend.startswith("slurm"):
+        return
+    for name, value in config.simulation.job.options.items():
+        path = f"simulation.job.options.{name}"
+        if not OPTION.fullmatch(name):
+            yield Problem(path, "this is no long option of Slurm", 'Write its name without dashes, such as "qos"')
+        elif name in INSTEAD:
+            yield Problem(path, "there is a key for this", f"Write {INSTEAD[name]}")
+        elif name in OWN_OPTIONS:
+            yield Problem(path, "the launcher sets this itself, or could not follow the job any more", "Leave it out")
+        elif not isinstance(value, str | int | float):
+            yield Problem(path, f"{shown(value)} is no value of an option", "Write a text, a number or true")
+
+
 def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
     stop = config.training.early_stop
     never = config.validation.every_batches is None and config.validation.every_s is None and not config.validation.at
@@ -286,6 +342,7 @@ CHECKS: tuple[Check, ...] = (
     _placeholders_of_the_scheduler_are_known,
     _one_kind_of_clipping,
     _sharding_needs_every_rank,
+    _options_are_left_to_the_study,
     _something_is_validated,
     *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
     _normalized_fields_exist,

@@ -24,7 +24,9 @@ from stream_server.config.values import (
     Positive,
     Section,
     StudyName,
+    Text,
     Texts,
+    Walltime,
     Words,
     study_dir,
 )
@@ -32,7 +34,7 @@ from stream_server.config.values import (
 Port = Annotated[int, Field(ge=1, le=65535)]
 Moments = Annotated[tuple[Moment, ...], Field(strict=False)]
 
-BACKENDS = ("local",)
+BACKENDS = ("local", "slurm", "slurm-steps")
 METRIC_WRITERS = ("csv", "tensorboard")
 WATERMARK_PART = 5
 
@@ -95,7 +97,21 @@ class SimulationJobSettings(Section):
     """`simulation.job`: the settings of the job of a simulation."""
 
     cores_per_rank: Count = Field(default=1, description="Cores of one rank.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Whatever a launcher.backend of your own reads.")
+    gpus_per_rank: Natural = Field(default=0, description="GPUs of one rank, if a scheduler runs the job.")
+    memory: Bytes | None = Field(
+        default=None, description="Memory of one rank, if a scheduler runs the job; null: what the site gives."
+    )
+    nodes: Count | None = Field(default=None, description="Nodes of the job; null: as many as the scheduler takes.")
+    walltime: Walltime | None = Field(
+        default=None, description="Longest time of the job, HH:MM:SS; null: that of the partition."
+    )
+    partition: Text | None = Field(default=None, description="Partition or queue; null: the site's default.")
+    account: Text | None = Field(default=None, description="Account that pays; null: the user's default.")
+    setup: Texts = Field(default=(), description="Lines of bash that each job runs first, such as `module load gcc`.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further options of sbatch or srun by name, or whatever a launcher.backend of your own reads.",
+    )
     environment: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
     mpirun: Words | None = Field(
         default=None,
@@ -153,7 +169,10 @@ class Launcher(Section):
     backend: Annotated[str, NameOrClass("backend", BACKENDS)] = Field(
         default="local", description="Backend for the jobs of the simulations, or FILE.py:Class."
     )
-    max_running: Count = Field(default=1, description="Simulations that run at the same time.")
+    max_running: Count = Field(default=1, description="Simulations that run at the same time, or wait in a queue.")
+    max_queued: Count | None = Field(
+        default=None, description="Jobs that wait in the scheduler's queue at the same time; null: all of them."
+    )
     restarts: Natural = Field(default=3, description="Restarts of the server without progress.")
 
 

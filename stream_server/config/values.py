@@ -184,6 +184,12 @@ def _make_file_absolute(word: str) -> str:
     return os.path.abspath(file) if word and os.path.isfile(file) else word
 
 
+def _check_walltime(value: str) -> str:
+    if not WALLTIME.fullmatch(value):
+        raise wrong(f"{shown(value)} is not a time", 'Write "HH:MM:SS", such as "01:30:00"')
+    return value
+
+
 def _check_moment(value: Any) -> Any:
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if is_count or (isinstance(value, float) and 0 < value < 1):
@@ -210,7 +216,11 @@ ClassReference = Annotated[
     AfterValidator(check_class_reference),
     WithJsonSchema({"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}),
 ]
+Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
+Walltime = Annotated[
+    str, AfterValidator(_check_walltime), WithJsonSchema({"type": "string", "pattern": f"^{WALLTIME.pattern}$"})
+]
 Paths = Annotated[tuple[FilePath, ...], Field(strict=False)]
 Words = Annotated[
     tuple[Annotated[str, AfterValidator(_make_file_absolute)], ...],

@@ -106,6 +106,21 @@ def test_settings_that_exclude_each_other_or_would_be_ignored_are_refused(
         {"checkpoint.dir": "saved", "checkpoint.record": True, "checkpoint.allow_pickle": True},
         {"simulation.job.environment": {"A": "b"}, "server.job.environment": {"A": "b"}},
         {"simulation.job.cores_per_rank": 2},
+        {
+            "launcher.backend": "slurm",
+            "launcher.max_queued": 5,
+            "simulation.job": {
+                "partition": "gpu",
+                "account": "physics",
+                "walltime": "01:30:00",
+                "nodes": 2,
+                "gpus_per_rank": 1,
+                "memory": "4GiB",
+                "setup": ["module load gcc"],
+                "options": {"qos": "low", "exclusive": True},
+            },
+        },
+        {"launcher.backend": "slurm-steps", "simulation.ranks": 2, "simulation.job": {"memory": "1GiB", "options": {}}},
     ],
     ids=str,
 )
@@ -126,6 +141,33 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
             {"simulation.per_job": 3, "launcher.max_running": 2},
             "launcher.max_running: 2, fewer than the 3 of simulation.per_job, which run at the same time. "
             "Write 3 or more; a multiple of 3 leaves no room unused.",
+        ),
+        (
+            {"simulation.job.partition": "gpu"},
+            'simulation.job.partition: "gpu" would be ignored, since launcher.backend is "local". Leave it out.',
+        ),
+        (
+            {"launcher.backend": "slurm-steps", "simulation.job.walltime": "01:00:00"},
+            'simulation.job.walltime: "01:00:00" would be ignored, since steps run within the allocation of the '
+            "launcher. Leave it out.",
+        ),
+        (
+            {"launcher.backend": "slurm", "simulation.job.walltime": "1h"},
+            'simulation.job.walltime: "1h" is not a time. Write "HH:MM:SS", such as "01:30:00".',
+        ),
+        (
+            {"launcher.backend": "slurm", "simulation.job.options": {"time": "1:00:00"}},
+            "simulation.job.options.time: there is a key for this. Write simulation.job.walltime.",
+        ),
+        (
+            {"launcher.backend": "slurm", "simulation.job.options": {"array": "1-9"}},
+            "simulation.job.options.array: the launcher sets this itself, or could not follow the job any more. "
+            "Leave it out.",
+        ),
+        (
+            {"launcher.backend": "slurm", "simulation.job.options": {"--qos": "low"}},
+            "simulation.job.options.--qos: this is no long option of Slurm. "
+            'Write its name without dashes, such as "qos".',
         ),
         (
             {"simulation.command": None, "simulation.job.mpirun": ["mpirun"]},

@@ -238,6 +238,23 @@ def test_attempts_whose_job_is_queued_are_named(jobs: AttemptJobs, backend: Spok
     assert jobs.queued == []
 
 
+def test_the_jobs_say_why_none_of_them_runs(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+    start(jobs)
+    backend.status = JobStatus(state=JobState.QUEUED, reason="Priority")
+    jobs.poll(0.0)
+    assert jobs.why_none_runs == "Priority"
+    backend.status = JobStatus(state=JobState.RUNNING)
+    jobs.poll(1.0)
+    assert jobs.why_none_runs == ""
+
+
+def test_a_failure_that_the_backend_excuses_does_not_count(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+    start(jobs)
+    backend.status = JobStatus(state=JobState.ENDED, reason="lost its node", excuse="lost its node")
+    [end] = jobs.poll(0.0)
+    assert (end.exit_code, end.reason, end.excuse) == (None, "lost its node", "lost its node")
+
+
 def test_a_job_of_a_killed_launcher_is_taken_over_as_soon_as_the_backend_answers(
     jobs: AttemptJobs, backend: SpokenBackend
 ) -> None:

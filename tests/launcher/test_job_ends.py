@@ -21,8 +21,8 @@ def traces(tmp_path: Path, *codes: str, log: str = "") -> dict[tuple[int, int], 
     return folders
 
 
-def ended(tmp_path: Path, exit_code: int | None, reason: str = "ended", *, unseen: bool = False) -> JobEnd:
-    return JobEnd(folder=tmp_path / "0", exit_code=exit_code, reason=reason, unseen=unseen)
+def ended(tmp_path: Path, exit_code: int | None, reason: str = "ended", *, excuse: str = "") -> JobEnd:
+    return JobEnd(folder=tmp_path / "0", exit_code=exit_code, reason=reason, excuse=excuse)
 
 
 def judged(folders: dict[tuple[int, int], Path], job: JobEnd) -> list[tuple[int | None, str, str]]:
@@ -62,7 +62,7 @@ def test_a_job_that_ended_well_has_ended_well_for_all(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_end_nobody_saw_is_no_failure_of_anybody(tmp_path: Path) -> None:
-    job = ended(tmp_path, None, "gone", unseen=True)
+    job = ended(tmp_path, None, "gone", excuse=RESTARTED)
     assert all(excuse for _, _, excuse in judged(traces(tmp_path, "", "0 0"), job))
 
 
@@ -77,7 +77,7 @@ def test_one_that_is_alone_ended_as_its_job_did(tmp_path: Path) -> None:
             log=tmp_path / "0" / "output.log",
         )
     ]
-    (unseen,) = ends(folders, ended(tmp_path, None, unseen=True), num_ranks=NUM_RANKS)
+    (unseen,) = ends(folders, ended(tmp_path, None, excuse=RESTARTED), num_ranks=NUM_RANKS)
     assert unseen.excuse == RESTARTED
 
 

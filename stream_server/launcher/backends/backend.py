@@ -71,12 +71,15 @@ class JobStatus:
     """Answer to a query.
 
     Of a job that has ended: `exit_code` is 128 + n after signal n, None if the backend does not know it (the launcher
-    then reads job.exit), and `reason` says how it ended in words that follow the job's name, "" for the usual ones.
+    then reads job.exit), and `reason` says how it ended in words that follow the job's name, "" for the usual ones. An
+    `excuse` says why that does not count against the simulation, such as a node that was lost: it is run again.
+    Of a job that is queued, `reason` says why it waits, in the scheduler's words.
     """
 
     state: JobState
     exit_code: int | None = None
     reason: str = ""
+    excuse: str = ""
 
 
 class SubmitError(Exception):

@@ -119,6 +119,15 @@ def simulation_environment(config: StudyConfig, shell: Mapping[str, str] | None 
     return {**PASSIVE, **environment} if is_crowded else environment
 
 
+def server_environment(config: StudyConfig) -> dict[str, str]:
+    """The variables of the server that are not the launcher's.
+
+    In an allocation of Slurm its mpirun starts a step on each node, which would keep all cores from the simulations.
+    """
+    shared = {"SLURM_OVERLAP": "1"} if config.launcher.backend == "slurm-steps" else {}
+    return {**shared, **config.server.job.environment}
+
+
 def release_cores() -> None:
     """Give this process the cores that the parent of its parent may use.
 

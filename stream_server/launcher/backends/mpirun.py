@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -47,11 +47,10 @@ class Mpirun:
         Raises:
             ConfigError: there is no such program on the PATH of the simulations.
         """
-        simulation = config.simulation
-        if not simulation.uses_mpirun:
+        if not _is_used(config):
             return None
-        program = require(config)
-        _, *others = simulation.job.mpirun or (program, *_options(program, simulation_environment(config)))
+        program, simulation = require(config), config.simulation
+        _, *others = simulation.job.mpirun or (program, *_options(program, config))
         if not any(RANKS in word for word in others):
             others += ["-n", RANKS]
         words = (word.replace(RANKS, str(simulation.ranks)) for word in others)
@@ -78,13 +77,17 @@ class Mpirun:
 def require(config: StudyConfig) -> str:
     """The program that starts the simulations, "" when each is a program of its own.
 
+    Where `simulation.job.setup` changes the PATH, it need not be here.
+
     Raises:
         ConfigError: there is no such program on the PATH of the simulations.
     """
     simulation = config.simulation
-    if not simulation.uses_mpirun:
+    if not _is_used(config):
         return ""
     name = simulation.job.mpirun[0] if simulation.job.mpirun else NAME
+    if simulation.job.setup:
+        return name
     program = shutil.which(name, path=simulation_environment(config).get("PATH", os.defpath))
     if program is None:
         raise ConfigError(_not_found(name, is_named=simulation.job.mpirun is not None))
@@ -112,6 +115,8 @@ def missing_program(config: StudyConfig) -> str:
     Nor may the script be missing that an interpreter is given. What depends on the simulation is not looked for.
     """
     command, study_dir = config.simulation.command, config.study_dir
+    if config.simulation.job.setup:
+        return ""
     program = command[0].replace("{study_dir}", str(study_dir)) if command else ""
     if not program or PLACEHOLDER.search(program):
         return ""
@@ -141,6 +146,11 @@ def _missing_script(config: StudyConfig) -> str:
     return "" if os.path.exists(place) else f"simulation.command: there is no file {place} for {interpreter} to run"
 
 
+def _is_used(config: StudyConfig) -> bool:
+    # srun starts the ranks of a step.
+    return config.simulation.uses_mpirun and config.launcher.backend != "slurm-steps"
+
+
 def _not_found(program: str, *, is_named: bool) -> str:
     if is_named:
         return f"simulation.job.mpirun: {program!r} was not found on the PATH of the simulations"
@@ -155,8 +165,11 @@ def _segment(spec: JobSpec) -> list[str]:
     return ["/bin/sh", "-c", SEGMENT, str(spec.folder), *identity, *spec.command]
 
 
-def _options(program: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+def _options(program: str, config: StudyConfig) -> tuple[str, ...]:
     """Options that keep several of them on one node from getting into each other's way."""
+    if config.simulation.job.setup:
+        return ()
+    environment = simulation_environment(config)
     try:
         told = subprocess.run(
             [program, "--version"], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOK_S

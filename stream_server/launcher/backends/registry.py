@@ -6,10 +6,16 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import Backend
 from stream_server.launcher.backends.local import LocalBackend
+from stream_server.launcher.backends.slurm import SlurmBackend
+from stream_server.launcher.backends.slurm_steps import SlurmSteps
 from stream_server.user_code import call_user, load_class
 
 PROTOCOL = ("query_interval_s", "submit", "cancel", "query", "reattach", "close")
-BACKENDS: Mapping[str, Callable[[StudyConfig], Backend]] = {"local": LocalBackend}
+BACKENDS: Mapping[str, Callable[[StudyConfig], Backend]] = {
+    "local": LocalBackend,
+    "slurm": SlurmBackend,
+    "slurm-steps": SlurmSteps,
+}
 
 
 def load_backend(config: StudyConfig) -> Backend:
@@ -25,3 +31,16 @@ def load_backend(config: StudyConfig) -> Backend:
     if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
         raise ConfigError(f"launcher.backend: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")
     return backend
+
+
+def check_backend(config: StudyConfig) -> None:
+    """Let the backend that a study names say whether it would take the jobs, if it can (`check`).
+
+    Raises:
+        ConfigError: it would not, and why; or there is no such backend.
+        UserCodeError: the user's file or class raised, which is the cause.
+    """
+    backend = load_backend(config)
+    check = getattr(backend, "check", None)
+    if check is not None:
+        call_user(config.launcher.backend, check)

@@ -50,13 +50,13 @@ log = logging.getLogger(__name__)
 class JobEnd:
     """A job is over, and so is every process of it. `exit_code` is 128 + n after signal n, None if unknown.
 
-    `unseen`: it was taken over, and left no word of how it ended.
+    An `excuse` says why a failure would not count.
     """
 
     folder: Path
     exit_code: int | None
     reason: str
-    unseen: bool = False
+    excuse: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class _AttemptJob:
     """A job of some attempts, of `ranks` ranks each.
 
     `saved` is what is known of one that another launcher has started. It has no `handle` until the backend took it
-    over. `unknown_since`: from when on it was UNKNOWN after a cancel.
+    over. `unknown_since`: from when on it was UNKNOWN after a cancel. `waits_for` is why it is queued.
     """
 
     folder: Path
@@ -89,6 +89,7 @@ class _AttemptJob:
     saved: SavedJob | None = None
     is_cancelled: bool = False
     state: JobState = JobState.RUNNING
+    waits_for: str = ""
     end: JobEnd | None = None
     unknown_since: float = math.inf
 
@@ -124,6 +125,12 @@ class AttemptJobs:
     def queued(self) -> list[Attempt]:
         """The attempts whose job waits for its turn."""
         return [attempt for job in self._jobs.values() if job.state is JobState.QUEUED for attempt in job.attempts]
+
+    @property
+    def why_none_runs(self) -> str:
+        """Why the jobs wait in the queue, in the scheduler's words, if all of them do and it says so; "" otherwise."""
+        are_queued = all(job.state is JobState.QUEUED for job in self._jobs.values())
+        return ", ".join(sorted({job.waits_for for job in self._jobs.values() if job.waits_for})) if are_queued else ""
 
     def submit(self, specs: Mapping[Attempt, JobSpec]) -> str | None:
         """Start these in one job; return its handle.
@@ -216,6 +223,10 @@ class AttemptJobs:
     def _take(self, job: _AttemptJob, status: JobStatus, now: float) -> None:
         """Note what the backend said of a job."""
         job.state = status.state
+        waits_for = status.reason if status.state is JobState.QUEUED else ""
+        if waits_for not in ("", job.waits_for):
+            log.info("the job in %s waits: %s", job.folder, waits_for)
+        job.waits_for = waits_for
         is_unknown = job.is_cancelled and status.state is JobState.UNKNOWN
         job.unknown_since = min(job.unknown_since, now) if is_unknown else math.inf
         if status.state is not JobState.ENDED and now < job.unknown_since + FORGOTTEN_S:
@@ -224,7 +235,8 @@ class AttemptJobs:
             code = exit_code_of(job.folder / EXIT_FILE) if status.exit_code is None else status.exit_code
             reason = status.reason or ("ended, and left no exit code" if code is None else describe(code))
             unseen = job.saved is not None and code is None and not job.is_cancelled
-            job.end = JobEnd(folder=job.folder, exit_code=code, reason=reason, unseen=unseen)
+            excuse = status.excuse or (RESTARTED if unseen else "")
+            job.end = JobEnd(folder=job.folder, exit_code=code, reason=reason, excuse=excuse)
 
 
 @contextlib.contextmanager
@@ -317,7 +329,7 @@ def python_of(command: Sequence[str], environment: Mapping[str, str], study_dir:
 
 def _end(attempt: Attempt, job: JobEnd, log: Path, exit_code: int | None, reason: str, excuse: str = "") -> AttemptEnd:
     simulation, number = attempt
-    excuse = excuse or (RESTARTED if job.unseen else "")
+    excuse = excuse or job.excuse
     return AttemptEnd(simulation=simulation, attempt=number, exit_code=exit_code, reason=reason, log=log, excuse=excuse)
 
 

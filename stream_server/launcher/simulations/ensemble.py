@@ -72,6 +72,7 @@ class Ensemble:
         self._judged_at = math.inf
         self._status_at = 0.0
         self._status: launcher_link.Status | None = None
+        self._told: set[str] = set()
 
     @property
     def leaving(self) -> bool:
@@ -216,6 +217,7 @@ class Ensemble:
             if self.schedule.runs(simulation, attempt):
                 self.schedule.begun(simulation, now)
         self._remove_folders()
+        self._tell_why_none_runs()
         self._polled_at = now
         self._poll_at = now + max(self.jobs.backend.query_interval_s, POLL_BUSY_S if self.jobs.busy else POLL_S)
 
@@ -263,6 +265,14 @@ class Ensemble:
             records.AttemptCancelled(simulation=it.id, attempt=it.attempt, reason=it.reason, excuse=it.excuse)
             for it in self.schedule.decided(simulation)
         ]
+
+    def _tell_why_none_runs(self) -> None:
+        why = self.jobs.why_none_runs
+        if why and why not in self._told and not self.schedule.away:
+            self._told.add(why)
+            num = self.jobs.num_running
+            jobs = "its job waits" if num == 1 else f"all {num} jobs wait"
+            self.server.send(launcher_link.HeldBack(text=f"no simulation runs: {jobs} in the queue ({why})"))
 
     def _tell_status(self) -> None:
         now = time.monotonic()

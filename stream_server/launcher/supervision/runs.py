@@ -11,7 +11,7 @@ from contextlib import closing
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
 from stream_server.launcher.backends.mpirun import Mpirun
-from stream_server.launcher.backends.registry import load_backend
+from stream_server.launcher.backends.registry import check_backend, load_backend
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import LauncherLeft
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
@@ -38,10 +38,12 @@ def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) ->
     """Run server and simulations of a study, or take over those of a launcher that was killed; returns the exit code.
 
     Raises:
-        ConfigError: another process runs this study, its journal is damaged, a program is missing, or what is in the
-            output folder is no run of ours.
+        ConfigError: another process runs this study, its journal is damaged, a program is missing, the scheduler would
+            not take the jobs, or what is in the output folder is no run of ours.
     """
     run_folder.check(config.output_dir, resume=command.resume)
+    if config.simulation.command is not None:
+        check_backend(config)
     if closed := run_folder.claim(config.output_dir, config.study.share_with):
         print(f"{PROGRAM}: {closed}", file=sys.stderr, flush=True)
     asking = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]

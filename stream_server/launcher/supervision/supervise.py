@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stream_server.config import load
 from stream_server.errors import StreamServerError
+from stream_server.launcher.backends.environment import server_environment
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, run_study
 from stream_server.launcher.supervision.server_job import ServerCommand
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             overrides=arguments.set,
             resume=arguments.resume,
             ranks=config.server.ranks,
-            environment=config.server.job.environment,
+            environment=server_environment(config),
         )
         if arguments.check:
             return command.check()

@@ -7,6 +7,7 @@ from pathlib import Path
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import missing_program, shown
+from stream_server.launcher.backends.registry import check_backend
 from stream_server.machine.descriptors import OWN
 from stream_server.server.metrics.writers import writer_makers
 from stream_server.server.ranks.communicator import SoloRanks
@@ -65,13 +66,16 @@ def require_machine(config: StudyConfig, replay: Path | None = None) -> None:
     """Refuse a study, or a `replay`, that cannot run here as stream-launcher would start it.
 
     Raises:
-        ConfigError: its ranks need more memory than this node has, or a program is missing.
+        ConfigError: its ranks need more memory than this node has, a program is missing, or the scheduler would not
+            take the jobs.
     """
     if problem := memory_problem(config, config.server.ranks, config.server.ranks):
         raise ConfigError(problem)
+    if replay is not None or config.simulation.command is None:
+        return
+    check_backend(config)
     # The jobs of another backend may run on machines that have it.
-    is_needed = config.launcher.backend == "local" and replay is None
-    if is_needed and (problem := missing_program(config)):
+    if config.launcher.backend == "local" and (problem := missing_program(config)):
         raise ConfigError(problem)
 
 

@@ -26,11 +26,16 @@ class SimulationCores:
     def of(cls, config: StudyConfig, environment: Mapping[str, str]) -> "SimulationCores":
         """The simulations that the launcher starts, if `environment` is that of the shell."""
         simulation = config.simulation
-        if simulation.command is None:
+        # Slurm runs the jobs on cores of their own.
+        if simulation.command is None or config.launcher.backend == "slurm":
             return NO_SIMULATIONS
         threads = num_threads_of(simulation_environment(config, environment)) or 1
+        num = min(config.launcher.max_running, config.study.simulations + config.validation.simulations)
+        if config.launcher.backend == "slurm-steps":
+            # Slurm deals them out over the nodes of the allocation.
+            num = -(-num // int(environment.get("SLURM_JOB_NUM_NODES", "1")))
         return cls(
-            num=min(config.launcher.max_running, config.study.simulations + config.validation.simulations),
+            num=num,
             cores_each=simulation.ranks * max(threads, simulation.job.cores_per_rank),
         )
 

@@ -1,0 +1,98 @@
+"""The backend `slurm-steps` in an allocation of a real Slurm."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stream_server.errors import ConfigError
+from stream_server.launcher.backends.backend import JobState, SavedJob
+from stream_server.launcher.backends.slurm_steps import SlurmSteps
+from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, use
+from tests.support.cluster import LOGIN, Cluster
+from tests.support.studies import StudyFolder
+from tests.support.timing import until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def backend(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSteps]:
+    """Steps in an allocation of one core on each of two nodes."""
+    use(cluster, monkeypatch)
+    said = cluster.run(LOGIN, "sbatch", "--parsable", "-N2", "--ntasks-per-node=1", "--wrap=sleep 600").strip()
+    monkeypatch.setenv("SLURM_JOB_ID", said)
+    until(lambda: cluster.run(LOGIN, "squeue", "-h", "-j", said, "-t", "running"))
+    config = StudyFolder(folder).load({"launcher.backend": "slurm-steps"})
+    with closing(SlurmSteps(config, grace_s=0.3)) as backend:
+        yield backend
+    cluster.run(LOGIN, "scancel", said)
+    until(lambda: not cluster.run(LOGIN, "squeue", "-h", "-j", said, "-t", "running,completing"))
+
+
+def test_steps_run_on_the_nodes_of_the_allocation_one_on_a_core(backend: SlurmSteps, folder: Path) -> None:
+    specs = [python(folder, str(number), WAITING) for number in range(3)]
+    handles = [backend.submit(spec) for spec in specs]
+    until(lambda: sum(bool(_said(spec.folder)) for spec in specs) == 2)
+    until(lambda: [status.state for status in backend.query(handles).values()].count(JobState.QUEUED) == 1)
+    assert {_said(spec.folder) for spec in specs} == {"up n1\n", "up n2\n", ""}
+    for spec in specs:
+        (spec.folder / "go").touch()
+    assert [exit_code(backend, *it) for it in zip(handles, (spec.folder for spec in specs), strict=True)] == [4] * 3
+
+
+def _said(folder: Path) -> str:
+    file = folder / "output.log"
+    return file.read_text() if file.exists() else ""
+
+
+def test_a_step_has_the_environment_that_it_is_given(backend: SlurmSteps, folder: Path) -> None:
+    odd = "$(touch x) '\" \n;"
+    spec = job(folder, "0", "printenv", "ODD", ODD=odd, SLURM_JOB_ID=os.environ["SLURM_JOB_ID"], SLURM_OVERLAP="1")
+    assert exit_code(backend, backend.submit(spec), spec.folder) == 0
+    assert _said(spec.folder) == odd + "\n"
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_step_that_ignores_term_is_killed_on_its_node(
+    cluster: Cluster, backend: SlurmSteps, folder: Path, is_ours: bool
+) -> None:
+    spec = python(folder, "0", STUBBORN)
+    handle = backend.submit(spec)
+    output(spec.folder)
+    if not is_ours:
+        other = SlurmSteps(StudyFolder(folder).load({"launcher.backend": "slurm-steps"}), grace_s=0.3)
+        handle = other.reattach(SavedJob(folder=spec.folder, marks=spec.marks, handle=handle))
+        other.cancel([handle])
+        ended(other, handle)
+    else:
+        backend.cancel([handle])
+        ended(backend, handle)
+    assert "0-attempt-0" not in cluster.run(LOGIN, "squeue", "-h", "--steps", "-o", "%j")
+
+
+def test_a_step_whose_srun_is_killed_has_ended_only_when_slurm_knows_it_no_more(
+    cluster: Cluster, backend: SlurmSteps, folder: Path
+) -> None:
+    spec = python(folder, "0", STUBBORN)
+    handle = backend.submit(spec)
+    output(spec.folder)
+    mark = str(spec.folder / "connection.json")
+    for process in psutil.process_iter(["name", "environ"]):
+        if process.info["name"] == "srun" and (process.info["environ"] or {}).get("STREAM_CONNECTION") == mark:
+            process.send_signal(signal.SIGKILL)
+    ended(backend, handle)
+    assert "0-attempt-0" not in cluster.run(LOGIN, "squeue", "-h", "--steps", "-o", "%j")
+
+
+def test_without_an_allocation_the_study_is_refused(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(cluster, monkeypatch)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(ConfigError, match="Start the study from a batch script"):
+        SlurmSteps(StudyFolder(tmp_path).load({"launcher.backend": "slurm-steps"}))
