@@ -180,10 +180,7 @@ class Cluster:
 
     def lose(self, host: str) -> None:
         """The host dies: all its processes are killed at once."""
-        lost = self._hosts.pop(host)
-        with suppress(ProcessLookupError):
-            os.kill(lost.pid, signal.SIGKILL)
-        lost.outer.wait()
+        self._kill(self._hosts.pop(host))
 
     def cut(self, host: str) -> None:
         """The host's cable is pulled."""
@@ -282,6 +279,12 @@ class Cluster:
         """Run a command in the network of a host, with the files of this machine."""
         subprocess.run(["nsenter", "--target", str(host.pid), "--net", *command], check=True)
 
+    def _kill(self, host: _Host) -> None:
+        """Kill the first process of a host and with it all others: the outer one ends when it has reaped the first."""
+        with suppress(ProcessLookupError):
+            os.kill(host.pid, signal.SIGKILL)
+        host.outer.wait()
+
     def _assert_alive(self, name: str, host: _Host) -> None:
         if host.outer.poll() is not None:
             self._fail(name)
@@ -298,8 +301,7 @@ class Cluster:
         for name in list(self._hosts):
             self.lose(name)
         if hasattr(self, "_switch"):
-            self._switch.outer.kill()
-            self._switch.outer.wait()
+            self._kill(self._switch)
         for process in self._others:
             # The daemons of hosts have died with them.
             process.kill()
