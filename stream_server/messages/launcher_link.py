@@ -164,6 +164,16 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FailedLater:
+    """To server: an attempt failed whose every time step the server has: nothing is repeated, but people should know."""
+
+    simulation: int
+    attempt: int
+    reason: str
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GaveUp:
     """To server: no attempt is left; with `redraw` the launcher waits for an `AddSimulation` in its place."""
 
@@ -248,6 +258,7 @@ ToServer = (
     | Ready
     | Attempt
     | Failed
+    | FailedLater
     | GaveUp
     | Dropped
     | Attached

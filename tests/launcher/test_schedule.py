@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from stream_server.launcher.schedule.actions import AbortStudy, Cancel, Drop, Fail, Give, GiveUp, Submit
+from stream_server.launcher.schedule.actions import AbortStudy, Cancel, Drop, Fail, FailLater, Give, GiveUp, Submit
 from stream_server.launcher.schedule.queues import ATTACH_WAIT_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
@@ -49,8 +49,24 @@ def test_a_job_that_ends_makes_room_for_the_next_simulation() -> None:
 def test_a_simulation_that_the_server_has_is_finished_whatever_its_exit_code() -> None:
     schedule = running(1)
     schedule.finished(0, 1.0)
-    assert schedule.job_ended(0, 0, 139, "was killed by SIGSEGV", 2.0) == []
+    later = FailLater(simulation=0, attempt=0, reason="was killed by SIGSEGV")
+    assert schedule.job_ended(0, 0, 139, "was killed by SIGSEGV", 2.0) == [later]
     assert schedule.state(0) is ScheduledState.FINISHED
+
+
+def test_a_failure_after_the_last_time_step_is_told_whichever_is_heard_of_first() -> None:
+    schedule = running(1)
+    assert schedule.job_ended(0, 0, 1, "ended with exit code 1", 1.0) == []
+    assert schedule.finished(0, 1.5) == [FailLater(simulation=0, attempt=0, reason="ended with exit code 1")]
+    assert schedule.finished(0, 1.6) == []
+
+
+def test_the_end_of_a_finished_simulation_that_is_killed_is_no_failure() -> None:
+    schedule = running(1)
+    schedule.finished(0, 1.0)
+    schedule.stop(1.0, grace_s=0.0)
+    schedule.tick(2.0)
+    assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 3.0) == []
 
 
 def test_the_server_may_say_that_a_simulation_finished_after_its_job_has_ended() -> None:

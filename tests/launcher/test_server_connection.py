@@ -43,6 +43,7 @@ TO_SERVER = [
     launcher_link.Attempt(simulation=8, attempt=0, public_key=None, attached=True),
     launcher_link.Leave(reason="stopped by SIGINT"),
     launcher_link.Failed(simulation=7, attempt=1, reason="crashed", log="/x/output.log"),
+    launcher_link.FailedLater(simulation=7, attempt=1, reason="crashed", log="/x/output.log"),
     launcher_link.GaveUp(simulation=7, attempts=3, reason="crashed", log="", redraw=True),
     launcher_link.Dropped(simulations=(1, 2), reason="enough"),
     launcher_link.Attached(token=1, simulation=7, attempt=0),

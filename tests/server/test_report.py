@@ -33,6 +33,7 @@ KEYS = [
     "security",
     "failures",
     "retried",
+    "failed_later",
     "samples",
     "lonely_steps",
     "draws",
@@ -207,6 +208,12 @@ def test_the_summary_names_failed_attempts_that_were_followed_by_another() -> No
     text = shown(report(retried=[killed]))
     assert "tried again   8 after 1 attempt: was killed by SIGKILL (simulations/8/attempt-0/output.log)" in text
     assert "tried again" not in shown(report(retried=[killed], failures=[killed]))
+
+
+def test_the_summary_names_failures_after_the_last_time_step() -> None:
+    later = {"id": 2, "attempts": 1, "reason": "ended with exit code 1", "log": "simulations/2/output.log"}
+    text = shown(report(failed_later=[later]))
+    assert "failed later  2 after its last time step: ended with exit code 1 (simulations/2/output.log)" in text
 
 
 def test_a_failed_study_says_so_first_and_why_and_never_that_it_is_balanced() -> None:

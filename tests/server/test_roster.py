@@ -179,6 +179,15 @@ def test_a_simulation_whose_last_attempt_failed_is_failing_until_it_is_tried_aga
     assert roster.failing == []
 
 
+def test_a_failure_after_the_last_time_step_is_remembered_and_changes_nothing(roster: Roster) -> None:
+    roster.launched(begun(0, 0))
+    before = roster.counts()
+    roster.fails_later(launcher_link.FailedLater(simulation=0, attempt=0, reason="exit code 1", log="output.log"))
+    assert roster.failed_later == [{"id": 0, "attempts": 1, "reason": "exit code 1", "log": "output.log"}]
+    assert (roster.counts(), roster.failing, roster.retried) == (before, [], [])
+    assert roster.state_dict()["failed_later"] == roster.failed_later
+
+
 def test_a_failure_that_another_attempt_followed_is_remembered(roster: Roster) -> None:
     roster.launched(begun(0, 0))
     roster.failed(0, 0, "exit code 1", "output.log")

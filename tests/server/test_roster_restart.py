@@ -322,9 +322,10 @@ def test_a_restored_roster_says_of_itself_what_it_was_given(happened: list[Any])
     assert states(other) == {
         i: state if SimulationPhase(state).terminal else "waiting" for i, state in states(roster).items()
     }
-    assert (other.failures, other.retried, other.num_survived, other.parameters) == (
+    assert (other.failures, other.retried, other.failed_later, other.num_survived, other.parameters) == (
         roster.failures,
         roster.retried,
+        roster.failed_later,
         roster.num_survived,
         roster.parameters,
     )

@@ -63,8 +63,8 @@ def test_a_mistake_in_a_simulation_is_told_at_its_own_send(run: Callable[..., Ru
         "missing_field": "signal",
         "unknown_step": "20",
     }
-    victims = {name: victim for victim, name in enumerate(told, start=1)}
-    command = ["python", "troubled.py", *(str(word) for pair in victims.items() for word in pair)]
+    victims = {name: victim for victim, name in enumerate(told, start=2)}
+    command = ["python", "troubled.py", "one_more", "1", *(str(word) for pair in victims.items() for word in pair)]
     settings = {"simulation.command": command, "simulation.retries": 0, "simulation.max_failed": 0.9}
     done = run(settings=settings)
     assert done.exit_code == 0, done.output
@@ -75,6 +75,9 @@ def test_a_mistake_in_a_simulation_is_told_at_its_own_send(run: Callable[..., Ru
         log = done.log(victim)
         assert "troubled.py" in log
         assert told[name] in log.splitlines()[-1]
+    (later,) = done.report["failed_later"]
+    assert later["id"] == 1
+    assert later["reason"].endswith("ValueError: the study has the time steps 0 to 19, but not 20")
 
 
 def test_a_step_that_is_not_finite_is_rejected_and_counted(run: Callable[..., Run]) -> None:

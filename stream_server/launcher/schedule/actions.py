@@ -42,6 +42,15 @@ class Fail:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FailLater:
+    """An attempt of which the server has every time step ended with a failure: the simulation stays finished."""
+
+    simulation: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GiveUp:
     """No attempt is left; with `redraw` the study is to name another simulation instead."""
 
@@ -78,4 +87,4 @@ class AbortStudy:
     attempt: int
 
 
-Action = Submit | Cancel | Continue | Fail | GiveUp | Drop | Give | NoneLeft | AbortStudy
+Action = Submit | Cancel | Continue | Fail | FailLater | GiveUp | Drop | Give | NoneLeft | AbortStudy

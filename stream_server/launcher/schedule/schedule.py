@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Drop, Submit
+from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Drop, FailLater, Submit
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
 from stream_server.launcher.schedule.shared_jobs import SharedJobs
@@ -59,6 +59,12 @@ class SimulationSchedule:
         """The job of this attempt has not ended."""
         it = self._simulations.get(simulation)
         return it is not None and it.has_job and it.attempt == attempt
+
+    def failed_later(self, simulation: int) -> bool:
+        """The job of a simulation that is finished has ended, and with a failure of its own."""
+        it = self._simulations[simulation]
+        is_over = it.state is ScheduledState.FINISHED and not it.has_job
+        return is_over and not (it.ended_well or it.cancelled or it.excuse or self.stopped)
 
     def shares_a_job(self, simulation: int) -> bool:
         """Some other attempt was in the job of this one, and what that one's end means is not known yet."""
@@ -176,7 +182,10 @@ class SimulationSchedule:
     def finished(self, simulation: int, now: float) -> list[Action]:
         """The server has all steps of a simulation, however its job ends."""
         self.anything_came = True
-        return self._end(simulation, ScheduledState.FINISHED, now)
+        it = self._simulations.get(simulation)
+        had_exited = it is not None and it.state is ScheduledState.EXITED
+        actions = self._end(simulation, ScheduledState.FINISHED, now)
+        return [*self._failed_later(it), *actions] if it is not None and had_exited else actions
 
     def invalid(self, simulation: int, now: float) -> list[Action]:
         """A simulation withdrew itself."""
@@ -222,11 +231,10 @@ class SimulationSchedule:
         it.excuse = it.excuse or ("" if it.cancelled else excuse)
         if it.cancelled and not (self.away or self.stopped or it.state.terminal):
             return self._fail(it) + self._fill(now)
-        if not it.state.terminal:
-            it.job_exited(exit_code, reason, now)
+        it.job_exited(exit_code, reason, now)
         if self.stopped or it.state.terminal:
             del self._live[it.id]
-        return self._fill(now)
+        return [*self._failed_later(it), *self._fill(now)]
 
     def attach(self, token: int, simulation: int | None, now: float, *, client: str = "") -> list[Action]:
         """A client that attaches by itself asks for this simulation, or for any (None).
@@ -342,6 +350,10 @@ class SimulationSchedule:
         it.state = state
         if not it.has_job:
             self._live.pop(it.id, None)
+
+    def _failed_later(self, it: ScheduledSimulation) -> list[Action]:
+        failed = self.failed_later(it.id)
+        return [FailLater(simulation=it.id, attempt=it.attempt, reason=it.reason)] if failed else []
 
     def _fail(self, it: ScheduledSimulation) -> list[Action]:
         num_given_up = self.counts[ScheduledState.GIVEN_UP]

@@ -125,7 +125,8 @@ class ScheduledSimulation:
 
     def job_exited(self, exit_code: int | None, reason: str, now: float) -> None:
         """The job is over; that the server has all may still be on its way. Why a cancelled one ended is known."""
-        self.state, self.quiet_since = ScheduledState.EXITED, now
+        if not self.state.terminal:
+            self.state, self.quiet_since = ScheduledState.EXITED, now
         if self.cancelled:
             return
         self.reason, self.ended_well = reason, exit_code == 0

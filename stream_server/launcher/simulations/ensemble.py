@@ -19,6 +19,7 @@ from stream_server.launcher.schedule.actions import (
     Continue,
     Drop,
     Fail,
+    FailLater,
     Give,
     GiveUp,
     Submit,
@@ -229,7 +230,8 @@ class Ensemble:
         )
         if self.schedule.state(simulation).terminal:
             self.reports.attempt_ended(simulation, attempt, ended.reason)
-        if not self.keep_finished and self.schedule.state(simulation) is ScheduledState.FINISHED:
+        is_finished = self.schedule.state(simulation) is ScheduledState.FINISHED
+        if is_finished and not self.keep_finished and not self.schedule.failed_later(simulation):
             self._not_kept.add((simulation, attempt))
 
     def _remove_folders(self) -> None:
@@ -320,7 +322,7 @@ class Reports:
         if attempt is not None:
             self.attempt_ended(simulation, attempt, reason)
 
-    def tell(self, action: Fail | GiveUp | Drop | Give | launcher_link.NoneLeft | AbortStudy) -> None:
+    def tell(self, action: Fail | FailLater | GiveUp | Drop | Give | launcher_link.NoneLeft | AbortStudy) -> None:
         """Pass a decision on."""
         match action:
             case Fail(simulation=simulation, attempt=attempt, reason=reason, excuse=excuse):
@@ -330,6 +332,14 @@ class Reports:
                 self.journal.note(action)
                 path = self._log_path(simulation, attempt)
                 self.server.send(launcher_link.Failed(simulation=simulation, attempt=attempt, reason=reason, log=path))
+            case FailLater(simulation=simulation, attempt=attempt, reason=reason):
+                log.warning(
+                    "simulation %d, attempt %d failed after its last time step: %s", simulation, attempt, reason
+                )
+                path = self._log_path(simulation, attempt)
+                self.server.send(
+                    launcher_link.FailedLater(simulation=simulation, attempt=attempt, reason=reason, log=path)
+                )
             case GiveUp(simulation=simulation, attempts=attempts, reason=reason, redraw=redraw):
                 log.warning("simulation %d is given up after %d attempts: %s", simulation, attempts, reason)
                 self.journal.note(action)

@@ -46,6 +46,7 @@ class FromLauncher:
     message: (
         launcher_link.Ready
         | launcher_link.Failed
+        | launcher_link.FailedLater
         | launcher_link.Status
         | launcher_link.HeldBack
         | launcher_link.Leave

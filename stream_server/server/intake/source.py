@@ -49,6 +49,9 @@ class Simulations(Protocol):
     def retried(self) -> list[dict[str, object]]: ...
 
     @property
+    def failed_later(self) -> list[dict[str, object]]: ...
+
+    @property
     def ends(self) -> Mapping[int, SimulationEnd]: ...
 
     @property

@@ -135,6 +135,9 @@ class Coordinator:
             case launcher_link.Failed():
                 self.perform(self.roster.failed(message.simulation, message.attempt, message.reason, message.log))
                 self.tell_main(mailbox.FromLauncher(message=message))
+            case launcher_link.FailedLater():
+                self.roster.fails_later(message)
+                self.tell_main(mailbox.FromLauncher(message=message))
             case _:
                 self.tell_main(mailbox.FromLauncher(message=message))
 

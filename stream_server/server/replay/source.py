@@ -51,6 +51,7 @@ class RecordedSimulations:
         self.failures: list[dict[str, object]] = []
         self.failing: list[dict[str, object]] = []
         self.retried: list[dict[str, object]] = []
+        self.failed_later: list[dict[str, object]] = []
         self.num_survived = 0
         self.parameters = {
             simulation: dict(zip(names, counts.parameters[simulation].tolist(), strict=True))

@@ -83,6 +83,7 @@ class StudyReport:
     simulations: Mapping[int, SimulationEnd] = field(default_factory=dict)
     failures: Sequence[Mapping[str, Any]] = ()
     retried: Sequence[Mapping[str, Any]] = ()
+    failed_later: Sequence[Mapping[str, Any]] = ()
     validation: Sequence[Mapping[str, Any]] = ()
     best_models: Sequence[Mapping[str, Any]] = ()
     best: Mapping[str, Any] = field(default_factory=dict)
@@ -127,6 +128,7 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "security": study.security,
         "failures": [dict(failure) for failure in study.failures],
         "retried": [dict(failure) for failure in study.retried],
+        "failed_later": [dict(failure) for failure in study.failed_later],
         "samples": account.to_report(),
         "lonely_steps": study.lonely_steps,
         "draws": study.draws,

@@ -45,6 +45,7 @@ class Roster:
         self.num_ranks = num_ranks
         self.failures: list[dict[str, object]] = []
         self._retried: dict[int, dict[str, object]] = {}
+        self._failed_later: dict[int, dict[str, object]] = {}
         self.num_survived = 0
         self.num_missing = 0
         self._failed_attempts: dict[int, dict[str, object]] = {}
@@ -100,6 +101,11 @@ class Roster:
         """The newest failure of each simulation that another attempt followed, in the form of `failures`."""
         return list(self._retried.values())
 
+    @property
+    def failed_later(self) -> list[dict[str, object]]:
+        """The failures of attempts that had sent every time step, in the form of `failures`."""
+        return list(self._failed_later.values())
+
     def num_steps(self, simulation: int) -> int | None:
         """How many steps a simulation said it has, or the study gave it; None while neither has said."""
         return self.entries[simulation].num_steps
@@ -116,6 +122,7 @@ class Roster:
             "num_survived": self.num_survived,
             "failures": [dict(failure) for failure in self.failures],
             "retried": [dict(failure) for failure in self.retried],
+            "failed_later": [dict(failure) for failure in self.failed_later],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, int | None]) -> None:
@@ -137,6 +144,7 @@ class Roster:
             self.entries[i] = SimulationState(parameters=dict(self._parameters[i]))
         self.failures = [dict(failure) for failure in state["failures"]]
         self._retried = {failure["id"]: dict(failure) for failure in state["retried"]}
+        self._failed_later = {failure["id"]: dict(failure) for failure in state["failed_later"]}
         self.num_survived = state["num_survived"]
         num_redrawn = len(self.entries) - num_planned
         ended = [i for i, entry in self.entries.items() if entry.phase.terminal]
@@ -259,8 +267,13 @@ class Roster:
             return []
         entry.enter(SimulationPhase.WAITING)
         entry.ready = False
-        self._failed_attempts[simulation] = {"id": simulation, "attempts": attempt + 1, "reason": reason, "log": log}
+        self._failed_attempts[simulation] = _failure(simulation, attempt, reason, log)
         return [notices.Over(simulation=simulation, attempt=attempt)]
+
+    def fails_later(self, message: launcher_link.FailedLater) -> None:
+        """An attempt failed that had sent every time step: for the report alone."""
+        failure = _failure(message.simulation, message.attempt, message.reason, message.log)
+        self._failed_later[message.simulation] = failure
 
     def gave_up(self, message: launcher_link.GaveUp) -> list[Action]:
         """The launcher has no attempt left for a simulation; a redraw puts the next unused id in its place."""
@@ -361,3 +374,7 @@ class Roster:
         self.handshake.open = False
         states = {i: entry.phase.value for i, entry in self.entries.items()}
         return [notices.Final(states=states)]
+
+
+def _failure(simulation: int, attempt: int, reason: str, log: str) -> dict[str, object]:
+    return {"id": simulation, "attempts": attempt + 1, "reason": reason, "log": log}

@@ -139,6 +139,7 @@ class Closing:
             num_survived=0 if simulations is None else simulations.num_survived,
             failures=self._failures(outcome, simulations),
             retried=() if simulations is None else simulations.retried,
+            failed_later=() if simulations is None else simulations.failed_later,
             validation=results.validation,
             best=results.best,
             best_models=results.best_models,

@@ -52,6 +52,10 @@ class SourceEvents(Callback):
                 log.warning(
                     "simulation %d, attempt %d failed: %s%s", failed.simulation, failed.attempt, failed.reason, where
                 )
+            case mailbox.FromLauncher(
+                message=launcher_link.FailedLater(simulation=simulation, reason=reason, log=path)
+            ):
+                log.warning("simulation %d failed after its last time step: %s; its log: %s", simulation, reason, path)
             case mailbox.FromLauncher(message=launcher_link.HeldBack(text=text)):
                 log.warning("%s", text)
             case _:

@@ -38,6 +38,7 @@ MESSAGES: tuple[Known, ...] = (
     launcher_link.Ready(),
     launcher_link.Attempt(simulation=0, attempt=1, public_key="k", attached=True),
     launcher_link.Failed(simulation=0, attempt=0, reason="r", log=""),
+    launcher_link.FailedLater(simulation=0, attempt=0, reason="r", log=""),
     launcher_link.GaveUp(simulation=0, attempts=3, reason="r", log="", redraw=True),
     launcher_link.Attached(token=0, simulation=0, attempt=1),
     launcher_link.NoneLeft(token=0, text="t", busy=True),

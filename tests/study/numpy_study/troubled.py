@@ -54,6 +54,12 @@ def unknown_step(simulation, signal):
     simulation.send(20, signal=signal)
 
 
+def one_more(simulation, signal):
+    """The rest, and a time step that the study does not have."""
+    for time_step in range(STEP, 21):
+        simulation.send(time_step, signal=signal)
+
+
 def not_finite(simulation, signal):
     return np.full(8, np.nan)
 

@@ -83,6 +83,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("failed", _some([_failure(it) for it in report["failures"]])))
     if retried := _retried(report):
         rows.append(("tried again", _some([_failure(it) for it in retried])))
+    if report["failed_later"]:
+        rows.append(("failed later", _some([_later(it) for it in report["failed_later"]])))
     if samples["duplicates"]:
         rows.append(("duplicates", f"{samples['duplicates']:,}, each dropped"))
     for title, key in REASONS.items():
@@ -148,6 +150,10 @@ def _time(report: Mapping[str, Any]) -> str:
 def _failure(failure: Mapping[str, Any]) -> str:
     log = f" ({failure['log']})" if failure["log"] else ""
     return f"{failure['id']} after {counted(failure['attempts'], 'attempt')}: {failure['reason']}{log}"
+
+
+def _later(failure: Mapping[str, Any]) -> str:
+    return f"{failure['id']} after its last time step: {failure['reason']} ({failure['log']})"
 
 
 def _retried(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
