@@ -5,6 +5,8 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -118,4 +120,19 @@ def _load_file(file: Path, kind: str) -> ModuleType:
 
 
 def _import_error(where: str, error: BaseException) -> UserCodeError:
-    return UserCodeError(f"importing {where} raised {type(error).__name__}: {error}")
+    advice = ""
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        advice = f": {sys.executable} has no package {error.name.partition('.')[0]}, install it there"
+    return UserCodeError(f"importing {where} raised {type(error).__name__}{_place(where, error)}: {error}{advice}")
+
+
+def _place(where: str, error: BaseException) -> str:
+    """The line of the user's code that raised, or that called what raised; "" if the error itself names its place."""
+    if isinstance(error, SyntaxError):
+        return ""
+    outside = (__file__, "<frozen", sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+    places = [it for it in traceback.extract_tb(error.__traceback__) if not it.filename.startswith(outside)]
+    if not places:
+        return ""
+    file = "" if places[-1].filename == os.path.abspath(where) else f" of {places[-1].filename}"
+    return f" in line {places[-1].lineno}{file}"

@@ -69,5 +69,26 @@ def test_what_is_not_there_is_the_studys_error(tmp_path: Path, name: str, told: 
 def test_a_file_that_raises_is_the_users_error_each_time(tmp_path: Path, name: str, statement: str) -> None:
     (tmp_path / "faulty.py").write_text(statement)
     for _ in range(2):
-        with pytest.raises(UserCodeError, match=r"importing .*faulty.* raised"):
+        with pytest.raises(UserCodeError, match=r"importing .*faulty.* raised \w+ in line 1( of .*faulty\.py)?: "):
             load(name, tmp_path)
+
+
+def test_an_error_of_an_import_names_the_line_of_the_users_code_and_not_that_of_a_library(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("import json\n\nsizes = json.loads('{')\n")
+    (tmp_path / "faulty.py").write_text("from helper import sizes\n")
+    with pytest.raises(UserCodeError) as raised:
+        load("faulty.py:Model", tmp_path)
+    assert f"raised JSONDecodeError in line 3 of {tmp_path}/helper.py: Expecting" in str(raised.value)
+
+
+def test_a_mistake_in_the_syntax_names_its_place_once(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text("x = 1\nclass Model\n")
+    with pytest.raises(UserCodeError, match=r"raised SyntaxError: expected ':' \(faulty\.py, line 2\)"):
+        load("faulty.py:Model", tmp_path)
+
+
+def test_a_missing_package_is_named_with_the_python_that_lacks_it(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text("import no_such_package.nets\n")
+    with pytest.raises(UserCodeError) as raised:
+        load("faulty.py:Model", tmp_path)
+    assert str(raised.value).endswith(f"{sys.executable} has no package no_such_package, install it there")

@@ -165,7 +165,7 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedLater:
-    """To server: an attempt failed whose every time step the server has: nothing is repeated, but people should know."""
+    """To server: an attempt failed whose every time step the server has; nothing is repeated."""
 
     simulation: int
     attempt: int

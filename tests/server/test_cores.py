@@ -151,10 +151,19 @@ def test_other_numbers_of_threads_after_a_restart_are_told() -> None:
     assert now.change_since([2, 2]).startswith("each rank computes with 1 thread now, but with 2 threads before")
 
 
+SERVER = """
+from stream_server import StreamServer
+
+class HeatServer(StreamServer):
+    process_simulation_data = training_step = validation_step = lambda self, *args: None
+"""
+
+
 def test_check_shows_the_split_and_warns(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(cgroups, "cpu_quota", lambda: math.inf)
+    folder.write("server.py", SERVER)
     told = describe(folder.load({"server.ranks": 2}))
     [line] = [line for line in told.splitlines() if line.startswith("cores ")]
     assert "2: 1 simulation × 1, 2 ranks × 1 thread; simulations and server ranks take 3 cores of 2" in line

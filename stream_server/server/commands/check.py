@@ -17,7 +17,6 @@ from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import expected_cores
 from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
 from stream_server.server.simulations.design import ParameterDesign
-from stream_server.server.training.learner_step import NUMPY_DTYPES
 from stream_server.server.user.components import load_server_class
 from stream_server.server.user.framework import framework_of
 
@@ -37,18 +36,16 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
     With a `replay`, what there is to be trained from.
 
     Raises:
-        ConfigError: what is to be replayed does not fit, h5py is missing, the server
-            class cannot train in this precision here, or a class that study.json names is not
-            there or does not take its arguments.
+        ConfigError: what is to be replayed does not fit, h5py is missing, the server class lacks a method or cannot
+            train in this precision here, or a class that study.json names is not there or does not take its arguments.
+        UserCodeError: the file of a class raised while it was imported.
     """
-    # Every class on every machine knows the others: to ask it, its file is imported, and torch with it.
-    if config.training.precision not in NUMPY_DTYPES or config.training.components:
-        framework_of(load_server_class(config)).check_precision(config.training.precision)
     if config.buffer.has_own_policy:
         make_policy(config, 0)
     writer_makers((*config.metrics.wanted, *config.metrics.wanted_of_ranks), config.study_dir)
     if config.offline.write_files:
         load_h5py()
+    framework_of(load_server_class(config)).check_precision(config.training.precision)
     lines = _lines(config, make_plan(config))
     return lines if replay is None else [*lines, *_lines_of_replay(config, replay)]
 
