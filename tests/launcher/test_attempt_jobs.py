@@ -16,6 +16,7 @@ from stream_server.launcher.simulations.attempt_jobs import (
     FORGOTTEN_S,
     AttemptJobs,
     last_exception,
+    last_line,
     missing_package,
     python_of,
 )
@@ -278,3 +279,62 @@ def test_a_job_that_a_killed_launcher_was_about_to_end_is_cancelled(jobs: Attemp
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+RULE = "-" * 74
+MPICH = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 8341 RUNNING AT n1
+=   EXIT CODE: 4
+===================================================================================
+"""
+OPEN_MPI = f"""{RULE}
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+{RULE}
+{RULE}
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[19528,1],0]
+  Exit code:    4
+{RULE}
+"""
+BACKTRACE = """
+Error termination. Backtrace:
+#0  0x7efca8e218c2 in ???
+#1  0x7efca8c45249 in __libc_start_call_main
+\tat ../sysdeps/nptl/libc_start_call_main.h:58
+"""
+
+
+@pytest.mark.parametrize("mpirun", ["", MPICH, OPEN_MPI, f"{RULE}\nMPI_ABORT was invoked on rank 0\n{RULE}\n"])
+@pytest.mark.parametrize(
+    "after",
+    ["", "STOP 4\n", BACKTRACE, "Abort(3) on node 0 (rank 0 in comm 0): application called MPI_Abort\n"],
+    ids=["nothing", "stop", "backtrace", "abort"],
+)
+def test_the_last_line_of_an_output_is_that_of_the_program(after: str, mpirun: str) -> None:
+    table = f"{RULE}\nstep  CFL\n{RULE}\n"
+    assert last_line(f"{table} CFL number 3.4 is too large\n\n{after}{mpirun}") == "CFL number 3.4 is too large"
+    assert last_line(after + mpirun) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (4, 'ended with exit code 4; the last line of its output: "no mesh"'),
+        (139, "was killed by SIGSEGV"),
+    ],
+)
+def test_a_program_that_fails_is_told_with_its_last_line_unless_it_was_killed(
+    jobs: AttemptJobs, backend: SpokenBackend, code: int, reason: str
+) -> None:
+    start(jobs)
+    folder = jobs.attempts.folder(3, 0)
+    (folder / "output.log").write_text("reading mesh.nc\nno mesh\n")
+    (folder / "job.exit").write_text(f"{code}\n")
+    backend.status = ENDED
+    [end] = jobs.poll(1.0)
+    assert end.reason == reason

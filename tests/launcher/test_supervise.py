@@ -58,11 +58,12 @@ def test_a_simulation_that_always_crashes_is_given_up_and_the_next_one_runs(tmp_
         failed = rank_0.wait_for(launcher_link.Failed)
         gave_up = rank_0.wait_for(launcher_link.GaveUp)
         log = str(rank_0.folder_of(1, 0) / "output.log")
-        assert failed == launcher_link.Failed(simulation=1, attempt=0, reason="ended with exit code 1", log=log)
+        reason = 'ended with exit code 1; the last line of its output: "no convergence"'
+        assert failed == launcher_link.Failed(simulation=1, attempt=0, reason=reason, log=log)
         assert gave_up == launcher_link.GaveUp(
             simulation=1,
             attempts=2,
-            reason="ended with exit code 1",
+            reason=reason,
             log=str(rank_0.folder_of(1, 1) / "output.log"),
             redraw=False,
         )

@@ -37,7 +37,14 @@ ABORT = "Abort("
 MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 # The last place of a traceback, and the exception below it.
 EXCEPTION = re.compile(r'^  File ".*", line \d.*\n(?:[ \t].*\n)*(\w[\w.]*(?:: .*)?)$', re.MULTILINE)
-MAX_EXCEPTION_CHARS = 200
+# What mpirun and the Fortran runtime write below the last words of a program that fails.
+MPIRUN = re.compile(
+    r"^(?:=+\n=   BAD TERMINATION|-+\n(?:Primary job |MPI_ABORT was invoked|\S*(?:mpirun|prterun)\S* ))", re.MULTILINE
+)
+BACKTRACE = re.compile(r"#\d+ |\s+at |Error termination\. Backtrace:|Backtrace for this error:|STOP \d+$|Abort\(|\s*$")
+MAX_CHARS = 200
+# Larger exit codes are those of signals.
+LARGEST_OWN = 128
 PYTHON = re.compile(r"python[\d.]*")
 # A job that was cancelled, and of which the backend knows nothing for so long, has ended.
 FORGOTTEN_S = 60.0
@@ -200,12 +207,15 @@ class AttemptJobs:
                         yield attempt, traces.at_fault, traces.all_ended(job.ranks)
 
     def _explanation(self, end: AttemptEnd) -> str:
-        """The words of its log about the exception that ended a program of Python, "" if there are none."""
+        """The words of its log about what went wrong, "" if there are none."""
         text = log_end(end.log) if end.exit_code else ""
         package = missing_package(text) if end.exit_code == 1 else None
         if package is None:
-            exception = last_exception(text)
-            return f": {exception}" if exception else ""
+            if exception := last_exception(text):
+                return f": {exception}"
+            # Of one that was killed, the last line tells nothing.
+            line = last_line(text) if 0 < (end.exit_code or 0) <= LARGEST_OWN else ""
+            return f'; the last line of its output: "{line}"' if line not in end.reason else ""
         python = python_of(self.attempts.command, self.attempts.environment, self.attempts.study_dir)
         return f": {python} has no package {package}; install it there, or let simulation.command name another Python"
 
@@ -314,7 +324,14 @@ def missing_package(log: str) -> str | None:
 def last_exception(log: str) -> str:
     """The exception of the last traceback of Python in a log, with its message; "" if there is no traceback."""
     found = EXCEPTION.findall(log)
-    return found[-1][:MAX_EXCEPTION_CHARS] if found else ""
+    return found[-1][:MAX_CHARS] if found else ""
+
+
+def last_line(log: str) -> str:
+    """The last line that a program itself has written into its log, "" if there is none."""
+    found = MPIRUN.search(log)
+    lines = log[: found.start() if found else None].splitlines()
+    return next((it.strip()[:MAX_CHARS] for it in reversed(lines) if not BACKTRACE.match(it)), "")
 
 
 def python_of(command: Sequence[str], environment: Mapping[str, str], study_dir: Path) -> str:
