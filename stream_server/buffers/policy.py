@@ -8,21 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.built_in import POLICIES, load_named
 from stream_server.errors import ConfigError
-from stream_server.user_code import load_class
 
 SlotArray = npt.NDArray[np.intp]
 State = dict[str, Any]
 Seed = int | Sequence[int]
 
 NO_SLOTS: SlotArray = np.empty(0, np.intp)
-
-POLICIES = {
-    "fifo": "stream_server.buffers.fifo:Fifo",
-    "firo": "stream_server.buffers.firo:Firo",
-    "reservoir": "stream_server.buffers.reservoir:Reservoir",
-}
-"""The built-in policies, by the names that `buffer.policy` gives them."""
 
 
 class Drawn(NamedTuple):
@@ -142,7 +135,7 @@ def policy_class(name: str, folder: Path) -> type[Policy]:
         ConfigError: there is no such class, or it is no `Policy`.
         UserCodeError: its file raised while it was imported.
     """
-    found = load_class(POLICIES.get(name, name), folder, kind="buffer.policy")
+    found = load_named(name, POLICIES, folder, kind="buffer.policy")
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(
             f"buffer.policy must name a subclass of stream_server.buffers.Policy, but {name} is {found!r}"

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from stream_server.config.parameters import SAMPLERS, DesignFile
+from stream_server.built_in import BACKENDS, SAMPLERS
+from stream_server.config.parameters import DesignFile
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.config.problems import Problem, counted, nearest, shown
-from stream_server.config.sections import BACKENDS
 from stream_server.config.study import StudyConfig
 
 IMPORTS_ALL = re.compile(rb"^\s*from\s+\S+\s+import\s+\*", re.MULTILINE)

@@ -10,10 +10,10 @@ from pydantic import GetJsonSchemaHandler, model_serializer, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from stream_server.built_in import SAMPLERS
 from stream_server.config.problems import counted, shown, wrong
 from stream_server.config.values import NAME, NameOrClass, Section
 
-SAMPLERS = ("uniform", "lhs", "halton", "sobol")
 ID_COLUMN = "simulation"
 
 
@@ -57,7 +57,7 @@ class Bounds(Section):
         return [self.low, self.high, "log"] if self.log else [self.low, self.high]
 
 
-Sampler = Annotated[str, NameOrClass("sampler", SAMPLERS)]
+Sampler = Annotated[str, NameOrClass("sampler", tuple(SAMPLERS))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_vali
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from stream_server.built_in import BACKENDS, WRITERS
 from stream_server.config.parameters import Bounds, Sampler
 from stream_server.config.samples import MAX_FIELDS, CountOrTimeSteps, ShapeOrField
 from stream_server.config.values import (
@@ -34,8 +35,6 @@ from stream_server.config.values import (
 Port = Annotated[int, Field(ge=1, le=65535)]
 Moments = Annotated[tuple[Moment, ...], Field(strict=False)]
 
-BACKENDS = ("local", "slurm", "slurm-steps")
-METRIC_WRITERS = ("csv", "tensorboard")
 WATERMARK_PART = 5
 
 
@@ -166,7 +165,7 @@ class Server(Section):
 class Launcher(Section):
     """`launcher`: how many simulations run, and how often the server is started again."""
 
-    backend: Annotated[str, NameOrClass("backend", BACKENDS)] = Field(
+    backend: Annotated[str, NameOrClass("backend", tuple(BACKENDS))] = Field(
         default="local", description="Backend for the jobs of the simulations, or FILE.py:Class."
     )
     max_running: Count = Field(default=1, description="Simulations that run at the same time, or wait in a queue.")
@@ -414,7 +413,7 @@ class Offline(Section):
 class MetricWriter(Section):
     """One of `metrics.writers`: a built-in one, or a class of the user's with its arguments."""
 
-    class_: Annotated[str, NameOrClass("writer", METRIC_WRITERS)] = Field(
+    class_: Annotated[str, NameOrClass("writer", tuple(WRITERS))] = Field(
         alias="class", description="Name, or FILE.py:Class."
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
@@ -436,7 +435,7 @@ class MetricsSettings(Section):
     """`metrics`: the writers of the logged values, besides the JSON lines that are always written."""
 
     writers: MetricWriters = Field(
-        default=tuple(map(MetricWriter.model_validate, METRIC_WRITERS)),
+        default=tuple(map(MetricWriter.model_validate, WRITERS)),
         description="Writers of what all ranks have logged: csv, tensorboard or FILE.py:Class.",
     )
     rank_writers: MetricWriters = Field(default=(), description="Writers of what each rank has logged for itself.")

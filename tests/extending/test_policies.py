@@ -3,13 +3,11 @@
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from stream_server.buffers import Policy
-from stream_server.buffers.policy import POLICIES
-from stream_server.config.sections import FifoBuffer, FiroBuffer, ReservoirBuffer
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.commands.check import describe
 from stream_server.server.run.build import make_policy
@@ -24,11 +22,6 @@ KILLED = {"checkpoint.every_batches": 1, "buffer.policy": RECENT, "buffer.args":
 
 def made(folder: StudyFolder, changes: dict[str, Any]) -> Policy:
     return make_policy(folder.load({"buffer.policy": RECENT, **changes}), 0)
-
-
-def test_study_json_knows_every_built_in_policy() -> None:
-    kinds = (FifoBuffer, FiroBuffer, ReservoirBuffer)
-    assert {get_args(kind.model_fields["policy"].annotation)[0] for kind in kinds} == set(POLICIES)
 
 
 def test_a_policy_gets_the_settings_that_its_constructor_names_and_its_own_arguments(folder: StudyFolder) -> None:

@@ -2,16 +2,10 @@
 
 import numpy as np
 
-from stream_server.config.parameters import SAMPLERS as KNOWN
 from stream_server.server.simulations.design import ParameterDesign
-from stream_server.server.simulations.samplers import SAMPLERS
 from tests.support.studies import StudyFolder
 
 GOLDEN = {"parameters.sampler": "golden.py:Golden", "parameters.bounds": {"initial": [0, 1], "left": [2, 4]}}
-
-
-def test_study_json_knows_every_built_in_sampler() -> None:
-    assert set(KNOWN) == set(SAMPLERS)
 
 
 def test_the_sampler_of_the_page_spreads_its_points_and_is_the_same_when_it_is_asked_again(folder: StudyFolder) -> None:

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.config.sections import METRIC_WRITERS
 from stream_server.errors import ConfigError
 from stream_server.server.commands.check import describe
 from stream_server.server.metrics.histogram import Histogram
 from stream_server.server.metrics.log_record import LoggedRun, Record, Writer
 from stream_server.server.metrics.metrics import Metrics
-from stream_server.server.metrics.writers import WRITERS, open_own_writers, open_writers
+from stream_server.server.metrics.writers import open_own_writers, open_writers
 from stream_server.server.ranks.communicator import SoloRanks
 from tests.extending.examples import write_examples
 from tests.server.training.logged import Figure
@@ -115,10 +114,6 @@ def log_everything(metrics: Metrics, batch: int) -> None:
     metrics.log_histogram("residual", np.arange(3.0))
     metrics.log_figure("field", Figure())
     metrics.write(batch, batch / 10)
-
-
-def test_study_json_knows_every_built_in_writer() -> None:
-    assert set(METRIC_WRITERS) == set(WRITERS)
 
 
 def test_a_writer_gets_every_number_histogram_and_figure_and_is_flushed_and_closed(folder: StudyFolder) -> None:

@@ -1,21 +1,12 @@
-"""The backends by the name that `launcher.backend` gives them."""
+"""Makes the backend that `launcher.backend` names."""
 
-from collections.abc import Callable, Mapping
-
+from stream_server.built_in import BACKENDS, load_named
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import Backend
-from stream_server.launcher.backends.local import LocalBackend
-from stream_server.launcher.backends.slurm import SlurmBackend
-from stream_server.launcher.backends.slurm_steps import SlurmSteps
-from stream_server.user_code import call_user, load_class
+from stream_server.user_code import call_user
 
 PROTOCOL = ("query_interval_s", "submit", "cancel", "query", "reattach", "close")
-BACKENDS: Mapping[str, Callable[[StudyConfig], Backend]] = {
-    "local": LocalBackend,
-    "slurm": SlurmBackend,
-    "slurm-steps": SlurmSteps,
-}
 
 
 def load_backend(config: StudyConfig) -> Backend:
@@ -26,7 +17,7 @@ def load_backend(config: StudyConfig) -> Backend:
         UserCodeError: the user's file or class raised, which is the cause.
     """
     name = config.launcher.backend
-    make = BACKENDS.get(name) or load_class(name, config.study_dir, kind="launcher.backend")
+    make = load_named(name, BACKENDS, config.study_dir, kind="launcher.backend")
     backend: Backend = call_user(name, make, config)
     if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
         raise ConfigError(f"launcher.backend: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")

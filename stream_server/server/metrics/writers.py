@@ -1,4 +1,4 @@
-"""The writers of metrics: their registry, how they are opened, and those of plain files."""
+"""The writers of metrics: how they are opened, and those of plain files."""
 
 import csv
 import io
@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stream_server.built_in import WRITERS, load_named
 from stream_server.errors import ConfigError
 from stream_server.server.metrics.log_record import AXES, LoggedRun, Record, Writer
 from stream_server.storage.disk import remove_leftovers, replace_file
-from stream_server.user_code import arguments_for, load_class
+from stream_server.user_code import arguments_for
 
 WantedWriters = Sequence[tuple[str, Mapping[str, Any]]]
 WriterMaker = tuple[str, Callable[[LoggedRun], Writer]]
@@ -23,20 +24,19 @@ WriterMaker = tuple[str, Callable[[LoggedRun], Writer]]
 _log = logging.getLogger(__name__)
 
 
-def _csv(run: LoggedRun) -> Writer:
+def open_csv(run: LoggedRun) -> Writer:
+    """Open `csv`, a table of all values with a row for each record."""
     return CsvWriter(run.folder / f"{_stem(run)}.csv", run.after, is_validated=run.is_validated)
 
 
-def _tensorboard(run: LoggedRun) -> Writer:
+def open_tensorboard(run: LoggedRun) -> Writer:
+    """Open `tensorboard`, event files for TensorBoard."""
     # Imported here, so that ranks that have no such writer do without TensorBoard's package.
     from stream_server.server.metrics.tensorboard_writer import TensorBoardWriter
 
     folder = run.folder / "tensorboard"
     return TensorBoardWriter(folder if run.rank is None else folder / _stem(run), run.after)
 
-
-WRITERS: dict[str, Callable[[LoggedRun], Writer]] = {"csv": _csv, "tensorboard": _tensorboard}
-"""The built-in writers, by the names that `metrics.writers` gives them."""
 
 DEFAULT_WRITERS: WantedWriters = (("csv", {}), ("tensorboard", {}))
 
@@ -86,7 +86,7 @@ def writer_makers(wanted: WantedWriters, study_dir: Path) -> list[WriterMaker]:
     """
     makers: list[WriterMaker] = []
     for name, args in wanted:
-        found = WRITERS.get(name) or load_class(name, study_dir, kind="metrics.writers")
+        found = load_named(name, WRITERS, study_dir, kind="metrics.writers")
         lacks = [] if name in WRITERS else [it for it in ("write", "flush", "close") if not hasattr(found, it)]
         if lacks:
             raise ConfigError(f"metrics.writers: {name} must define {' and '.join(lacks)}")

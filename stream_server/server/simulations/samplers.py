@@ -2,13 +2,14 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.random import Generator, SeedSequence, default_rng
 
+from stream_server.built_in import SAMPLERS, load_named
 from stream_server.config.parameters import Bounds
 from stream_server.errors import UserCodeError
 from stream_server.user_code import call_user, load_class
@@ -137,25 +138,33 @@ class Suggested:
         return f"{self._reference}: suggest must return dicts with {wanted}, but returned {row!r}"
 
 
-def _low_discrepancy(kind: str) -> "Maker":
-    return lambda bounds, seed, num: LowDiscrepancy(tuple(bounds.values()), seed, kind)
+def uniform(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
+    """Make the sampler `uniform`; here and below `num` points are planned."""
+    return Uniform(bounds, seed)
 
 
-Maker = Callable[[Mapping[str, Bounds], SeedSequence, int], Sampler]
+def latin_hypercube(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
+    """Make the sampler `lhs`."""
+    return LatinHypercube(bounds, seed, num)
 
-SAMPLERS: dict[str, Maker] = {
-    "uniform": lambda bounds, seed, num: Uniform(tuple(bounds.values()), seed),
-    "lhs": lambda bounds, seed, num: LatinHypercube(tuple(bounds.values()), seed, num),
-    "halton": _low_discrepancy("halton"),
-    "sobol": _low_discrepancy("sobol"),
-}
-"""The built-in samplers, by the names that `parameters.sampler` gives them; `num` points are planned."""
+
+def halton(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
+    """Make the sampler `halton`."""
+    return LowDiscrepancy(bounds, seed, "halton")
+
+
+def sobol(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
+    """Make the sampler `sobol`."""
+    return LowDiscrepancy(bounds, seed, "sobol")
 
 
 def make_sampler(name: str, bounds: Mapping[str, Bounds], seed: SeedSequence, num: int, *, folder: Path) -> Sampler:
     """The sampler that `parameters.sampler` names: one of `SAMPLERS`, or a class of the user's in `folder`."""
-    make = SAMPLERS.get(name)
-    return Suggested(name, bounds, seed, num, folder=folder) if make is None else make(bounds, seed, num)
+    if name not in SAMPLERS:
+        return Suggested(name, bounds, seed, num, folder=folder)
+    make = load_named(name, SAMPLERS, folder, kind="parameters.sampler")
+    made: Sampler = make(tuple(bounds.values()), seed, num)
+    return made
 
 
 def _generator(seed: SeedSequence, *key: int) -> Generator:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stream_server.buffers.batch_memory import no_memory
-from stream_server.buffers.policy import POLICIES
 from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError, NoUsableCheckpoint, SamplesNotWritten
 from stream_server.failpoints import failpoint
@@ -305,7 +304,7 @@ class StudyRank:
             population=buffer.population,
             capacity=buffer.capacity,
             # A policy of the user's need not take it.
-            watermark=set_up.config.buffer.watermark if set_up.config.buffer.policy in POLICIES else 1,
+            watermark=1 if set_up.config.buffer.has_own_policy else set_up.config.buffer.watermark,
             batches=progress.batches,
             loss=metrics.latest.get("train/loss"),
             validation_loss=metrics.latest.get("val/loss"),

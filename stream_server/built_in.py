@@ -1,0 +1,57 @@
+"""The built-in classes of the plug points: the names that study.json may give, and what they stand for.
+
+Here alone they are registered: `config` offers the names, and each room loads its own.
+"""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stream_server.user_code import load_class
+
+POLICIES: Mapping[str, str] = {
+    "fifo": "stream_server.buffers.fifo:Fifo",
+    "firo": "stream_server.buffers.firo:Firo",
+    "reservoir": "stream_server.buffers.reservoir:Reservoir",
+}
+"""`buffer.policy`; the settings of each are a section of its own in `config/sections.py`."""
+
+BACKENDS: Mapping[str, str] = {
+    "local": "stream_server.launcher.backends.local:LocalBackend",
+    "slurm": "stream_server.launcher.backends.slurm:SlurmBackend",
+    "slurm-steps": "stream_server.launcher.backends.slurm_steps:SlurmSteps",
+}
+"""`launcher.backend`."""
+
+SAMPLERS: Mapping[str, str] = {
+    "uniform": "stream_server.server.simulations.samplers:uniform",
+    "lhs": "stream_server.server.simulations.samplers:latin_hypercube",
+    "halton": "stream_server.server.simulations.samplers:halton",
+    "sobol": "stream_server.server.simulations.samplers:sobol",
+}
+"""`parameters.sampler`."""
+
+WRITERS: Mapping[str, str] = {
+    "csv": "stream_server.server.metrics.writers:open_csv",
+    "tensorboard": "stream_server.server.metrics.writers:open_tensorboard",
+}
+"""`metrics.writers` and `metrics.rank_writers`."""
+
+
+def load_named(name: str, built_in: Mapping[str, str], folder: Path, *, kind: str) -> Any:
+    """Load the class that a key of study.json names: one that is `built_in`, or one of the user's.
+
+    Args:
+        name: what the key says.
+        built_in: one of the registries above.
+        folder: folder of the study.
+        kind: the key; errors begin with it.
+
+    Raises:
+        ConfigError, UserCodeError: see `load_class`.
+    """
+    if name not in built_in:
+        return load_class(name, folder, kind=kind)
+    module, _, attribute = built_in[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,35 @@
+"""Each built-in class of a plug point is registered once, and is what study.json offers under its name."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from stream_server.built_in import BACKENDS, POLICIES, SAMPLERS, WRITERS, load_named
+from stream_server.config import json_schema
+from stream_server.config.sections import FifoBuffer, FiroBuffer, ReservoirBuffer
+from tests.support.studies import StudyFolder
+
+REGISTRIES = {"buffer.policy": POLICIES, "launcher.backend": BACKENDS, "parameters.sampler": SAMPLERS}
+NAMES = [(key, name) for key, names in {**REGISTRIES, "metrics.writers": WRITERS}.items() for name in names]
+
+
+@pytest.mark.parametrize(("key", "name"), NAMES)
+def test_each_name_stands_for_a_class_or_function(key: str, name: str, tmp_path: Path) -> None:
+    registry = {**REGISTRIES, "metrics.writers": WRITERS}[key]
+    assert callable(load_named(name, registry, tmp_path, kind=key))
+
+
+@pytest.mark.parametrize(("key", "name"), [it for it in NAMES if it[0] != "metrics.writers"])
+def test_study_json_takes_each_name(folder: StudyFolder, key: str, name: str) -> None:
+    folder.load({key: name})
+
+
+def test_the_schema_offers_the_names() -> None:
+    schema = str(json_schema())
+    assert all(str(list(names)) in schema for names in (BACKENDS, SAMPLERS, WRITERS))
+
+
+def test_every_built_in_policy_has_a_section_for_its_settings() -> None:
+    kinds = (FifoBuffer, FiroBuffer, ReservoirBuffer)
+    assert {get_args(kind.model_fields["policy"].annotation)[0] for kind in kinds} == set(POLICIES)
