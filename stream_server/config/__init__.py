@@ -9,8 +9,8 @@ Offers: parameters, placeholders, problems, sections.
 """
 
 from stream_server.config.changes import check_continuation
-from stream_server.config.checks import check_ranks
 from stream_server.config.loading import load, load_plain
+from stream_server.config.rules import check_ranks
 from stream_server.config.study import StudyConfig, json_schema
 from stream_server.config.values import walltime_s
 

@@ -21,7 +21,7 @@ from stream_server.storage.ownership import private_files
 from stream_server.studies.facts import Facts
 from stream_server.studies.run import Run, console_of
 
-LAUNCHER = "stream_server.launcher.supervision.supervise"
+LAUNCHER = "stream_server.launcher.supervision.cli"
 LOOK_S = 0.05
 MARK = "// Written by Study.start() for stream-launcher. It is written again at each start: change the dict instead."
 

@@ -11,7 +11,7 @@ KINDS = ("launcher", "mpirun", "rank", "client", "shell")
 MPIRUN = ("mpirun", "mpiexec.hydra", "hydra_pmi_proxy", "prterun", "prted")
 
 RANK = {"stream-server", "stream_server.server.commands.cli"}
-LAUNCHER = {"stream-launcher", "stream_server.launcher.supervision.supervise"}
+LAUNCHER = {"stream-launcher", "stream_server.launcher.supervision.cli"}
 
 
 def processes_by_kind(mark: str) -> dict[str, list[psutil.Process]]:

@@ -276,7 +276,7 @@ def test_the_server_of_the_study_refuses_the_content_of_another_sample() -> None
     ("name", "command", "kind"),
     [
         ("python3.11", "/venv/bin/python /venv/bin/stream-launcher --config study.json", "launcher"),
-        ("python", "python -m stream_server.launcher.supervision.supervise --link x", "launcher"),
+        ("python", "python -m stream_server.launcher.supervision.cli --link x", "launcher"),
         ("mpirun", "/venv/bin/mpirun -n 2 /venv/bin/stream-server --config study.json", "mpirun"),
         ("hydra_pmi_proxy", "hydra_pmi_proxy --proxy-id 0", "mpirun"),
         ("python", "/venv/bin/python /venv/bin/stream-server --config study.json", "rank"),

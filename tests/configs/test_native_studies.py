@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from stream_server.server.replay.record_format import SAMPLES, EntryKind
-from stream_server.server.replay.recording import RankRecord
+from stream_server.server.replay.record_reader import RankRecord
 from tests.support.launch import alone
 from tests.support.runs import Run, run_study
 

@@ -18,7 +18,7 @@ import pytest
 
 from stream_server import config
 from stream_server.commands.cli import parser as study_parser
-from stream_server.launcher.supervision.supervise import parser as launcher_parser
+from stream_server.launcher.supervision.cli import parser as launcher_parser
 from stream_server.server.commands.cli import main as server_main
 from stream_server.server.commands.cli import parser as server_parser
 from tests.docs.blocks import ROOT, Block, blocks, command_lines, every_block, inline_commands

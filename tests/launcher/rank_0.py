@@ -78,7 +78,7 @@ class Rank0:
     def _start(self, address: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             [
-                *(sys.executable, "-W", "error", "-m", "stream_server.launcher.supervision.supervise"),
+                *(sys.executable, "-W", "error", "-m", "stream_server.launcher.supervision.cli"),
                 *("--simulations-only", "--config", str(self.folder / "study.json"), "--link", address),
                 *(f"--set={override}" for override in self._overrides),
             ],

@@ -99,7 +99,7 @@ class StudyRun:
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """Give the command once more."""
-        command = ["-m", "stream_server.launcher.supervision.supervise", "--config", str(self.folder / "study.json")]
+        command = ["-m", "stream_server.launcher.supervision.cli", "--config", str(self.folder / "study.json")]
         options = ["-X", "faulthandler", "-W", "error"]
         path = os.pathsep.join([str(PROJECT), *sys.path])
         # Not into pipes: the server would hold them open when the launcher is gone.

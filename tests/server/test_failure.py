@@ -14,7 +14,7 @@ from torch import nn
 
 from stream_server import errors
 from stream_server.errors import ProducerFailed, RankLost, StreamServerError, UserCodeError
-from stream_server.launcher.supervision import supervise
+from stream_server.launcher.supervision import cli as launcher_cli
 from stream_server.server.commands import cli
 from stream_server.server.commands.fast_dev_run import fast_dev_run
 from stream_server.server.metrics.metrics import Metrics
@@ -56,7 +56,7 @@ def test_the_documented_exit_codes_are_those_that_there_are() -> None:
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == expected
     # That of stream-study, whose help tells it.
     expected.remove(errors.NotRunning.exit_code)
-    for epilog in (cli.EXAMPLES, supervise.EPILOG):
+    for epilog in (cli.EXAMPLES, launcher_cli.EPILOG):
         told = epilog.partition("exit status:\n")[2].partition("\n\n")[0]
         assert {int(code) for code in re.findall(r"(?:^| ) (\d+) [a-z]", told, re.MULTILINE)} >= expected - {130}
 

@@ -8,8 +8,8 @@ import sys
 from functools import partial
 
 from stream_server.launcher.supervision import runs, server_job
+from stream_server.launcher.supervision.cli import main
 from stream_server.launcher.supervision.liveness import HeartbeatSettings
-from stream_server.launcher.supervision.supervise import main
 from stream_server.launcher.supervision.supervisor import Supervisor
 
 HEARTBEAT = HeartbeatSettings(interval_s=0.25, answer_s=1.5, return_s=0.5)

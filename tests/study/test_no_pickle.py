@@ -35,7 +35,7 @@ def test_nothing_is_unpickled_in_a_study_with_torch_that_is_killed_and_continued
     assert done.report["restarts"] == 1
     assert not notes.exists(), notes.read_text()
     seen = notes.with_suffix(".watched").read_text()
-    for program in ("stream-server", "stream_server.launcher.supervision.supervise", "ripple.py"):
+    for program in ("stream-server", "stream_server.launcher.supervision.cli", "ripple.py"):
         assert program in seen
 
 

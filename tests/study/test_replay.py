@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from stream_server.server.replay.record_format import SAMPLES
-from stream_server.server.replay.recording import RankRecord
+from stream_server.server.replay.record_reader import RankRecord
 from stream_server.server.training.torch.state import restored
 from stream_server.storage.plain_state import read_state
 from tests.study.conftest import KILLED

@@ -85,7 +85,7 @@ class LiveRun:
 
     @property
     def launcher(self) -> psutil.Process:
-        (launcher,) = self._pythons("stream_server.launcher.supervision.supervise")
+        (launcher,) = self._pythons("stream_server.launcher.supervision.cli")
         return launcher
 
     @property

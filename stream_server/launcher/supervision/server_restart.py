@@ -1,4 +1,7 @@
-"""Restarts of the server: how it ended, as report.json and exit.json tell, and whether it is started again."""
+"""Restarts of the server: how it ended, as report.json and exit.json tell, and whether it is started again.
+
+The `Supervisor` asks when mpirun has ended, or has been ended since a rank was lost.
+"""
 
 import json
 import signal

@@ -116,7 +116,7 @@ class Assembly:
         if connection.ended:
             return Reason.WRONG_STEP, f"simulation {attempt.simulation} said that it had sent all"
         if data.num_steps > state.credit:
-            text = f"{data.num_steps} steps in one message, but the window is {state.credit}"
+            text = f"{data.num_steps} steps in one message, but the credit is {state.credit}"
             return Reason.OUTSIDE_WINDOW, text
         if last >= numbering.limit:
             end = numbering.label(numbering.limit - 1)
@@ -162,7 +162,7 @@ class Assembly:
 
     def _outside_window(self, connection: Connection, data: Data, num: int) -> Refusal:
         text = (
-            f"simulation {connection.attempt.simulation} would have {num} steps under way, but its window is "
+            f"simulation {connection.attempt.simulation} would have {num} steps under way, but its credit is "
             f"{self.state.credit}; all its ranks must send the same steps in the same order"
         )
         return self._refuse(connection, data, Reason.OUTSIDE_WINDOW, text)

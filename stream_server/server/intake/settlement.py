@@ -102,7 +102,7 @@ class Settlement:
     def claim(self, num: int) -> list[int]:
         """Slots for `num` steps. They are taken from the buffer many at a time, and in order as far as possible."""
         if len(self._reserved_slots) < num:
-            # Steps that were rejected in this turn have left their slots, but not their clients' windows.
+            # Steps that were rejected in this turn have left their slots, but still take their clients' credit.
             self._discard_freed()
             num_missing = num - len(self._reserved_slots)
             self._reserved_slots += self.buffer.claim(max(num, NUM_RESERVED_SLOTS)) or self.buffer.claim(num_missing)

@@ -1,6 +1,7 @@
 """TensorBoard's event file, written with TensorBoard's own record format and protocol buffers.
 
-Its `EventFileWriter` would bring a thread, and TensorFlow where that is installed; the file needs neither.
+`open_tensorboard` in writers.py opens it; `Metrics.write` then gives it every record. TensorBoard's own
+`EventFileWriter` would bring a thread, and TensorFlow where that is installed; the file needs neither.
 """
 
 import os

@@ -13,7 +13,7 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.messages.client import DTYPES, FieldSpec
 from stream_server.server.replay.record_format import HEAD, SAMPLES, Entries, EntryHead, EntryKind
-from stream_server.server.replay.recording import RecordEntry
+from stream_server.server.replay.record_reader import RecordEntry
 from stream_server.server.replay.simulation_file import PATTERN, SimulationFile
 from stream_server.server.run import build
 

@@ -21,7 +21,7 @@ from stream_server.server.replay.record_format import (
     Segment,
     set_checksums,
 )
-from stream_server.server.replay.recording import parts_of_rank, ranks_in, segments_in
+from stream_server.server.replay.record_reader import parts_of_rank, ranks_in, segments_in
 from stream_server.storage import disk
 
 BLOCK_BYTES = 2**20

@@ -15,7 +15,7 @@ from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.replay.file_recording import FileRecording, FilesRecord, files_in
 from stream_server.server.replay.record_format import SAMPLES, EntryHead, EntryKind
-from stream_server.server.replay.recording import RankRecord, RecordEntry, Recording, is_record
+from stream_server.server.replay.record_reader import RankRecord, RecordEntry, Recording, is_record
 from stream_server.server.replay.schedule import Place, RecordCounts, ReplaySchedule
 from stream_server.server.run import build
 
@@ -23,7 +23,9 @@ T = TypeVar("T")
 
 
 class Playback:
-    """Iterates over the samples of this rank, in an order that depends only on the record and the `schedule`.
+    """Iterates over the samples of this rank, which a `RankRecord` or `FilesRecord` reads.
+
+    Their order depends only on the record and the `schedule`.
 
     Between them come the entries of simulations that have finished. Samples of simulations that are not `wanted`
     are skipped; those of the `withdrawn` are, too, but checked first: an entry with a changed id would be lost there

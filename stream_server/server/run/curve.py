@@ -76,7 +76,10 @@ class CurveAccess:
         return user is not None and user == self.operator
 
     def problem(self, user: str, message: Hello | Invalidate | Open) -> str:
-        """Why the holder of key `user` may not say this; "" if it may."""
+        """Why the holder of key `user` may not say this; "" if it may.
+
+        Asked by the `Dispatcher` of each rank for Open, and by rank 0's `Coordinator` for Hello and Invalidate.
+        """
         if message.simulation is None or (isinstance(message, Hello) and message.attempt == ATTACHING):
             may_speak = user == self.attaching
         else:

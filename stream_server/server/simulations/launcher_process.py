@@ -28,7 +28,7 @@ class LauncherProcess:
 
     def __init__(self, study: Path, address: str, *, log: Path, simulations: Path) -> None:
         self._command = [
-            *(sys.executable, "-m", "stream_server.launcher.supervision.supervise", "--simulations-only"),
+            *(sys.executable, "-m", "stream_server.launcher.supervision.cli", "--simulations-only"),
             *("--config", str(study), "--link", address),
         ]
         self._log = log

@@ -51,7 +51,7 @@ class Results:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closing:
-    """Settles the account of a study. Rank 0 writes it; the others hand in their part.
+    """The end of a study: closing account, report and summary. Rank 0 writes them; the others hand in their part.
 
     A start that failed in its set-up has no `Results`. Nothing was received or trained in it, and it gives no account
     of what earlier ones have saved. A server that a newer start has replaced writes no report: report.json is the newer

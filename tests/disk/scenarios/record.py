@@ -7,8 +7,8 @@ from typing import Any
 
 from stream_server.messages.client import FieldSpec
 from stream_server.server.replay.record_format import EntryKind, RecordFacts
+from stream_server.server.replay.record_reader import RankRecord
 from stream_server.server.replay.recorder import Recorder
-from stream_server.server.replay.recording import RankRecord
 from tests.disk.scenarios.scenario import Tell
 from tests.support.recorded import Key, parameters_of, slots_with, u_of
 

@@ -13,7 +13,7 @@ from stream_server.server.replay.record_format import (
     Segment,
     set_checksums,
 )
-from stream_server.server.replay.recording import RankRecord
+from stream_server.server.replay.record_reader import RankRecord
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 

@@ -11,8 +11,8 @@ from stream_server.buffers import Slots
 from stream_server.config import load
 from stream_server.messages.client import FieldSpec
 from stream_server.server.replay.record_format import EntryKind, RecordFacts
+from stream_server.server.replay.record_reader import RankRecord
 from stream_server.server.replay.recorder import Recorder
-from stream_server.server.replay.recording import RankRecord
 from tests.support.runs import NUMPY_STUDY
 from tests.support.small_disk import PAGE, SmallDisk
 

@@ -15,8 +15,8 @@ from stream_server.buffers import Slots
 from stream_server.messages.client import FieldSpec
 from stream_server.server.replay import recorder as recorder_module
 from stream_server.server.replay.record_format import EntryKind, EntryLayout, RecordFacts, Segment
+from stream_server.server.replay.record_reader import RankRecord, RecordEntry
 from stream_server.server.replay.recorder import Recorder, begins_and_ends
-from stream_server.server.replay.recording import RankRecord, RecordEntry
 from tests.support.recorded import (
     Key,
     has_v,

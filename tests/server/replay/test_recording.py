@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stream_server.errors import ConfigError, DamagedRecord
-from stream_server.server.replay.recording import RankRecord, Recording
+from stream_server.server.replay.record_reader import RankRecord, Recording
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
 from tests.support.recorded import (
     PARAMETERS,

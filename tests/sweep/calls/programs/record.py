@@ -7,7 +7,7 @@ import numpy as np
 
 from stream_server.errors import ConfigError
 from stream_server.server.replay.record_format import EntryKind
-from stream_server.server.replay.recording import RankRecord
+from stream_server.server.replay.record_reader import RankRecord
 from tests.support.recorded import Key, u_of
 from tests.sweep.calls import faults
 from tests.sweep.calls.programs.program import Program

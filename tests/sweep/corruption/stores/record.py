@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.errors import ConfigError
-from stream_server.server.replay.recording import Recording
+from stream_server.server.replay.record_reader import Recording
 from tests.sweep.corruption.stores.store import Store, Verdict
 from tests.sweep.records import recorder, warnings_heard
 
