@@ -7,7 +7,7 @@ RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 .PHONY: help demo quick test test-all check lint format bench campaign failpoints docs tools clean
 
 help:
-	@echo "make demo      a whole study on 4 ranks: configs/heat (about two minutes)"
+	@echo "make demo      a whole study on 4 ranks: configs/heat (two minutes; the first time three or four more, for what it installs)"
 	@echo "make quick     the tests without MPI jobs, whole studies and compilers (a minute and a half): after every change"
 	@echo "make test      the tests, in several processes; ARGS=… goes to pytest"
 	@echo "make test-all  the tests, with the full product of ranks, MPIs and buffers"

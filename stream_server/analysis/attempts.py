@@ -9,6 +9,7 @@ from stream_server.analysis.growing import GrowingFile
 from stream_server.analysis.reading import RunFolder
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE
+from stream_server.launcher.journal.records import DamagedJournal
 from stream_server.launcher.schedule.actions import Fail, Give
 
 # What the local backend leaves beside the output of a job that has ended.
@@ -113,6 +114,15 @@ class AttemptHistory:
     def _folder(self, key: tuple[int, int]) -> Path:
         simulation, attempt = key
         return self._run.path / "simulations" / str(simulation) / f"attempt-{attempt}"
+
+
+def newest_failures(run: RunFolder, *, is_live: bool) -> dict[int, str]:
+    """The newest failed attempt of each simulation that had one, in words, however the simulation ended."""
+    try:
+        attempts = AttemptHistory(run).update(is_live=is_live)
+    except (OSError, DamagedJournal):
+        return {}
+    return {it.simulation: f"attempt {it.attempt} {it.reason}" for it in attempts if it.state == FAILED}
 
 
 def _first_s(folder: Path) -> float | None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stream_server.analysis import run_state
+from stream_server.analysis.attempts import newest_failures
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import RunState, SimulationFacts, runs_below, simulations_of, state_of, the_run
 from stream_server.analysis.validations import errors_of_simulations
@@ -174,9 +175,13 @@ def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]
     """
     from stream_server.analysis import live
 
-    facts = live.simulations_of(run, timeout_s) if state_of(run).is_live else simulations_of(run)
-    errors = errors_of_simulations(run)
-    return [replace(it, error=errors.get(it.simulation)) for it in facts]
+    is_live = state_of(run).is_live
+    facts = live.simulations_of(run, timeout_s) if is_live else simulations_of(run)
+    errors, failures = errors_of_simulations(run), newest_failures(run, is_live=is_live)
+    return [
+        replace(it, error=errors.get(it.simulation), reason=it.reason or failures.get(it.simulation, ""))
+        for it in facts
+    ]
 
 
 def asked_facts(run: RunFolder, timeout_s: float) -> Plain:

@@ -25,6 +25,7 @@ STOPPED = "stopped"
 FAILED = "failed"
 KILLED = "killed"
 UNKNOWN = "unknown"
+REPLAYED = "replayed"
 SAVED_CODE = 75
 LAUNCHER = "stream-launcher"
 OUTPUT_LOG = "output.log"
@@ -141,8 +142,8 @@ def state_of(run: RunFolder) -> RunState:
     report, failure = _read(run.path / "report.json"), _read(run.path / "exit.json")
     state, detail = _end(report, failure)
     if state != FINISHED:
-        where = f"checkpoint {checkpoint.number}" if checkpoint else "the beginning"
-        detail = f"{detail}; run again, it goes on from {where}"
+        then = f"goes on from checkpoint {checkpoint.number}" if checkpoint else "begins anew, for it has no checkpoint"
+        detail = f"{detail}; run again, it {then}"
     return RunState(state=state, detail=detail, holder=None, checkpoint=checkpoint, report=report)
 
 
@@ -180,13 +181,17 @@ def checkpoints(run: RunFolder) -> Path:
 
 
 def simulations_of(run: RunFolder) -> list[SimulationFacts]:
-    """The simulations of a dead run: what its newest checkpoint knows, then the journal, then their folders."""
-    saved, history = _saved_roster(newest_checkpoint(run)), _history(run)
+    """The simulations of a dead run: what its newest checkpoint knows, then the journal, then their folders.
+
+    Those of a replay are `replayed`: it has read their samples and run none.
+    """
+    saved, is_replay = _saved_roster(newest_checkpoint(run))
+    history = _history(run)
     facts = []
     for simulation, parameters in _parameters(run).items():
         entry = saved.get(simulation, {})
         attempts = max(num_attempts(run, simulation), history.highest.get(simulation, -1) + 1)
-        state = entry.get("state", "waiting")
+        state = entry.get("state", REPLAYED if is_replay else "waiting")
         if simulation in history.given_up:
             state = "given_up"
         elif state == "running" or (state == "waiting" and attempts):
@@ -248,15 +253,17 @@ def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:
     return KILLED, "it left no report: it was killed, or stopped before its training began"
 
 
-def _saved_roster(checkpoint: SavedCheckpoint | None) -> dict[int, dict[str, Any]]:
+def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[str, Any]], bool]:
+    """The simulations that a checkpoint knows, and whether it is one of a replay, which has none of its own."""
     if checkpoint is None:
-        return {}
+        return {}, False
     try:
-        entries = read_state(checkpoint.path / "study.state")["roster"]["entries"]
-        return {int(simulation): entry for simulation, entry in entries.items()}
+        roster = read_state(checkpoint.path / "study.state").get("roster")
+        entries = {} if roster is None else roster["entries"]
+        return {int(simulation): entry for simulation, entry in entries.items()}, roster is None
     except (OSError, DamagedCheckpoint, KeyError, TypeError, ValueError):
-        # A replay has no roster, and the checkpoint of a run that goes on may have just been removed.
-        return {}
+        # The checkpoint of a run that goes on may have just been removed.
+        return {}, False
 
 
 def _history(run: RunFolder) -> History:

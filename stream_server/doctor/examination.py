@@ -9,6 +9,7 @@ from rich.text import Text
 from stream_server.doctor import facts, findings
 from stream_server.doctor.findings import Finding, Severity
 
+MAX_WIDTH = 10_000
 STYLES = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.REPAIR: "bold red"}
 
 
@@ -26,6 +27,9 @@ def examine() -> Iterator[Finding]:
 def report() -> int:
     """Examine this machine and print the findings; returns 1 if something must be repaired, otherwise 0."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        # A path in a file or a pipe is to be copied, and may be long.
+        console.width = MAX_WIDTH
     with console.status("Looking at Python, torch and MPI"):
         found = list(examine())
     console.print(as_table(found), Text(conclusion(found)))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.analysis.attempts import AttemptHistory
+from stream_server.analysis.attempts import AttemptHistory, newest_failures
 from stream_server.analysis.reading import RunFolder
 from stream_server.launcher.journal import records
 from stream_server.launcher.schedule.actions import Fail, Give
@@ -85,3 +85,17 @@ def test_a_job_that_has_left_its_exit_code_does_not_run_whatever_the_journal_lac
     add_to_journal(run.path, [Fail(simulation=0, attempt=0, reason="exit code 1")])
     (failed,) = history.update(is_live=True)
     assert (failed.state, failed.reason) == ("failed", "exit code 1")
+
+
+def test_a_failed_attempt_is_told_although_another_one_finished(run: RunFolder) -> None:
+    begin(run, 0, 0)
+    begin(run, 1, 0)
+    add_to_journal(run.path, [Fail(simulation=0, attempt=0, reason="was killed by SIGKILL")])
+    begin(run, 0, 1)
+    add_to_journal(run.path, [records.AttemptEnded(simulation=0, attempt=1, reason="ended with exit code 0")])
+    assert newest_failures(run, is_live=True) == {0: "attempt 0 was killed by SIGKILL"}
+
+
+def test_a_damaged_journal_tells_of_no_failures(run: RunFolder) -> None:
+    (run.path / "journal.jsonl").write_bytes(b"damaged\n")
+    assert newest_failures(run, is_live=True) == {}

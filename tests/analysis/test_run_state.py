@@ -60,7 +60,7 @@ def test_the_report_says_how_a_run_ended(run: RunFolder, facts: Facts, state: st
 
 def test_without_a_report_a_run_has_failed_or_was_killed(run: RunFolder) -> None:
     assert state_of(run).state == "killed"
-    assert state_of(run).detail.endswith("it goes on from the beginning")
+    assert state_of(run).detail.endswith("run again, it begins anew, for it has no checkpoint")
     (run.path / "exit.json").write_text(json.dumps({"exit_code": 7, "message": "rank 1 was lost"}))
     checkpoint(run.path / "checkpoints", 4, 80)
     found = state_of(run)

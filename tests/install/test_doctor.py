@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stream_server.doctor import facts, findings
+from stream_server.doctor import examination, facts, findings
 from stream_server.doctor.examination import as_table, conclusion
 from stream_server.doctor.findings import CPU_TORCH, GIB, Finding, Severity
 from stream_server.server.run.plan import MemoryLimit
@@ -124,6 +124,13 @@ def test_the_table_shows_each_verdict_and_its_advice_and_the_last_line_what_to_r
     assert lines == [["good", "torch", "2.13.0", "[cpu]"], ["repair", "MPI", "none"], ["pip", "install", "mpich"]]
     assert conclusion(found) == "to repair: MPI"
     assert conclusion(found[:1]) == "ready: stream-study new heat my-study"
+
+
+def test_a_path_is_not_cut_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/" + "/".join(["a folder of a cluster"] * 20)
+    monkeypatch.setattr(examination, "examine", lambda: [Finding(subject="Python", found=f"3.11.7 in {path}")])
+    assert examination.report() == 0
+    assert path in capsys.readouterr().out
 
 
 def test_a_program_that_does_not_end_is_killed_with_all_that_it_started() -> None:

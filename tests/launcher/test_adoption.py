@@ -248,8 +248,9 @@ while not os.path.exists("go"):
 
 
 def failed(rank_0: Rank0) -> tuple[int, str]:
+    """The simulation, and why it failed, without the last line of its output."""
     message = rank_0.wait_for(launcher_link.Failed)
-    return message.simulation, message.reason
+    return message.simulation, message.reason.partition("; the last line")[0]
 
 
 def test_of_a_job_that_fails_one_is_to_blame_and_each_is_tried_again_alone(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_state import simulations_of
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from stream_server.server.replay.record_format import SAMPLES
 from stream_server.server.replay.record_reader import RankRecord
@@ -130,6 +132,7 @@ def test_a_replay_is_as_long_as_its_record_whatever_the_study_asked_for(recorded
     assert len(measured) == 20
     assert measured[4] == {"fraction": 0.25, "expected_samples": 80, "expected_batches": 20}
     assert measured[-1]["fraction"] == 1.0
+    assert {it.state for it in simulations_of(RunFolder(done.output_dir))} == {"replayed"}
 
 
 def test_a_replay_of_a_damaged_record_is_refused(recorded: Run, run: Callable[..., Run], tmp_path: Path) -> None:

@@ -208,7 +208,9 @@ class AttemptJobs:
 
     def _explanation(self, end: AttemptEnd) -> str:
         """The words of its log about what went wrong, "" if there are none."""
-        text = log_end(end.log) if end.exit_code else ""
+        # The log of a job that several share is that of the first of them.
+        is_own = end.log.parent == self.attempts.folder(end.simulation, end.attempt)
+        text = log_end(end.log) if end.exit_code and is_own else ""
         package = missing_package(text) if end.exit_code == 1 else None
         if package is None:
             if exception := last_exception(text):
