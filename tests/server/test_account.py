@@ -73,6 +73,7 @@ def honest_studies(draw: st.DrawFn) -> Study:
 def test_the_account_of_an_honest_study_balances(study: Study) -> None:
     account = close_account(*study, complete=False)
     assert account.problems == []
+    assert sum(account.rejected_of.values()) == sum(account.rejected.values())
     assert account.expected == account.accepted + sum(account.rejected.values()) + sum(account.never_produced.values())
     assert account.accepted == account.trained + account.skipped + account.withdrawn + account.untrained
 

@@ -85,6 +85,8 @@ def test_a_step_that_is_not_finite_is_rejected_and_counted(run: Callable[..., Ru
     assert done.exit_code == 0, done.output
     assert done.report["balanced"] is True
     assert done.account["rejected"] == {"nonfinite": 1}
+    assert done.account["rejected_of"] == {str(VICTIM): 1}
+    assert f"nonfinite: 1; of\n{'':16}simulation {VICTIM}: 1" in done.output
     assert done.account["accepted"] == 119
     assert done.account["untrained"] == 0
 

@@ -81,13 +81,17 @@ class SimulationEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """The account of the whole study; `problems` are sentences, one for each thing that does not add up."""
+    """The account of the whole study; `problems` are sentences, one for each thing that does not add up.
+
+    `rejected` counts by reason, `rejected_of` the same time steps by simulation.
+    """
 
     expected: int
     accepted: int
     duplicates: int
     refused: Mapping[str, int]
     rejected: Mapping[str, int]
+    rejected_of: Mapping[int, int]
     never_produced: Mapping[str, int]
     trained: int
     skipped: int
@@ -112,6 +116,7 @@ class Account:
             "duplicates": self.duplicates,
             "refused": dict(self.refused),
             "rejected": dict(self.rejected),
+            "rejected_of": {str(simulation): num for simulation, num in self.rejected_of.items()},
             "never_produced": dict(self.never_produced),
             "trained": self.trained,
             "skipped": self.skipped,
@@ -151,6 +156,7 @@ def close_account(
         duplicates=sum(account.duplicates for account in known),
         refused=dict(sorted(refused.items())),
         rejected=dict(sorted(rejected.items())),
+        rejected_of={entry.simulation: num for entry in training if (num := entry.rejected.total())},
         never_produced={entry.label: entry.missing for entry in training if entry.missing > 0},
         trained=learned.trained,
         skipped=learned.skipped,

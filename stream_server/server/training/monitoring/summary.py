@@ -14,7 +14,6 @@ from stream_server.server.training.monitoring.display import console_on, number,
 LEAST_SHARE = 0.01
 WIDTH = 13
 REASONS = {
-    "rejected": "rejected",
     "messages refused": "refused",
     "never produced": "never_produced",
     "untrained": "untrained_reasons",
@@ -87,6 +86,10 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("failed later", _some([_later(it) for it in report["failed_later"]])))
     if samples["duplicates"]:
         rows.append(("duplicates", f"{samples['duplicates']:,}, each dropped"))
+    if samples["rejected"]:
+        reasons = [f"{reason}: {num:,}" for reason, num in samples["rejected"].items()]
+        simulations = [f"simulation {it}: {num:,}" for it, num in samples["rejected_of"].items()]
+        rows.append(("rejected", f"{', '.join(reasons)}; of\n{_some(simulations)}"))
     for title, key in REASONS.items():
         if samples[key]:
             rows.append((title, _some([f"{reason}: {num:,}" for reason, num in samples[key].items()])))
