@@ -12,6 +12,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "guide").glob("*.md")),
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
 ]
+HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 FENCE = re.compile(
     r"^(?:<!-- not (?P<excuse>checked|run): [^\n]+ -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -28,11 +29,12 @@ INLINE = re.compile(r"`(?:mpirun -n \S+ )?(stream-(?:server|launcher|study) [^`]
 class Block:
     """A fenced block.
 
-    `excuse`: "checked" or "run" if the page says above it why this cannot be done, in a comment such as
+    `heading` is that of its section. `excuse`: "checked" or "run" if the page says above it why this cannot be done, in a comment such as
     `<!-- not run: it needs a study that has run -->`.
     """
 
     page: str
+    heading: str
     line: int
     kind: str
     code: str
@@ -54,6 +56,7 @@ def every_block() -> Iterator[Block]:
         for found in FENCE.finditer(text):
             yield Block(
                 page=page.relative_to(ROOT).as_posix(),
+                heading=next(reversed(HEADING.findall(text, 0, found.start())), ""),
                 line=text.count("\n", 0, found.start("kind")) + 1,
                 kind=found["kind"],
                 code=found["code"],

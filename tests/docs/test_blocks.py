@@ -182,23 +182,38 @@ def test_complete_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.
     exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("page", ["docs/guide/first-study.md", "docs/guide/surrogates.md"])
-def test_the_study_of_a_tutorial_trains_on_synthetic_samples(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    for block in blocks("python", "json"):
-        name = "study.json" if block.kind == "json" else file_name(block)
-        if block.page == page and name:
-            (tmp_path / name).write_text(block.code)
-    assert server_main(["--config", str(tmp_path / "study.json"), "--fast-dev-run"]) == 0
-    assert "It works" in capsys.readouterr().out
-
-
 def file_name(block: Block) -> str | None:
     """The name in the first line of a block, if it is a file."""
     found = re.match(r"# (\w+\.py)$", block.code, re.M)
     return found[1] if found else None
+
+
+def files_by_section() -> dict[str, dict[str, str]]:
+    """The files of each whole study on the pages of tutorials, by the heading that they stand under."""
+    sections: dict[str, dict[str, str]] = {}
+    for block in blocks("python", "json"):
+        name = "study.json" if block.kind == "json" else file_name(block)
+        if block.page in ("docs/guide/first-study.md", "docs/guide/surrogates.md") and name:
+            # A tutorial of one study has it under several headings.
+            heading = block.heading if block.page.endswith("surrogates.md") else block.page
+            sections.setdefault(heading, {})[name] = block.code
+    return sections
+
+
+def test_the_tutorials_have_whole_studies() -> None:
+    assert len(files_by_section()) == 3
+    assert all({"simulation.py", "study.json", "server.py"} <= set(it) for it in files_by_section().values())
+
+
+@pytest.mark.parametrize("section", files_by_section())
+def test_the_study_of_a_tutorial_trains_on_synthetic_samples(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, code in files_by_section()[section].items():
+        (tmp_path / name).write_text(code)
+    assert server_main(["--config", str(tmp_path / "study.json"), "--fast-dev-run"]) == 0
+    assert "It works" in capsys.readouterr().out
 
 
 def compiled(words: list[str], source: Path) -> None:
