@@ -29,8 +29,8 @@ INLINE = re.compile(r"`(?:mpirun -n \S+ )?(stream-(?:server|launcher|study) [^`]
 class Block:
     """A fenced block.
 
-    `heading` is that of its section. `excuse`: "checked" or "run" if the page says above it why this cannot be done, in a comment such as
-    `<!-- not run: it needs a study that has run -->`.
+    `heading` is that of its section. `excuse`: "checked" or "run" if the page says above it why this cannot be done, in
+    a comment such as `<!-- not run: it needs a study that has run -->`.
     """
 
     page: str
