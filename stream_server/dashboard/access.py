@@ -42,13 +42,13 @@ class TokenAccess(AuthProvider):
         """
         origin = handler.request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc.lower() != handler.request.host.lower():
-            raise HTTPError(403, "the page is another one's")
+            raise HTTPError(403, reason="The page is another one's")
         brought = handler.get_query_argument(TOKEN, default="")
         if brought and self._is_right(brought):
             handler.set_cookie(self._cookie, self._token, httponly=True, samesite="Lax", path="/")
             handler.redirect("/")
         elif not self._is_right(handler.get_cookie(self._cookie) or ""):
-            raise HTTPError(403, "open the link that stream-study serve printed")
+            raise HTTPError(403, reason="Open the link that stream-study serve printed: its token is missing or wrong")
         return User("operator")
 
     def _is_right(self, token: str) -> bool:

@@ -71,8 +71,8 @@ class PredictionCharts:
             image.data = (
                 {"image": [], "dw": [], "dh": []} if is_line else {"image": [array], "dw": [width], "dh": [height]}
             )
-            # Rows count from the top, as those of a matrix.
-            figure.y_range.flipped = not is_line
+            # Rows count from the bottom, as in the pictures of `stream-study plot`, and a square is square.
+            figure.match_aspect = not is_line
             # The title stands on its side, where a single letter is another one: v would be >.
             bar.update(visible=not is_line, title=titled if len(titled) > 1 else "")
             figure.xaxis.axis_label = "position"
