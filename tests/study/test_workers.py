@@ -69,15 +69,18 @@ def test_a_worker_that_hangs_is_killed_and_only_the_simulation_that_it_was_at_ha
 
 @pytest.mark.parametrize("trouble", ["leaves", "never asks", "asks twice"])
 def test_what_a_worker_leaves_out_of_its_list_is_given_to_another(run: Callable[..., Run], trouble: str) -> None:
-    done = run(settings=workers(trouble, per_worker=4))
-    assert_complete(done, NUM)
+    done = run(settings=workers(trouble, per_worker=3, **{"study.simulations": 5, "launcher.max_running": 1}))
+    assert_complete(done, 5)
     assert len(counted(done)) <= (trouble == "leaves")
 
 
-def test_workers_outlive_server_and_launcher(start: Callable[..., Any]) -> None:
-    settings = workers(**{"launcher.max_running": 1, "server.restarts": 3})
-    with start(program="stream-launcher", mpi=None, settings=settings) as live:
+@pytest.mark.parametrize("victim", ["server", "launcher"])
+def test_workers_outlive_server_and_launcher(start: Callable[..., Any], victim: str) -> None:
+    how = {"program": "stream-launcher", "mpi": None} if victim == "server" else {}
+    settings = workers("paced", **{"launcher.max_running": 1, "checkpoint.every_batches": 2})
+    with start(settings=settings, **how) as live:
         live.wait_until(lambda: "simulation 1 finished" in live.launcher_log)
-        live.ranks[0].send_signal(signal.SIGKILL)
+        (live.ranks[0] if victim == "server" else live.launcher).send_signal(signal.SIGKILL)
         done = live.end()
     assert_complete(done, NUM)
+    assert not counted(done)

@@ -346,13 +346,13 @@ class SimulationSchedule:
     def _fail(self, it: ScheduledSimulation) -> list[Action]:
         num_given_up = self.counts[ScheduledState.GIVEN_UP]
         was_not_begun = self._jobs.was_not_begun(it)
-        if was_not_begun:
+        if was_not_begun and not it.cancelled:
             it.excuse = it.excuse or NOT_BEGUN
         decided = self._policy.failed(it, anything_came=self.anything_came, num_given_up=num_given_up)
         self._live.pop(it.id, None)
         if it.state is ScheduledState.WAITING:
             # A worker that left its list of its own accord would do so again.
-            self._waiting.add(it.id, again=True, may_share=was_not_begun and not it.ended_well)
+            self._waiting.add(it.id, again=True, may_share=was_not_begun and bool(it.excuse) and not it.ended_well)
         return self._abort_once(decided)
 
     def _abort_once(self, decided: Sequence[Action]) -> list[Action]:

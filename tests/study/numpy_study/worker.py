@@ -30,6 +30,11 @@ elif trouble == "asks twice":
         send_all(simulation)
     for simulation in second:
         send_all(simulation)
+elif trouble == "paced":
+    for simulation in simulations():
+        for step in simulation.time_steps:
+            time.sleep(0.02)
+            simulation.send(step, signal=signal_at(step, simulation.parameters))
 else:
     for position, simulation in enumerate(simulations()):
         print(simulation.id, flush=True)
