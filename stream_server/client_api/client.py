@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from stream_server.client_api.handshake import ask
 from stream_server.client_api.session import Session
@@ -13,7 +14,7 @@ from stream_server.client_api.simulation import Simulation
 from stream_server.client_api.watch import ConnectionWatch, watch
 from stream_server.errors import ConfigError, Refused
 from stream_server.messages.client import ATTACHING, Away, Hello, Message, Reason, Refusal, Stop, Welcome
-from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.connection import NEXT_VARIABLE, ConnectionFile
 
 PARAMETERS_VARIABLE = "STREAM_PARAMETERS"
 TIMEOUT_S = 60.0
@@ -71,19 +72,21 @@ def connect(
 def simulations(connection: Connection = None, *, rank: int = 0, num_ranks: int = 1) -> Iterator[Simulation]:
     """Simulations, one after the other, as long as the study has some: for a worker that stays.
 
+    A process that the study has started gets those that the study has meant for it (`simulation.per_worker`).
     Each one is finished when the next is asked for. Leaving the loop early leaves the current one unfinished.
 
     Raises:
         ConfigError, Refused, Unreachable: as for `connect`.
     """
     _check_ranks(rank, num_ranks)
+    further = _further(connection)
     watched = watch(connection)
     if watched is None:
         with _alone(None, None) as simulation:
             yield simulation
         return
-    hello = _hello(watched.file, rank=rank, num_ranks=num_ranks, simulation_id=None, parameters=None)
     while True:
+        hello = _hello(watched.file, rank=rank, num_ranks=num_ranks, simulation_id=None, parameters=None)
         answer = ask(hello, watched, who=_who(hello), timeout_s=TIMEOUT_S)
         is_none_left = isinstance(answer, Refusal) and answer.reason is Reason.NO_SIMULATION_LEFT
         if is_none_left or isinstance(answer, Stop):
@@ -93,7 +96,19 @@ def simulations(connection: Connection = None, *, rank: int = 0, num_ranks: int 
         with _simulation(watched, hello, answer, TIMEOUT_S) as simulation:
             yield simulation
         if hello.simulation is not None:
-            return
+            if not further:
+                return
+            path = further.pop(0)
+            watched = ConnectionWatch(ConnectionFile.read(path), path)
+
+
+def _further(connection: Connection) -> list[str]:
+    """The connection files of what this process computes after its first simulation."""
+    file = os.environ.get(NEXT_VARIABLE) if connection is None else None
+    try:
+        return Path(file).read_text().splitlines() if file else []
+    except OSError as error:
+        raise ConfigError(f"cannot read {NEXT_VARIABLE}={file}: {error.strerror}") from error
 
 
 def _check_ranks(rank: int, num_ranks: int) -> None:

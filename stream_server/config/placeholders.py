@@ -37,6 +37,18 @@ def _command_has_values(config: StudyConfig) -> Iterator[Problem]:
             yield Problem(f"simulation.command[{position}]", found, instead)
 
 
+def _command_of_a_worker_is_of_no_simulation(config: StudyConfig) -> Iterator[Problem]:
+    known = {*BUILT_IN, *(_parameter_names(config.parameters) or ())} - {"study_dir"}
+    for position, element in enumerate(config.simulation.command or ()):
+        for name, _ in PLACEHOLDER.findall(element):
+            if config.simulation.per_worker != 1 and name in known:
+                yield Problem(
+                    f"simulation.command[{position}]",
+                    f"{{{name}}} is that of one simulation, and simulation.per_worker lets a process compute several",
+                    "Leave it out: the client API gives a worker the parameters of each simulation",
+                )
+
+
 def _mpirun_has_values(config: StudyConfig) -> Iterator[Problem]:
     for position, word in enumerate(config.simulation.job.mpirun or ()):
         for found in IN_BRACES.finditer(word):
@@ -130,6 +142,7 @@ def _problem_of(name: str, form: str | None, examples: Examples) -> Iterator[tup
 COMMAND_CHECKS = (
     _parameters_do_not_hide_placeholders,
     _command_has_values,
+    _command_of_a_worker_is_of_no_simulation,
     _mpirun_leaves_the_command_alone,
     _mpirun_has_values,
     _templates_have_values,

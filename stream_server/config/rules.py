@@ -69,6 +69,7 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
         (key, lambda it: it.simulation.command is None, "without simulation.command no simulation is started")
         for key in (
             *("simulation.ranks", "simulation.templates", "simulation.retries", "simulation.per_job"),
+            *("simulation.per_worker",),
             *("simulation.keep_folders", "simulation.job.cores_per_rank", "simulation.job.environment"),
             *("simulation.job.mpirun", "launcher.max_running", "launcher.backend", *OF_SCHEDULERS),
         )
@@ -144,6 +145,26 @@ def _a_place_is_free_when_a_simulation_ends(config: StudyConfig) -> Iterator[Pro
             "simulation.per_job",
             f'{per_job} with the routing "simulations" could wait for ever: a simulation that is done keeps its '
             "place as long as the others of its job run, and these wait for a rank that has none",
+            'Leave it out, or write "steps" in buffer.routing',
+        )
+
+
+def _a_worker_takes_its_simulations_in_turn(config: StudyConfig) -> Iterator[Problem]:
+    simulation, key = config.simulation, "simulation.per_worker"
+    if simulation.per_worker == 1:
+        return
+    text = shown(simulation.per_worker)
+    if simulation.templates:
+        yield Problem(
+            key, f"{text}, but simulation.templates are filled in for one simulation", "Leave one of them out"
+        )
+    if simulation.per_job > 1:
+        yield Problem(key, f"{text}, beside simulation.per_job = {simulation.per_job}", "Leave one of them out")
+    if config.buffer.routing == "simulations":
+        yield Problem(
+            key,
+            f'{text} with the routing "simulations" could wait for ever: while a full rank holds a worker back, '
+            "another rank waits for a simulation that the worker has yet to come to",
             'Leave it out, or write "steps" in buffer.routing',
         )
 
@@ -335,6 +356,7 @@ CHECKS: tuple[Check, ...] = (
     _somebody_can_send,
     _a_job_has_room,
     _a_place_is_free_when_a_simulation_ends,
+    _a_worker_takes_its_simulations_in_turn,
     _output_is_below_the_study,
     _ports_are_a_range,
     *(partial(_nothing_is_ignored, *row) for row in IGNORED),

@@ -135,6 +135,9 @@ class SimulationSettings(Section):
         default=0.1, description="Share of simulations that may fail before the study stops."
     )
     per_job: Count = Field(default=1, description="Simulations that share one job.")
+    per_worker: Count | Literal["many"] = Field(
+        default=1, description="Simulations, at most, that one process computes, one after another."
+    )
     keep_folders: Literal["all", "failed"] = Field(default="all", description="Which attempts' folders stay.")
     job: SimulationJobSettings = Field(
         default_factory=SimulationJobSettings, description="Settings of the job of a simulation."

@@ -16,6 +16,8 @@ from stream_server.storage.typed import Length, typed
 
 ENVIRONMENT_VARIABLE = "STREAM_CONNECTION"
 ALONE = "none"
+# Names a file with the paths of further connection files, one a line: of what a worker computes after its first one.
+NEXT_VARIABLE = "STREAM_NEXT"
 Key = Annotated[str, Length(40, 40)]
 
 

@@ -47,6 +47,7 @@ RANK_VARIABLES = frozenset(
         # Ours: by these the launcher knows the processes of the server.
         "STREAM_SERVER_JOB",
         "STREAM_IPC_FOLDER",
+        "STREAM_NEXT",
     }
 )
 # How many threads the libraries of a simulation start: OpenMP (torch too), OpenBLAS, MKL, BLIS, Accelerate and numba.

@@ -23,6 +23,9 @@ class StartQueue:
         self.untried: dict[int, bool] = {}
         self.again: dict[int, bool] = {}
 
+    def __len__(self) -> int:
+        return len(self.untried) + len(self.again)
+
     def __contains__(self, simulation: int) -> bool:
         return simulation in self.untried or simulation in self.again
 

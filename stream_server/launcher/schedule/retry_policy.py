@@ -17,12 +17,14 @@ MAX_EARLY_FAILURES = 3
 class ScheduleLimits:
     """The rules of the study. `starts_jobs` is False when simulations only attach by themselves.
 
+    Those of a job of `per_job` run side by side, those of a worker, at most `per_worker`, one after another.
     `num_simulations` is what `max_failed` is a share of; never less than the largest plan.
     """
 
     starts_jobs: bool = True
     max_running: int = 1
     per_job: int = 1
+    per_worker: int = 1
     max_attached: int = 4
     retries: int = 2
     on_failure: str = "give_up"

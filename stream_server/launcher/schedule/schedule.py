@@ -7,7 +7,7 @@ from dataclasses import replace
 from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Drop, FailLater, Submit
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
-from stream_server.launcher.schedule.shared_jobs import SharedJobs
+from stream_server.launcher.schedule.shared_jobs import NOT_BEGUN, SharedJobs, num_for_worker
 from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
 
 POSTPONE_S = 10.0
@@ -28,7 +28,7 @@ class SimulationSchedule:
         self.away = True
         self._simulations: dict[int, ScheduledSimulation] = {}
         self._highest_known: dict[int, int] = {}
-        self._jobs = SharedJobs(self._simulations)
+        self._jobs = SharedJobs(self._simulations, are_workers=limits.per_worker > 1)
         self._waiting = StartQueue()
         self._live: dict[int, ScheduledSimulation] = {}
         self._requests = AttachQueue(limits.max_attached)
@@ -357,10 +357,14 @@ class SimulationSchedule:
 
     def _fail(self, it: ScheduledSimulation) -> list[Action]:
         num_given_up = self.counts[ScheduledState.GIVEN_UP]
+        was_not_begun = self._jobs.was_not_begun(it)
+        if was_not_begun and not it.cancelled:
+            it.excuse = it.excuse or NOT_BEGUN
         decided = self._policy.failed(it, anything_came=self.anything_came, num_given_up=num_given_up)
         self._live.pop(it.id, None)
         if it.state is ScheduledState.WAITING:
-            self._waiting.add(it.id, again=True)
+            # A worker that left its list of its own accord would do so again.
+            self._waiting.add(it.id, again=True, may_share=was_not_begun and bool(it.excuse) and not it.ended_well)
         return self._abort_once(decided)
 
     def _abort_once(self, decided: Sequence[Action]) -> list[Action]:
@@ -375,21 +379,28 @@ class SimulationSchedule:
         actions: list[Action] = []
         if self.why_finishing and not (self.stopped or self.away):
             actions += self._drop_all(self.why_finishing)
-        num_free = self.limits.max_running - sum(not it.attached for it in self._live.values())
+        num_free = self.limits.max_running - self._jobs.num([it for it in self._live.values() if not it.attached])
         may_start = self.limits.starts_jobs and not self.stopped and not self.away
         while may_start and self._postponed_to == -math.inf and num_free > 0:
             job = self._waiting.next_job(
-                per_job=self.limits.per_job,
-                num_free=num_free,
+                per_job=self._num_per_job,
+                num_free=max(num_free, self.limits.per_worker),
                 anything_came=self.anything_came,
                 anything_runs=bool(self._live),
             )
             if not job:
                 break
-            num_free -= len(job)
+            num_free -= 1 if self._jobs.are_workers else len(job)
             submits = [self._submit(simulation, now, job) for simulation in job]
             actions.append(replace(submits[0], beside=tuple(submits[1:])))
         return actions + self._answer_requests(now)
+
+    @property
+    def _num_per_job(self) -> int:
+        if not self._jobs.are_workers:
+            return self.limits.per_job
+        limits = self.limits
+        return num_for_worker(len(self._waiting), most=limits.per_worker, max_running=limits.max_running)
 
     def _drop_all(self, reason: str) -> list[Drop]:
         """Drop all simulations that wait to be started."""

@@ -1,31 +1,49 @@
 """Jobs that several simulations share: who is in them, when they are over, and whose fault a failure is. Pure."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 
 from stream_server.launcher.schedule.simulation import ScheduledSimulation
 
 ENDED_WITH_JOB = "was ended with its job"
+NOT_BEGUN = "its worker ended before it had come to it"
+MANY = 100
 
 
 class SharedJobs:
-    """The jobs of several simulations, which end only when all of them have. One alone is a job of one member."""
+    """The jobs of several simulations, which end only when all of them have. One alone is a job of one member.
 
-    def __init__(self, simulations: Mapping[int, ScheduledSimulation]) -> None:
+    The members run side by side, or, where the jobs `are_workers`, one after another, in the order of `job_members`.
+    """
+
+    def __init__(self, simulations: Mapping[int, ScheduledSimulation], *, are_workers: bool = False) -> None:
         self._simulations = simulations
+        self.are_workers = are_workers
 
     def members(self, it: ScheduledSimulation) -> list[ScheduledSimulation]:
         """Those in the job of this one, itself first."""
         return [it, *self._others(it)]
 
     def waits(self, it: ScheduledSimulation) -> bool:
-        """Whether this simulation is done while its shared job still runs for another."""
-        return it.is_spent and not all(mate.is_spent for mate in self._others(it))
+        """Whether this simulation is done while its shared job still runs for another, or its turn is yet to come."""
+        others = self._others(it)
+        if it.is_spent:
+            return not all(mate.is_spent for mate in others)
+        return self.are_workers and it.has_job and not all(mate.is_spent for mate in others if _is_before(mate, it))
+
+    def was_not_begun(self, it: ScheduledSimulation) -> bool:
+        """Whether the worker of this simulation has ended before it came to it, as far as is known."""
+        return self.are_workers and it.id != it.job_members[0] and it.received == 0
+
+    def num(self, live: Collection[ScheduledSimulation]) -> int:
+        """How many of `max_running` these take, none of which is attached: workers are as one simulation."""
+        return len({it.job_members for it in live}) if self.are_workers else len(live)
 
     def give_time_to_end(self, it: ScheduledSimulation, now: float) -> None:
-        """This may be the last one for which its job ran: from now on that has the timeout to end."""
+        """This may be the last one for which its job ran: from now on that has the timeout to end, or to go on."""
         it.quiet_since = now
         for mate in self._others(it):
-            mate.quiet_since = now if mate.is_spent else mate.quiet_since
+            mate.quiet_since = now if mate.is_spent or self.are_workers else mate.quiet_since
 
     def cancel(self, it: ScheduledSimulation) -> None:
         """The job of this one is cancelled, since its clock has run out."""
@@ -37,6 +55,19 @@ class SharedJobs:
     def _others(self, it: ScheduledSimulation) -> list[ScheduledSimulation]:
         known = (self._simulations.get(simulation) for simulation in it.job_members)
         return [mate for mate in known if mate and mate is not it and mate.has_job and it.id in mate.job_members]
+
+
+def num_for_worker(num_waiting: int, *, most: int, max_running: int) -> int:
+    """How many simulations the next worker gets, of those that wait.
+
+    Guided self-scheduling (Polychronopoulos and Kuck, 1987), with half the usual share: fewer towards the end, so that
+    no worker has a long list left when the others have none.
+    """
+    return max(1, min(most, math.ceil(num_waiting / (2 * max_running))))
+
+
+def _is_before(mate: ScheduledSimulation, it: ScheduledSimulation) -> bool:
+    return it.job_members.index(mate.id) < it.job_members.index(it.id)
 
 
 def excuse_of_failed(culprit: int) -> str:

@@ -104,13 +104,17 @@ class _AttemptJob:
 class AttemptJobs:
     """Starts, ends and watches the jobs of attempts, each of which is a simulation and a number. Main thread only.
 
-    `mpirun` is None when each simulation is a program of its own.
+    `mpirun` is None when each simulation is a program of its own. Jobs that `are_workers` compute their simulations one
+    after another, in the program of the first.
     """
 
-    def __init__(self, backend: Backend, attempts: Attempts, mpirun: Mpirun | None) -> None:
+    def __init__(
+        self, backend: Backend, attempts: Attempts, mpirun: Mpirun | None, *, are_workers: bool = False
+    ) -> None:
         self.backend = backend
         self.attempts = attempts
         self.mpirun = mpirun
+        self.are_workers = are_workers
         self._jobs: dict[Path, _AttemptJob] = {}
 
     @property
@@ -144,7 +148,8 @@ class AttemptJobs:
 
         A job that cannot be started has None, and an end like any other, which the next `poll` tells.
         """
-        spec = self.mpirun.job(list(specs.values())) if self.mpirun else next(iter(specs.values()))
+        programs = list(specs.values())[: 1 if self.are_workers else None]
+        spec = self.mpirun.job(programs) if self.mpirun else programs[0]
         job = self._jobs[spec.folder] = _AttemptJob(folder=spec.folder, attempts=tuple(specs), ranks=self.ranks)
         try:
             job.handle = self.backend.submit(spec)
@@ -189,7 +194,7 @@ class AttemptJobs:
             with _logged(f"how the ranks in {job.folder} ended cannot be read yet"):
                 assert job.end is not None
                 folders = {attempt: self.attempts.folder(*attempt) for attempt in job.attempts}
-                found = ends(folders, job.end, num_ranks=job.ranks)
+                found = ends_of_worker(job) if self.are_workers else ends(folders, job.end, num_ranks=job.ranks)
                 ended += [replace(it, reason=it.reason + self._explanation(it)) for it in found]
                 del self._jobs[job.folder]
         return ended
@@ -199,7 +204,7 @@ class AttemptJobs:
 
         Under MPICH a job goes on when a rank ends that has not called MPI_Init.
         """
-        for job in self._jobs.values():
+        for job in () if self.are_workers else self._jobs.values():
             for attempt in job.attempts if len(job.attempts) > 1 else ():
                 with _logged(f"which ranks in {job.folder} have ended cannot be read yet"):
                     traces = Traces.of_running(self.attempts.folder(*attempt))
@@ -298,6 +303,13 @@ def ends(folders: Mapping[Attempt, Path], job: JobEnd, *, num_ranks: int) -> lis
     if len(folders) > 1:
         return judge({attempt: Traces.read(folder) for attempt, folder in folders.items()}, folders, job, num_ranks)
     return [_end(attempt, job, folder / LOG_FILE, job.exit_code, job.reason) for attempt, folder in folders.items()]
+
+
+def ends_of_worker(job: _AttemptJob) -> list[AttemptEnd]:
+    """Tell that the program ended which computed these: which of them it was at, the schedule knows."""
+    assert job.end is not None
+    log, code, reason = job.folder / LOG_FILE, job.end.exit_code, job.end.reason
+    return [_end(attempt, job.end, log, code, reason) for attempt in job.attempts]
 
 
 def judge(

@@ -2,19 +2,22 @@
 
 import hashlib
 import json
+import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stream_server.config.placeholders import PLACEHOLDER
 from stream_server.failpoints import failpoint
 from stream_server.launcher.backends.backend import IDENTITY, LOG_FILE, JobSpec
+from stream_server.messages.connection import NEXT_VARIABLE
 from stream_server.storage.disk import swap_private_file
 
 CONNECTION_FILE = "connection.json"
+NEXT_FILE = "next.txt"
 # A shell's ${NAME} is none of ours.
 READERS = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 FILLED_IN = re.compile(r"(?<!\$)" + PLACEHOLDER.pattern)
@@ -88,6 +91,19 @@ class Attempts:
         environment = {**self.environment, **dict(zip(IDENTITY, identity, strict=True))}
         line = arguments(self.command, values, study_dir=self.study_dir, rendered=rendered)
         return JobSpec(command=tuple(line), environment=environment, folder=folder, marks=frozenset({str(file)}))
+
+    def worker(self, specs: Sequence[JobSpec]) -> JobSpec:
+        """The job of the first of these, whose program is told of the others, which it computes after it.
+
+        Raises:
+            OSError: the list of the others cannot be written.
+        """
+        first = specs[0]
+        file = first.folder / NEXT_FILE
+        swap_private_file(file, "".join(f"{it.folder / CONNECTION_FILE}\n" for it in specs[1:]).encode())
+        for spec in specs[1:]:
+            (spec.folder / LOG_FILE).symlink_to(os.path.relpath(first.folder / LOG_FILE, spec.folder))
+        return replace(first, environment={**first.environment, NEXT_VARIABLE: str(file)})
 
     def reconnect(self, simulation: int, attempt: int, connection: Mapping[str, Any]) -> None:
         """Tell a running attempt where the server is now; its keys and parameters stay what they are.

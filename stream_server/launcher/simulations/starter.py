@@ -76,6 +76,8 @@ class Starter:
                     if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
                         raise
                     errors[simulation, attempt] = error
+            if self.jobs.are_workers and len(specs) > 1:
+                specs[next(iter(specs))] = self.attempts.worker(list(specs.values()))
             self.journal.write(*self._starting(list(specs)))
         except OSError as error:
             return self._postpone(members, error)

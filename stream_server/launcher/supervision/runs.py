@@ -16,6 +16,7 @@ from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import LauncherLeft
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.schedule.shared_jobs import MANY
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.simulations.attempts import Attempts
 from stream_server.launcher.simulations.ensemble import Ensemble
@@ -170,6 +171,7 @@ def limits(config: StudyConfig) -> ScheduleLimits:
         starts_jobs=simulation.command is not None,
         max_running=config.launcher.max_running,
         per_job=simulation.per_job,
+        per_worker=MANY if simulation.per_worker == "many" else simulation.per_worker,
         max_attached=config.client.max_attached,
         retries=simulation.retries,
         on_failure=simulation.on_failure,
@@ -193,7 +195,9 @@ def attempts(config: StudyConfig) -> Attempts:
 
 
 def _make_jobs(config: StudyConfig) -> AttemptJobs:
-    return AttemptJobs(load_backend(config), attempts(config), Mpirun.of(config))
+    return AttemptJobs(
+        load_backend(config), attempts(config), Mpirun.of(config), are_workers=config.simulation.per_worker != 1
+    )
 
 
 def _make_ensemble(config: StudyConfig, journal: Journal, link: ServerConnection, jobs: AttemptJobs) -> Ensemble:

@@ -140,7 +140,8 @@ STREAM_API int stream_put_array(stream_simulation *simulation, const char *name,
  * different steps on different ranks, and must agree before they leave their loop. */
 STREAM_API int stream_send(stream_simulation *simulation, int64_t time_step);
 
-/* Finish this simulation and become the next one, for a worker that stays. STREAM_STOP: none is left.
+/* Finish this simulation and become the next one, for a worker that stays: one that the study has meant for this process
+ * (simulation.per_worker), or, for one that attached, any. STREAM_STOP: none is left.
  * STREAM_ERROR_ARGUMENT: as for stream_finish; it stays the same simulation. */
 STREAM_API int stream_next(stream_simulation *simulation);
 

@@ -1,5 +1,7 @@
 /* How a simulation gets into a study. */
 #define _POSIX_C_SOURCE 200809L
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,6 +13,7 @@
 #define ENVIRONMENT_VARIABLE "STREAM_CONNECTION"
 #define ALONE "none"
 #define PARAMETERS_VARIABLE "STREAM_PARAMETERS"
+#define NEXT_VARIABLE "STREAM_NEXT"
 
 /* The connection file that the caller names, or else the environment; "" if neither does. */
 static const char *find(const stream_options *options) {
@@ -75,6 +78,7 @@ static int enter(stream_simulation *simulation, const char *path, int rank, int 
         return code;
     simulation->has_watch = true;
     simulation->timeout_s = options->timeout_s;
+    simulation->next = options->connection == NULL ? getenv(NEXT_VARIABLE) : NULL;
     code = sc_greeting_begin(&simulation->greeting, &simulation->watch.file, rank, num_ranks, options, error);
     if (code != STREAM_OK)
         return code;
@@ -127,7 +131,36 @@ int stream_connect(stream_simulation **simulation, int rank, int num_ranks) {
     return stream_connect_with(simulation, rank, num_ranks, NULL);
 }
 
-/* The next simulation is the server's to choose and to describe. */
+/* The path of the connection file of what this process computes next, in `path`, without its end of line; false if its
+ * study has meant no more for it. */
+static bool read_next(const stream_simulation *simulation, char *path, size_t num_bytes) {
+    FILE *list = simulation->next == NULL ? NULL : fopen(simulation->next, "re");
+    bool is_there = list != NULL;
+    for (int line = 0; is_there && line <= simulation->num_followed; ++line)
+        is_there = fgets(path, (int)num_bytes, list) != NULL;
+    if (list != NULL)
+        fclose(list);
+    if (is_there)
+        path[strcspn(path, "\n")] = '\0';
+    return is_there;
+}
+
+/* Go over to the connection file at `path`. */
+static int follow(stream_simulation *simulation, const char *path) {
+    sc_error error;
+    sc_watch watch;
+    int code = sc_watch_open(&watch, path, &error);
+    if (code != STREAM_OK)
+        return sc_simulation_fail(simulation, &error);
+    sc_watch_close(&simulation->watch);
+    simulation->watch = watch;
+    simulation->num_followed += 1;
+    simulation->greeting.hello.simulation = watch.file.simulation;
+    simulation->greeting.hello.attempt = watch.file.attempt;
+    return STREAM_OK;
+}
+
+/* The next simulation is the study's to choose and to describe. */
 static int become_the_next(stream_simulation *simulation) {
     sc_error error;
     simulation->greeting.hello.parameters = NULL;
@@ -145,11 +178,17 @@ int stream_next(stream_simulation *simulation) {
     code = sc_simulation_complete(simulation);
     if (code < 0)
         return code;
-    /* Whoever was started for one simulation, or chose it, is done with it. */
-    bool is_the_only_one = simulation->is_alone || simulation->greeting.hello.simulation >= 0;
-    if (is_the_only_one || code == STREAM_STOP)
+    if (simulation->none_is_left || simulation->is_alone || code == STREAM_STOP) {
         simulation->none_is_left = true;
-    return simulation->none_is_left ? STREAM_STOP : become_the_next(simulation);
+        return STREAM_STOP;
+    }
+    /* Whoever was started for some simulations, or chose one, is done with the last of them. */
+    if (simulation->greeting.hello.simulation >= 0) {
+        char path[PATH_MAX];
+        simulation->none_is_left = !read_next(simulation, path, sizeof path);
+        code = simulation->none_is_left ? STREAM_STOP : follow(simulation, path);
+    }
+    return code == STREAM_OK ? become_the_next(simulation) : code;
 }
 
 /* An inherited one is let go with all its memory: its sockets and threads are the other process's. */

@@ -13,6 +13,8 @@ struct stream_simulation {
     bool is_alone;       /* there is no study */
     bool has_ended;      /* the study has ended */
     bool none_is_left;   /* of the simulations for this worker */
+    const char *next;    /* the list of what this worker computes after its first one, or NULL */
+    int num_followed;    /* lines of it */
     bool is_invalidated; /* what was sent is withdrawn */
     bool has_sent;       /* a step */
     sc_error refused;    /* why the first step that was not sent was none */

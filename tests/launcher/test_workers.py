@@ -1,0 +1,93 @@
+"""Workers, as the schedule sees them: simulations that one process computes one after another."""
+
+from stream_server.launcher.schedule.actions import Action, Cancel, Fail, Submit
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
+from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.schedule.shared_jobs import NOT_BEGUN, num_for_worker
+from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, ScheduledState
+
+
+def workers(num: int, **limits: object) -> tuple[SimulationSchedule, list[Action]]:
+    """A schedule at time 0, which has its plan."""
+    limits = {"per_worker": 4, "max_running": 1, "max_failed": 1.0, "timeout_s": 60.0, **limits}
+    schedule = SimulationSchedule(ScheduleLimits(**limits))  # type: ignore[arg-type]
+    return schedule, schedule.replan(dict.fromkeys(range(num), -1), 0.0)
+
+
+def lists(actions: list[Action]) -> list[tuple[int, ...]]:
+    """The simulations of each worker that is to be started."""
+    submits = [it for it in actions if isinstance(it, Submit)]
+    return [(it.simulation, *(mate.simulation for mate in it.beside)) for it in submits]
+
+
+def die(schedule: SimulationSchedule, *simulations: int, exit_code: int = 137, now: float = 10.0) -> list[Action]:
+    """The worker of these ends, and the server has no other word."""
+    actions = [it for each in simulations for it in schedule.job_ended(each, 0, exit_code, "ended", now)]
+    return [*actions, *schedule.tick(now + (CONFIRM_S if exit_code == 0 else CONFIRM_FAILURE_S))]
+
+
+def failures(actions: list[Action]) -> dict[int, str]:
+    return {it.simulation: it.excuse for it in actions if isinstance(it, Fail)}
+
+
+def test_workers_count_as_one_simulation_each_and_get_fewer_towards_the_end() -> None:
+    schedule, actions = workers(9, max_running=2, per_worker=3)
+    assert lists(actions) == [(0, 1, 2), (3, 4)]
+    for simulation in (0, 1):
+        assert schedule.finished(simulation, 1.0) == []
+    schedule.finished(2, 1.0)
+    assert lists(schedule.job_ended(2, 0, 0, "ended", 1.0)) == []
+    schedule.job_ended(0, 0, 0, "ended", 1.0)
+    assert lists(schedule.job_ended(1, 0, 0, "ended", 1.0)) == [(5,)]
+
+
+def test_no_worker_gets_more_than_half_of_its_share() -> None:
+    assert [num_for_worker(num, most=100, max_running=4) for num in (2000, 80, 9, 1)] == [100, 10, 2, 1]
+
+
+def test_the_simulation_that_a_dead_worker_was_at_has_failed_and_those_after_it_share_the_next_one() -> None:
+    schedule, actions = workers(8)
+    assert lists(actions) == [(0, 1, 2, 3)]
+    schedule.finished(0, 1.0)
+    schedule.progress(1, 0, 5, False, 2.0)
+    ended = die(schedule, 0, 1, 2, 3)
+    assert failures(ended) == {1: "", 2: NOT_BEGUN, 3: NOT_BEGUN}
+    assert lists(ended) == [(1,)]
+    schedule.finished(1, 20.0)
+    assert lists(schedule.job_ended(1, 1, 0, "ended", 20.0)) == [(2, 3)]
+
+
+def test_the_first_of_a_list_has_failed_when_its_worker_ends_without_a_time_step() -> None:
+    schedule, _ = workers(8)
+    schedule.anything_came = True
+    assert failures(die(schedule, 0, 1, 2, 3)) == {0: "", 1: NOT_BEGUN, 2: NOT_BEGUN, 3: NOT_BEGUN}
+
+
+def test_what_a_worker_leaves_of_its_own_accord_is_tried_alone() -> None:
+    schedule, _ = workers(8)
+    schedule.finished(0, 1.0)
+    ended = die(schedule, 0, 1, 2, 3, exit_code=0)
+    assert failures(ended) == dict.fromkeys((1, 2, 3), NOT_BEGUN)
+    assert lists(ended) == [(1,)]
+
+
+def test_the_clock_of_a_simulation_begins_when_the_one_before_it_is_done() -> None:
+    schedule, _ = workers(8)
+    schedule.progress(0, 0, 1, False, 50.0)
+    assert schedule.tick(100.0) == []
+    schedule.finished(0, 100.0)
+    assert schedule.wake_at == 160.0
+    (cancel,) = schedule.tick(160.0)
+    assert cancel == Cancel(simulation=1, attempt=0)
+    ended = [it for each in range(4) for it in schedule.job_ended(each, 0, None, "ended", 161.0)]
+    assert failures(ended)[1] == ""
+    assert all(failures(ended)[it] for it in (2, 3))
+    assert schedule.state(0) is ScheduledState.FINISHED
+
+
+def test_a_worker_that_does_not_end_after_its_last_simulation_is_cancelled() -> None:
+    schedule, _ = workers(8)
+    for simulation in range(4):
+        schedule.finished(simulation, 5.0)
+    assert schedule.wake_at == 65.0
+    assert any(isinstance(it, Cancel) for it in schedule.tick(65.0))

@@ -1,0 +1,86 @@
+"""Persistent workers: one process computes several simulations, and its death costs the one that it was at."""
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.runs import Run, assert_complete
+
+pytestmark = pytest.mark.slow
+NUM = 12
+
+
+def workers(trouble: str = "", per_worker: int | str = "many", **more: Any) -> dict[str, Any]:
+    command = ["python", "worker.py", *([trouble] if trouble else [])]
+    return {
+        "simulation.command": command,
+        "simulation.per_worker": per_worker,
+        "study.simulations": NUM,
+        "launcher.max_running": 2,
+    } | more
+
+
+def num_processes(run: Run) -> int:
+    """Each job has an exit code of its own, unless it was killed."""
+    return len(list(run.output_dir.glob("simulations/*/attempt-*/job.exit")))
+
+
+def failures(run: Run) -> list[str]:
+    return [line for line in run.launcher_log.splitlines() if " failed: " in line]
+
+
+def counted(run: Run) -> list[str]:
+    return [line for line in failures(run) if "not counted" not in line]
+
+
+def test_a_worker_computes_one_simulation_after_another_each_with_its_own_parameters(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings=workers())
+    assert_complete(done, NUM)
+    assert set(done.attempts.values()) == {1}
+    assert not failures(done)
+    assert num_processes(done) <= NUM
+
+
+def test_no_worker_gets_more_simulations_than_the_study_says(run: Callable[..., Run]) -> None:
+    done = run(settings=workers(per_worker=2))
+    assert_complete(done, NUM)
+    assert num_processes(done) >= NUM / 2
+    logs = [path.read_text().split() for path in done.output_dir.glob("simulations/*/attempt-*/output.log")]
+    assert all(len(log) <= 2 for log in logs)
+
+
+def test_the_death_of_a_worker_costs_one_attempt_of_the_simulation_that_it_was_at(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings=workers("dies"))
+    assert_complete(done, NUM)
+    assert len(counted(done)) == 1
+    assert "was killed by SIGKILL" in counted(done)[0]
+
+
+def test_a_worker_that_hangs_is_killed_and_only_the_simulation_that_it_was_at_has_failed(
+    run: Callable[..., Run],
+) -> None:
+    done = run(settings=workers("hangs", **{"simulation.timeout_s": 3}))
+    assert_complete(done, NUM)
+    assert len(counted(done)) == 1
+    assert "no new time step for 3 s" in counted(done)[0]
+
+
+@pytest.mark.parametrize("trouble", ["leaves", "never asks", "asks twice"])
+def test_what_a_worker_leaves_out_of_its_list_is_given_to_another(run: Callable[..., Run], trouble: str) -> None:
+    done = run(settings=workers(trouble, per_worker=3, **{"study.simulations": 5, "launcher.max_running": 1}))
+    assert_complete(done, 5)
+    assert len(counted(done)) <= (trouble == "leaves")
+
+
+@pytest.mark.parametrize("victim", ["server", "launcher"])
+def test_workers_outlive_server_and_launcher(start: Callable[..., Any], victim: str) -> None:
+    how = {"program": "stream-launcher", "mpi": None} if victim == "server" else {}
+    settings = workers("paced", **{"launcher.max_running": 1, "checkpoint.every_batches": 2})
+    with start(settings=settings, **how) as live:
+        live.wait_until(lambda: "simulation 1 finished" in live.launcher_log)
+        (live.ranks[0] if victim == "server" else live.launcher).send_signal(signal.SIGKILL)
+        done = live.end()
+    assert_complete(done, NUM)
+    assert not counted(done)
