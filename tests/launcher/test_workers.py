@@ -1,6 +1,6 @@
 """Workers, as the schedule sees them: simulations that one process computes one after another."""
 
-from stream_server.launcher.schedule.actions import Action, Cancel, Fail, Submit
+from stream_server.launcher.schedule.actions import Action, Cancel, Fail, FailLater, Submit
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.shared_jobs import NOT_BEGUN, num_for_worker
@@ -91,3 +91,19 @@ def test_a_worker_that_does_not_end_after_its_last_simulation_is_cancelled() -> 
         schedule.finished(simulation, 5.0)
     assert schedule.wake_at == 65.0
     assert any(isinstance(it, Cancel) for it in schedule.tick(65.0))
+
+
+def test_a_worker_that_dies_after_its_last_simulation_is_told_once() -> None:
+    schedule, _ = workers(8)
+    for simulation in range(4):
+        schedule.finished(simulation, 1.0)
+    ended = [it for each in range(4) for it in schedule.job_ended(each, 0, 139, "was killed by SIGSEGV", 2.0)]
+    assert [it for it in ended if isinstance(it, FailLater)] == [
+        FailLater(simulation=3, attempt=0, reason="was killed by SIGSEGV")
+    ]
+
+
+def test_the_simulations_that_a_dead_worker_had_finished_have_not_failed_later() -> None:
+    schedule, _ = workers(8)
+    schedule.finished(0, 1.0)
+    assert not [it for it in die(schedule, 0, 1, 2, 3) if isinstance(it, FailLater)]

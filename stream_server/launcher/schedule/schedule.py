@@ -63,7 +63,7 @@ class SimulationSchedule:
     def failed_later(self, simulation: int) -> bool:
         """The job of a simulation that is finished has ended, and with a failure of its own."""
         it = self._simulations[simulation]
-        is_over = it.state is ScheduledState.FINISHED and not it.has_job
+        is_over = it.state is ScheduledState.FINISHED and not it.has_job and self._jobs.is_last(it)
         return is_over and not (it.ended_well or it.cancelled or it.excuse or self.stopped)
 
     def shares_a_job(self, simulation: int) -> bool:

@@ -35,6 +35,10 @@ class SharedJobs:
         """Whether the worker of this simulation has ended before it came to it, as far as is known."""
         return self.are_workers and it.id != it.job_members[0] and it.received == 0
 
+    def is_last(self, it: ScheduledSimulation) -> bool:
+        """Whether its worker, if it has one, had nothing to compute after this simulation."""
+        return not self.are_workers or it.id == it.job_members[-1]
+
     def num(self, live: Collection[ScheduledSimulation]) -> int:
         """How many of `max_running` these take, none of which is attached: workers are as one simulation."""
         return len({it.job_members for it in live}) if self.are_workers else len(live)

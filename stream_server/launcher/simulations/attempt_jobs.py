@@ -194,7 +194,11 @@ class AttemptJobs:
             with _logged(f"how the ranks in {job.folder} ended cannot be read yet"):
                 assert job.end is not None
                 folders = {attempt: self.attempts.folder(*attempt) for attempt in job.attempts}
-                found = ends_of_worker(job) if self.are_workers else ends(folders, job.end, num_ranks=job.ranks)
+                found = (
+                    ends_of_worker(folders, job.end)
+                    if self.are_workers
+                    else ends(folders, job.end, num_ranks=job.ranks)
+                )
                 ended += [replace(it, reason=it.reason + self._explanation(it)) for it in found]
                 del self._jobs[job.folder]
         return ended
@@ -305,11 +309,9 @@ def ends(folders: Mapping[Attempt, Path], job: JobEnd, *, num_ranks: int) -> lis
     return [_end(attempt, job, folder / LOG_FILE, job.exit_code, job.reason) for attempt, folder in folders.items()]
 
 
-def ends_of_worker(job: _AttemptJob) -> list[AttemptEnd]:
+def ends_of_worker(folders: Mapping[Attempt, Path], job: JobEnd) -> list[AttemptEnd]:
     """Tell that the program ended which computed these: which of them it was at, the schedule knows."""
-    assert job.end is not None
-    log, code, reason = job.folder / LOG_FILE, job.end.exit_code, job.end.reason
-    return [_end(attempt, job.end, log, code, reason) for attempt in job.attempts]
+    return [_end(attempt, job, folder / LOG_FILE, job.exit_code, job.reason) for attempt, folder in folders.items()]
 
 
 def judge(
