@@ -59,6 +59,7 @@ REFUSED: list[Changes] = [
     {"simulation.on_failure": "redraw"},
     {"simulation.ranks": 2},
     {"simulation.per_job": 2, "launcher.max_running": 2},
+    {"simulation.per_worker": "many", "simulation.command": ["python", "heat.py"]},
     {"server.class": "server.py:OtherServer"},
     {"buffer.policy": "fifo"},
     {"buffer.policy": "firo", "buffer.pseudo_epochs": 2},
