@@ -420,7 +420,7 @@ def test_a_step_outside_the_window_is_refused_and_the_window_still_works() -> No
             refusal = answers[-1]
             assert isinstance(refusal, Refusal)
             assert (refusal.reason, refusal.sequence) == (Reason.OUTSIDE_WINDOW, 3)
-            assert "window is 2" in refusal.text
+            assert "credit is 2" in refusal.text
             for _ in range(3):
                 draw = study.first.buffer.draw(1, 5)
                 assert draw is not None
