@@ -16,6 +16,7 @@ from stream_server.dashboard.changes import Columns, change
 from stream_server.dashboard.columns import log_range
 
 HEIGHT = 300
+NARROW = 320
 INK = "#222222"
 GRID = "#E4E4E4"
 # Bokeh's types tell less of its figures and renderers than is true of them.
@@ -58,6 +59,7 @@ def chart(title: str, x: str, y: str, **options: Any) -> Figure:
         y_axis_label=y,
         height=HEIGHT,
         sizing_mode="stretch_width",
+        min_width=NARROW,
         tools=TOOLS,
         toolbar_location="right",
         **options,

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bokeh.document import Document
+from bokeh.events import DocumentReady
 from bokeh.layouts import column, row
+from bokeh.models.callbacks import CustomJS
 from bokeh.models.css import InlineStyleSheet
 from bokeh.models.ui import UIElement
 from bokeh.models.widgets import Button, Div, MultiChoice, RadioButtonGroup, Select, Spinner
@@ -20,6 +22,7 @@ from stream_server.analysis.run_state import RunState
 from stream_server.dashboard import columns
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.charts import (
+    NARROW,
     CurveStyle,
     LineChart,
     ParameterSpace,
@@ -59,6 +62,13 @@ pre { background: #F6F6F6; margin: 0; width: 100%; box-sizing: border-box; paddi
       overflow-wrap: anywhere; font-size: 12px; display: flex; flex-direction: column-reverse; }
 """
 
+# Until the browser has its scripts and the websocket is up.
+TEMPLATE = """{% block contents %}
+<p id="loading" style="font: 14px sans-serif; margin: 16px">Stream Study is loading …</p>
+{{ super() }}
+{% endblock %}"""
+LOADED = "document.getElementById('loading')?.remove()"
+
 NO_RUN = """<h2>There is no run in {folder} yet</h2>
 <p>Start one in this folder, and it appears here by itself:</p>
 <pre style="height:auto; display:block">stream-study new heat my-study
@@ -82,6 +92,9 @@ class Page:
     def open(self) -> None:
         """Put everything into the document, and keep it up to date until the browser leaves."""
         self._document.title = f"Stream Study: {self._watch.folder.resolve().name}"
+        # Bokeh takes the text of a template, too.
+        self._document.template = TEMPLATE  # type: ignore[assignment]
+        self._document.js_on_event(DocumentReady, CustomJS(code=LOADED))
         self._document.add_root(self._layout())
         self._document.add_periodic_callback(self.update, UPDATE_MS)
         self._document.on_session_destroyed(lambda _: self._watch.choose(self, frozenset()))
@@ -173,44 +186,33 @@ class Page:
         attempts = self._div(columns.legend_html(columns.ATTEMPT_COLOURS))
         states = {name.replace("_", " "): colour for name, colour in columns.SIMULATION_COLOURS.items()}
         self._state_legend = self._div(columns.legend_html(states))
-        space = column(self._space.figure, row(self._x, self._y, self._colour), self._state_legend)
+        space = column(self._space.figure, _wrapped(self._x, self._y, self._colour), self._state_legend)
         self._prediction_row = column(
-            row(self._predictions_title, self._sample, self._shown),
-            row(*self._predictions.figures, sizing_mode="stretch_width"),
+            _wrapped(self._predictions_title, self._sample, self._shown),
+            _wrapped(*self._predictions.figures),
             sizing_mode="stretch_width",
             visible=False,
         )
         orders = row(self._stop, self._finish, self._question, self._yes, self._no)
         self._charts = column(
-            row(
-                column(self._div("<h2>Status</h2>"), self._status, width=440),
-                column(*self._losses.figures, row(self._axis, self._scale), sizing_mode="stretch_width"),
-                sizing_mode="stretch_width",
+            _wrapped(
+                column(self._div("<h2>Status</h2>"), self._status, width=NARROW),
+                _wide(column(*self._losses.figures, row(self._axis, self._scale))),
             ),
-            row(*self._rates.figures, *self._buffers.figures, sizing_mode="stretch_width"),
-            row(
-                column(self._timeline.figure, attempts, sizing_mode="stretch_width"),
-                *self._running.figures,
-                sizing_mode="stretch_width",
-            ),
+            _wrapped(*self._rates.figures, *self._buffers.figures),
+            _wrapped(_wide(column(self._timeline.figure, attempts)), *self._running.figures),
             column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width"),
             self._prediction_row,
-            row(
+            _wrapped(
                 _wide(space),
-                column(
-                    self._div("<h2>Log</h2>"),
-                    row(self._log, self._simulation),
-                    self._log_text,
-                    sizing_mode="stretch_width",
-                ),
+                _wide(column(self._div("<h2>Log</h2>"), row(self._log, self._simulation), self._log_text)),
                 column(self._div("<h2>Closing account</h2>"), self._account, width=260),
-                sizing_mode="stretch_width",
             ),
             sizing_mode="stretch_width",
         )
         return column(
             self._title,
-            row(self._run, self._compared, orders),
+            _wrapped(self._run, self._compared, orders),
             self._problems,
             self._hint,
             self._charts,
@@ -378,8 +380,14 @@ def _num_runs(runs: Mapping[Path, RunState] | None) -> str:
 
 
 def _wide(layout: Any) -> Any:
-    layout.sizing_mode = "stretch_width"
+    """As wide as there is room, and no narrower than a chart can be."""
+    layout.update(sizing_mode="stretch_width", min_width=NARROW)
     return layout
+
+
+def _wrapped(*parts: Any) -> UIElement:
+    """Beside each other, or below each other in a window that is too narrow."""
+    return row(*parts, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
 
 
 def _set(model: Any, **values: Any) -> None:

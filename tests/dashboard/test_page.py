@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +101,19 @@ def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: 
     browser.choose("log", "a simulation")
     browser.choose("simulation", 4)
     browser.shows("log_text", "simulation 4, attempt 1")
+
+
+def test_the_page_says_that_it_loads_until_it_has(browser: Browser, link: str) -> None:
+    jar = urllib.request.HTTPCookieProcessor()
+    with urllib.request.build_opener(urllib.request.ProxyHandler({}), jar).open(link, timeout=30) as page:
+        assert "Stream Study is loading" in page.read().decode()
+    browser.wait_for(lambda: not browser.driver.find_elements("id", "loading"))
+
+
+def test_who_comes_without_the_token_reads_what_to_open(link: str) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with pytest.raises(urllib.error.HTTPError, match="Open the link that stream-study serve printed"):
+        opener.open(link.partition("?")[0], timeout=30)
 
 
 def test_nothing_is_fetched_from_anywhere_else_and_the_token_leaves_the_address(browser: Browser, link: str) -> None:
