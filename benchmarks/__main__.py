@@ -20,6 +20,7 @@ from benchmarks import (
     draw,
     fabric,
     intake,
+    launch,
     log,
     memory,
     restart,
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "memory": memory.results,
     "checkpoint": checkpoint.results,
     "restart": restart.results,
+    "launch": launch.results,
     "ack": ack.results,
     "log": log.results,
     "validation": validation.results,
@@ -56,6 +58,7 @@ AT_LEAST = {
     "ack.cost": 0.9,
     "validation.overhead": 0.9,
     "fabric.overhead": 0.95,
+    "launch.rate": 3.0,
     "client.c.": 0.8,
 }
 AT_MOST = {
