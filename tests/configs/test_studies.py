@@ -29,6 +29,9 @@ def test_a_study_passes_its_own_check(study: Path, tmp_path: Path) -> None:
     if "build/heat" in study.read_text() and not build.exists():
         assert done.exit_code == 2, done.output
         assert f"simulation.command: there is no program {build}" in done.output
+    elif '"backend": "slurm' in study.read_text() and done.exit_code:
+        assert done.exit_code == 2, done.output
+        assert "launcher.backend: " in done.output or "Slurm would not take the jobs" in done.output
     else:
         assert done.exit_code == 0, done.output
 
