@@ -32,7 +32,8 @@ class Case:
     """How a model is made, what its loss is, and what the user does after each step.
 
     `loss` is a mean over the rows. `losses` are instead the losses of an alternating training, one for each optimizer
-    in turn. `averaged`: an exponential moving average of the weights is kept beside the model.
+    in turn. `averaged`: an exponential moving average of the weights is kept beside the model. `apart`: the user's
+    `self.model` is the first child of the module alone; the rest is in another attribute of the server.
     """
 
     make: Callable[[], nn.Module]
@@ -41,6 +42,7 @@ class Case:
     optimizers: Callable[[nn.Module], Optimizers] = sgd
     after_step: Callable[[nn.Module, int], None] = nothing
     averaged: bool = False
+    apart: bool = False
 
 
 def fit(model: Any, rows: Tensor) -> Tensor:
@@ -313,6 +315,7 @@ CASES: dict[str, Case] = {
     "tied weights": Case(make=Tied, loss=fit),
     "recomputed layers": Case(make=Recomputed, loss=fit),
     "averaged weights": Case(make=mlp, loss=fit, averaged=True),
+    "modules apart": Case(make=Residual, loss=fit, apart=True),
 }
 
 

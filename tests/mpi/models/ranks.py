@@ -39,8 +39,10 @@ class CaseServer(TorchServer):
         self.step = 0
 
     def prepare_training_attributes(self) -> Any:
-        model = made(self.case)
+        model = self.whole = made(self.case)
         optimizers = self.case.optimizers(model)
+        if self.case.apart:
+            model = next(model.children())
         return model, optimizers if self.case.losses else optimizers[0]
 
     def on_train_start(self) -> None:
@@ -49,7 +51,7 @@ class CaseServer(TorchServer):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         if self.case.loss is not None:
-            return self.case.loss(self.model, batch)
+            return self.case.loss(self.whole if self.case.apart else self.model, batch)
         for loss, optimizer in zip(self.case.losses, self.optimizer, strict=True):
             optimizer.zero_grad()
             self.manual_backward(loss(self.model, batch))
@@ -80,7 +82,7 @@ def train(case: Case, steps: list[list[int]], training: dict[str, Any]) -> dict[
                 server.progress.count_update(outcome)
             server.on_step_end()
         step.finish()
-        return asdict(numbers_of(server.model, server.ema))
+        return asdict(numbers_of(server.whole if case.apart else server.model, server.ema))
 
 
 job = json.loads(sys.argv[1])

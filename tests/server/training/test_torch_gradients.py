@@ -88,3 +88,29 @@ def test_weights_that_do_not_learn_have_no_part_in_the_norm() -> None:
     server = FewLearn(settings())
     train(server, [[0.5]])
     assert server.logged["grad/norm"] == [0.5]
+
+
+class Apart(Scale):
+    """Two modules and a lonely parameter that one optimizer has; the loss is the mean of the batch times all three."""
+
+    def prepare_training_attributes(self) -> Any:
+        self.decoder, self.factor = nn.Linear(1, 1, bias=False), nn.Parameter(torch.ones(()))
+        encoder = nn.Linear(1, 1, bias=False)
+        for layer in (encoder, self.decoder):
+            nn.init.ones_(layer.weight)
+        parameters = [*encoder.parameters(), *self.decoder.parameters(), self.factor]
+        return encoder, torch.optim.SGD(parameters, lr=1.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch.isnan().any() else (self.factor * self.decoder(self.model(batch))).mean()
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "batches"), [(2, [[0.5, 0.5], [0.25, 0.25, 0.25, 0.25]]), (3, [[0.5], [0.25, 0.25], [float("nan")]])]
+)
+def test_parameters_outside_the_model_get_the_same_mean_gradient(accumulate: int, batches: list[list[float]]) -> None:
+    server = Apart(settings(accumulate=accumulate))
+    train(server, batches)
+    weights = [server.model.weight, server.decoder.weight, server.factor]
+    assert [1 - weight.item() for weight in weights] == pytest.approx([1 / 3] * 3)
+    assert server.logged["grad/norm"] == pytest.approx([(3 / 9) ** 0.5])

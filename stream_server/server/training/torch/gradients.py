@@ -1,6 +1,6 @@
 """The gradients of an update, between the last backward pass and the optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -28,13 +28,15 @@ class Gradients:
         self._settings = settings
         self._precision = precision
 
-    def prepare(self, weight: float) -> float:
-        """Multiply with `weight` and clip; gives the norm, which is not finite if any gradient is not.
+    def prepare(self, parameters: Iterable[Tensor], weight: float) -> float:
+        """Multiply the gradients of `parameters` by `weight` and clip those of the optimizer.
+
+        Gives the norm of all of them before clipping, or with `training.clip_norm` of what the optimizer has; it is not
+        finite if any of these gradients is not.
 
         Raises:
             UserCodeError: the optimizer's gradients cannot be clipped.
         """
-        parameters = self._server.model.parameters()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if weight != 1 and gradients:
             torch._foreach_mul_(gradients, weight)

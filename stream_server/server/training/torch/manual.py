@@ -117,7 +117,7 @@ class ManualOptimization:
 
     def _reduce(self) -> None:
         with self._server.phases.measure("all_reduce"):
-            self._union.reduce([], self._server.union_mean.sizes)
+            self._union.reduce(self._union.named(), [], self._server.union_mean.sizes)
 
     def _state(self) -> dict[str, Any]:
         server = self._server

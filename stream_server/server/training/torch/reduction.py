@@ -1,7 +1,7 @@
 """The gradient of the union batch: those of all ranks added up, whichever parameters have one on whichever rank."""
 
 import zlib
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import zip_longest
 from typing import Any
 
@@ -25,10 +25,17 @@ class UnionGradients:
     adds zeros; a parameter without a gradient on any rank keeps None, so that its optimizer leaves it alone.
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        other_modules: Callable[[], Iterable[nn.Module]],
+    ) -> None:
         self._ranks = ranks
         self._model = model
         self._optimizers = optimizers
+        self._other_modules = other_modules
 
     def named(self) -> dict[str, Tensor]:
         """The parameters of the model, tied ones once, then those that only an optimizer has, in a fixed order."""
@@ -37,8 +44,7 @@ class UnionGradients:
 
     def clear(self) -> None:
         """Leave no gradient behind, also not of parameters that no optimizer has."""
-        for parameter in self.named().values():
-            parameter.grad = None
+        clear(self.named().values())
 
     def share(self, source: int = 0) -> None:
         """Give parameters and module buffers of rank `source` to all ranks.
@@ -55,11 +61,12 @@ class UnionGradients:
             self.share_buffers(source)
 
     def share_buffers(self, source: int) -> None:
-        """Give the module buffers of rank `source` to all ranks."""
+        """Give the buffers of rank `source` to all ranks, those of the other modules of the server, too."""
         if self._ranks.size > 1:
-            for buffer in self._model.buffers():
-                if not is_lazy(buffer):
-                    _broadcast(buffer, source)
+            for module in (self._model, *self._other_modules()):
+                for buffer in module.buffers():
+                    if not is_lazy(buffer):
+                        _broadcast(buffer, source)
 
     def share_module(self, module: nn.Module, source: int) -> None:
         """Give another module of rank `source` to all ranks, such as an average of the weights."""
@@ -68,8 +75,8 @@ class UnionGradients:
                 if not is_lazy(tensor):
                     _broadcast(tensor, source)
 
-    def reduce(self, numbers: Sequence[float], sizes: Sequence[int]) -> list[float]:
-        """Replace the gradients by their sums over the ranks; gives the sums of `numbers`.
+    def reduce(self, named: Mapping[str, Tensor], numbers: Sequence[float], sizes: Sequence[int]) -> list[float]:
+        """Replace the gradients of `named` parameters by their sums over the ranks; gives the sums of `numbers`.
 
         `sizes`: how many samples each rank had. One that had none ran no code of the user's, and takes from the others
         which parameters are to be trained.
@@ -79,7 +86,6 @@ class UnionGradients:
         """
         if self._ranks.size == 1:
             return list(numbers)
-        named = self.named()
         totals, present = self._agree(numbers, named, sizes)
         waiting = [_start(bucket) for bucket in buckets([named[name] for name in present])]
         for work in waiting:
@@ -87,7 +93,7 @@ class UnionGradients:
         return totals
 
     def _agree(
-        self, numbers: Sequence[float], named: dict[str, Tensor], sizes: Sequence[int]
+        self, numbers: Sequence[float], named: Mapping[str, Tensor], sizes: Sequence[int]
     ) -> tuple[list[float], list[str]]:
         """The sums of `numbers`, and which parameters have a gradient on some rank."""
         rank, num_active = self._ranks.rank, sum(size > 0 for size in sizes)
@@ -104,7 +110,7 @@ class UnionGradients:
             return totals, [name for name, parameter in named.items() if parameter.grad is not None]
         return totals, self._agree_each(named, is_active=is_active, num_active=num_active)
 
-    def _agree_each(self, named: dict[str, Tensor], *, is_active: bool, num_active: int) -> list[str]:
+    def _agree_each(self, named: Mapping[str, Tensor], *, is_active: bool, num_active: int) -> list[str]:
         """Compare parameter by parameter, once it is known that the ranks differ, or that one had no batch."""
         flags = [
             (it.grad is not None, is_active and it.requires_grad, not is_lazy(it), 0 if is_lazy(it) else _numel(it))
@@ -120,7 +126,7 @@ class UnionGradients:
             if num_made == self._ranks.size and numel != num_made * parameter.numel():
                 raise UserCodeError(f"the parameter {name} has not the same shape on all ranks")
         if any(0 < num_made < self._ranks.size for _, _, num_made, _ in total.tolist()):
-            self._materialize(named | dict(self._model.named_buffers()))
+            self._materialize({**named, **dict(self._model.named_buffers())})
         if not is_active:
             for parameter, (_, num_trained, *_) in zip(named.values(), total.tolist(), strict=True):
                 if not is_lazy(parameter):
@@ -147,6 +153,12 @@ class UnionGradients:
                         f"rank 0 has {ours} where rank {rank} has {theirs}: all ranks must make the same model, and "
                         "give their optimizers the same parameters"
                     )
+
+
+def clear(parameters: Iterable[Tensor]) -> None:
+    """Forget the gradients of these parameters."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def further_parameters(optimizers: Sequence[Any], known: Set[int]) -> dict[str, Tensor]:
@@ -177,7 +189,7 @@ def _are_equal(sums: Sequence[float], num: int) -> bool:
     return low * low == num * low_squared and high * high == num * high_squared
 
 
-def _refuse_sparse(named: dict[str, Tensor]) -> None:
+def _refuse_sparse(named: Mapping[str, Tensor]) -> None:
     for name, parameter in named.items():
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise UserCodeError(

@@ -24,9 +24,9 @@ from stream_server.server.training.torch.lightning import Precision
 from stream_server.server.training.torch.manual import ManualOptimization
 from stream_server.server.training.torch.model import load_state, set_up, state_of
 from stream_server.server.training.torch.precision import LossScaling, make_precision, numerics
-from stream_server.server.training.torch.reduction import UnionGradients, further_parameters
+from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
 from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
-from stream_server.server.training.torch.weights import Weights
+from stream_server.server.training.torch.weights import Weights, other_modules
 from stream_server.server.user.framework import LearningRateCallback
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
@@ -207,7 +207,9 @@ class TorchStep:
         server = self._server
         if self._ranks.size > 1:
             self._refuse_what_needs_every_rank()
-        self._union = UnionGradients(self._ranks, server.model, as_list(server.optimizer))
+        self._union = UnionGradients(
+            self._ranks, server.model, as_list(server.optimizer), lambda: other_modules(server).values()
+        )
         self._union.share()
         if not server.automatic_optimization:
             self._manual = ManualOptimization(server, self._ranks, self._precision, self._gradients, self._union)
@@ -249,22 +251,23 @@ class TorchStep:
     def _update(self, loss: float | None) -> StepOutcome:
         server, scaling = self._server, self._scaling
         assert self._union is not None
+        named = self._union.named()
         with self._measure("all_reduce") if self._ranks.size > 1 else nullcontext():
-            sums = self._union.reduce([self._num_learned, self._num_first_left_out], self._sizes)
+            sums = self._union.reduce(named, [self._num_learned, self._num_first_left_out], self._sizes)
         num_learned, num_left_out = map(int, sums)
         weight = (self._num_planned if self._settings.accumulate == 1 else 1) / max(num_learned, 1)
         self._num_accumulated = self._num_planned = self._num_learned = self._num_first_left_out = 0
         if not num_learned:
             return StepOutcome(loss=loss, skipped=True)
         with self._measure("optimizer"):
-            norm = self._gradients.prepare(weight)
+            norm = self._gradients.prepare(named.values(), weight)
             is_excused = scaling is not None and scaling.scale > 1
             # With loss scaling the optimizer is asked in any case: the scaler learns of the overflow, and skips it.
             if isfinite(norm) or scaling is not None:
                 call_user(f"the optimizer of {type(server).__name__}", server.optimizer.step)
             if scaling is not None:
                 scaling.update_scale()
-            self._union.clear()
+            clear(named.values())
         self._skipped.judge(server.progress.batches, is_finite=isfinite(norm), is_excused=is_excused)
         if isfinite(norm):
             server.log("grad/norm", norm)
