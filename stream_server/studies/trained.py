@@ -16,7 +16,7 @@ from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.study.saved_server import set_up_saved
 from stream_server.server.user.stream_server import StreamServer
-from stream_server.server.user.torch_server import TorchServer
+from stream_server.server.user.torch_server import TorchServer, modules_of
 
 BEST = "best"
 
@@ -24,8 +24,9 @@ BEST = "best"
 def trained_server(run: RunFolder, checkpoint: str | Path | None) -> StreamServer:
     """The user's server as it was in a checkpoint: with its model, its own state and its normalisation.
 
-    Of a TorchServer the model is the one that is evaluated, in evaluation mode. The class is imported anew, from the
-    files beside the study as they are now. Torch's random numbers in this process go on as if nothing had happened.
+    Of a TorchServer the model is the one that is evaluated, and all its modules are in evaluation mode. The class is
+    imported anew, from the files beside the study as they are now. Torch's random numbers in this process go on as if
+    nothing had happened.
 
     Args:
         run: whose newest checkpoint is taken by default.
@@ -44,7 +45,9 @@ def trained_server(run: RunFolder, checkpoint: str | Path | None) -> StreamServe
         if isinstance(server, TorchServer):
             with composition.step.evaluating():
                 evaluated = server.model
-            server.model = evaluated.eval()
+            server.model = evaluated
+            for _, module in modules_of(server):
+                module.eval()
     return server
 
 

@@ -35,7 +35,7 @@ class Phases:
 
     def measure(self, name: str) -> AbstractContextManager[None]:
         """Count the time in the `with` block as `name`."""
-        return _Phase(self, name)
+        return _MeasuredPhase(self, name)
 
     def enter(self, name: str) -> None:
         """From now on time counts as `name`, until `leave`."""
@@ -62,7 +62,7 @@ class Phases:
         self._since = now
 
 
-class _Phase(AbstractContextManager[None]):
+class _MeasuredPhase(AbstractContextManager[None]):
     """A phase as a `with` block; a generator would take four times as long, some ten times in each batch."""
 
     __slots__ = ("_name", "_phases")

@@ -1,5 +1,6 @@
 """StreamServer on Lightning Fabric."""
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -98,3 +99,13 @@ class TorchServer(StreamServer):
     def take_steps(self, manual: ManualBackward) -> None:
         """Hand `manual_backward` and the steps of the optimizers over to `manual`."""
         self._manual = manual
+
+
+def modules_of(server: TorchServer) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that are attributes of a server, the model among them, or in a list, tuple or dict that is one."""
+    for name, value in sorted(vars(server).items()):
+        if isinstance(value, nn.Module):
+            yield name, value
+        elif isinstance(value, dict | list | tuple):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from ((f"{name}.{key}", item) for key, item in items if isinstance(item, nn.Module))

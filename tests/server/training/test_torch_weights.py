@@ -147,6 +147,32 @@ def test_the_average_is_the_model_while_it_is_validated_and_only_then() -> None:
         assert server.model is trained
 
 
+class Apart(Averaged):
+    """A decoder with batch norm, a dropout, and a part that stays in evaluation mode, beside the model."""
+
+    def prepare_training_attributes(self) -> Any:
+        self.decoder, self.dropouts = nn.BatchNorm1d(3), [nn.Dropout(0.5)]
+        self.pretrained = nn.BatchNorm1d(3).eval()
+        return super().prepare_training_attributes()
+
+
+def test_all_modules_of_the_server_are_in_evaluation_mode_within_a_validation() -> None:
+    server = Apart(settings())
+    parts = ("model", "decoder", "dropout", "pretrained", "ema")
+    with TorchStep(server, SoloRanks(), server.config) as step:
+
+        def modes() -> list[bool]:
+            modules = (server.model, server.decoder, *server.dropouts, server.pretrained, server.ema)
+            return [module.training for module in modules]
+
+        assert dict(zip(parts, modes(), strict=True)) == dict.fromkeys(parts, True) | {"pretrained": False}
+        with step.evaluating():
+            assert not any(modes())
+            server.decoder(torch.ones(2, 3))
+        assert dict(zip(parts, modes(), strict=True)) == dict.fromkeys(parts, True) | {"pretrained": False}
+        assert server.decoder.running_mean.tolist() == [0, 0, 0]
+
+
 def test_the_average_is_saved_and_comes_back_to_the_last_bit() -> None:
     with step_of(Averaged) as step:
         train(step, 0, 3)

@@ -16,7 +16,7 @@ from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.lightning import Precision
 from stream_server.server.training.torch.reduction import further_parameters
 from stream_server.server.training.torch.state import plain, restored
-from stream_server.server.user.torch_server import TorchServer
+from stream_server.server.user.torch_server import TorchServer, modules_of
 from stream_server.user_code import call_user
 
 MODEL = "model"
@@ -141,14 +141,15 @@ class Weights:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within, the server's `model` is the evaluated one, and nothing learns."""
+        """Within, the server's `model` is the evaluated one, and all its modules are in evaluation mode."""
         server = self._server
         trained, evaluated = server.model, self.evaluated.to(server.device)
-        modes = [(module, module.training) for model in (trained, evaluated) for module in model.modules()]
+        parts = (evaluated, *(module for _, module in modules_of(server)))
+        modes = [(module, module.training) for part in parts for module in part.modules()]
         server.model = evaluated
         try:
-            for model in (trained, evaluated):
-                model.eval()
+            for part in parts:
+                part.eval()
             yield
         finally:
             server.model = trained
@@ -232,12 +233,11 @@ def other_modules(server: TorchServer) -> dict[str, nn.Module]:
     """The modules among the attributes of a server that have tensors to save which the model has not, by name."""
     known = _tensors(server.model)
     found = {}
-    for attribute, value in sorted(vars(server).items()):
-        for name, module in _modules_in(attribute, value):
-            tensors = _tensors(module)
-            if not tensors <= known:
-                found[name] = module
-                known |= tensors
+    for name, module in modules_of(server):
+        tensors = _tensors(module)
+        if not tensors <= known:
+            found[name] = module
+            known |= tensors
     return found
 
 
@@ -250,14 +250,6 @@ def checksum(tensor: Tensor) -> str:
 def _marks(parameter: nn.Parameter) -> tuple[int, int]:
     """A mark that differs once the values were changed, found without reading them."""
     return parameter.data_ptr(), parameter._version
-
-
-def _modules_in(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
-    if isinstance(value, nn.Module):
-        yield name, value
-    elif isinstance(value, dict | list | tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        yield from ((f"{name}.{key}", item) for key, item in items if isinstance(item, nn.Module))
 
 
 def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
