@@ -43,6 +43,7 @@ class Part:
         self.mark = mark
         self.counts: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
+        self.cpu_s: dict[str, float] = {}
         self.num_collected = 0
         self.num_left_behind = 0
         self.running = ""
@@ -134,6 +135,7 @@ class Part:
             self.running = ""
             self.counts[report["outcome"]] += 1
             self.seconds[report["ended"]] = report["seconds"]
+            self.cpu_s[report["ended"]] = report["cpu_s"]
             if report["outcome"] == "failed":
                 self.say(f"FAILED {report['ended']}")
 
