@@ -15,10 +15,12 @@ from typing import Any, Self
 import psutil
 
 from tests.support.built_once import SHARED_FOLDER
+from tests.support.timing import Deadline
 
 MARK = "STREAM_SERVER_TESTS_PART"
 STACKS_S = 5.0
 GRACE_S = 5.0
+LOOK_S = 0.5
 OUTPUT_TAIL = 20_000
 NO_TESTS = 5
 
@@ -96,7 +98,9 @@ class Part:
 
     def left_behind(self) -> list[psutil.Process]:
         """The processes that it started and that still run after a moment to end."""
-        _, alive = psutil.wait_procs(self._marked(), timeout=GRACE_S)
+        deadline = Deadline(GRACE_S)
+        while (alive := self._marked()) and not deadline.has_passed:
+            psutil.wait_procs(alive, timeout=LOOK_S)
         return alive
 
     def stop(self) -> None:
