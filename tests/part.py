@@ -15,10 +15,12 @@ from typing import Any, Self
 import psutil
 
 from tests.support.built_once import SHARED_FOLDER
+from tests.support.timing import Deadline
 
 MARK = "STREAM_SERVER_TESTS_PART"
 STACKS_S = 5.0
 GRACE_S = 5.0
+LOOK_S = 0.5
 OUTPUT_TAIL = 20_000
 NO_TESTS = 5
 
@@ -43,6 +45,7 @@ class Part:
         self.mark = mark
         self.counts: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
+        self.cpu_s: dict[str, float] = {}
         self.num_collected = 0
         self.num_left_behind = 0
         self.running = ""
@@ -95,7 +98,9 @@ class Part:
 
     def left_behind(self) -> list[psutil.Process]:
         """The processes that it started and that still run after a moment to end."""
-        _, alive = psutil.wait_procs(self._marked(), timeout=GRACE_S)
+        deadline = Deadline(GRACE_S)
+        while (alive := self._marked()) and not deadline.has_passed:
+            psutil.wait_procs(alive, timeout=LOOK_S)
         return alive
 
     def stop(self) -> None:
@@ -134,6 +139,7 @@ class Part:
             self.running = ""
             self.counts[report["outcome"]] += 1
             self.seconds[report["ended"]] = report["seconds"]
+            self.cpu_s[report["ended"]] = report["cpu_s"]
             if report["outcome"] == "failed":
                 self.say(f"FAILED {report['ended']}")
 

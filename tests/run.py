@@ -7,6 +7,7 @@ are marked `quiet` run at the end, while no other does.
 """
 
 import argparse
+import compileall
 import json
 import os
 import random
@@ -32,6 +33,8 @@ NOT_QUICK = ("chaos", "cluster", "configs", "fuzz", "mpi", "native", "network", 
 QUICK = ["-m", "not (full or slow or quiet)", "--hypothesis-profile=quick"]
 QUICK += [f"--ignore=tests/{folder}" for folder in NOT_QUICK]
 NUM_SLOWEST = 12
+# Studies start hundreds of processes, each of which would compile what it imports where PYTHONDONTWRITEBYTECODE is set.
+COMPILED = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "stream_server")]
 
 
 def run(parts: Sequence[Part], deadline_s: float) -> bool:
@@ -75,6 +78,9 @@ def summary(parts: Sequence[Part]) -> bool:
     print("\nslowest tests and files:")
     for name, seconds in [*slowest.most_common(NUM_SLOWEST), *files.most_common(NUM_SLOWEST)]:
         print(f"{seconds:7.1f} s  {name}")
+    print("\nCPU time by folder:")
+    for folder, cpu_s in _cpu_of_folders(parts).most_common():
+        print(f"{cpu_s:7.1f} s  {folder}")
     print()
     for part in parts:
         print(f"part {part.number}: {_words(part.counts)}{', ' if part.verdict else ''}{part.verdict}")
@@ -82,6 +88,14 @@ def summary(parts: Sequence[Part]) -> bool:
     if num_missing:
         print(f"{num_missing} tests have no outcome")
     return bool(tests) and not num_missing and not any(part.has_failed for part in parts)
+
+
+def _cpu_of_folders(parts: Sequence[Part]) -> Counter[str]:
+    folders = Counter[str]()
+    for part in parts:
+        for test, cpu_s in part.cpu_s.items():
+            folders[Path(test.partition("::")[0]).parent.as_posix()] += cpu_s
+    return folders
 
 
 def _words(counts: Counter[str]) -> str:
@@ -101,7 +115,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="what needs neither MPI jobs nor whole studies")
     parser.add_argument("--parts", type=int, help="how many processes")
     parser.add_argument("--deadline-s", type=float, default=DEADLINE_S)
-    parser.add_argument("--times", type=Path, help="write the seconds of each test to this file, as JSON")
+    parser.add_argument("--times", type=Path, help="write seconds and CPU seconds of each test to this file, as JSON")
     options, arguments = parser.parse_known_args()
     if options.quick:
         arguments = [*QUICK, *arguments]
@@ -114,6 +128,8 @@ def main() -> int:
     # A shell without job control starts what runs in the background with SIGINT ignored, and so would be all studies.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     started, mark = time.monotonic(), uuid.uuid4().hex
+    for folder in COMPILED:
+        compileall.compile_dir(folder, quiet=2)
     say(f"{num_parts} processes of: pytest {' '.join(arguments)}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tests-")))
@@ -127,11 +143,15 @@ def main() -> int:
             part.stop()
         is_well = summary(parts) and in_time
     if options.times is not None:
-        options.times.write_text(json.dumps({test: t for part in parts for test, t in part.seconds.items()}, indent=1))
+        times = {
+            "seconds": {test: s for part in parts for test, s in part.seconds.items()},
+            "cpu_s": {test: s for part in parts for test, s in part.cpu_s.items()},
+        }
+        options.times.write_text(json.dumps(times, indent=1))
     total = sum((part.counts for part in parts), Counter[str]())
     used = os.times()
-    times = f"{time.monotonic() - started:.0f} s ({used.children_user + used.children_system:.0f} s of CPU)"
-    print(f"{'passed' if is_well else 'FAILED'}: {_words(total)} in {times}")
+    took = f"{time.monotonic() - started:.0f} s ({used.children_user + used.children_system:.0f} s of CPU)"
+    print(f"{'passed' if is_well else 'FAILED'}: {_words(total)} in {took}")
     return 0 if is_well else 1
 
 

@@ -38,6 +38,7 @@ class Share:
         self._nodes: list[pytest.Item | pytest.Collector] = []
         self._quiet: list[pytest.Item] = []
         self._outcome, self._seconds = "passed", 0.0
+        self._cpu_s = _cpu_s()
         os.set_inheritable(reports, False)
         # Locked by every process of the run until it ends, in whatever way.
         self._running = os.open(claims.parent / "running", os.O_CREAT | os.O_RDWR)
@@ -92,7 +93,9 @@ class Share:
         if report.outcome != "passed" and self._outcome != "failed":
             self._outcome = report.outcome
         if report.when == "teardown":
-            self._report(ended=report.nodeid, outcome=self._outcome, seconds=self._seconds)
+            used_s = _cpu_s()
+            cpu_s, self._cpu_s = used_s - self._cpu_s, used_s
+            self._report(ended=report.nodeid, outcome=self._outcome, seconds=self._seconds, cpu_s=cpu_s)
             self._outcome, self._seconds = "passed", 0.0
 
     @pytest.hookimpl(trylast=True)
@@ -130,6 +133,12 @@ class Share:
             os.write(self.reports, json.dumps(values).encode() + b"\n")
         except BrokenPipeError:
             pytest.exit("whoever started this run is gone", returncode=pytest.ExitCode.INTERRUPTED)
+
+
+def _cpu_s() -> float:
+    """The CPU time of this process and of all that it has waited for."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _files(node: pytest.Item | pytest.Collector) -> Iterator[pytest.Item | pytest.Collector]:

@@ -80,6 +80,15 @@ def is_dying(pid: int) -> bool:
     return "VmSize" not in status or bool(pending & _KILLED)
 
 
+def command_line(pid: int) -> tuple[str, ...]:
+    """The command line of a process; nothing if it has ended."""
+    try:
+        words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except GONE:
+        return ()
+    return tuple(map(os.fsdecode, words[:-1]))
+
+
 def this_boot() -> str:
     """A name for this start of this machine: process numbers mean something during it only."""
     try:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ import pytest
 
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
+    SHELL,
     Backend,
     JobSpec,
     JobState,
@@ -207,6 +208,21 @@ def test_a_job_can_be_cancelled_at_once_after_it_was_submitted_and_twice(backend
     backend.cancel([handle])
     backend.cancel([handle])
     assert exit_code(backend, handle, folder) != 0
+
+
+def test_a_term_that_reaches_the_shell_in_place_of_the_command_is_sent_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The shell of a job forks; until its copy has become the command, that takes TERM as the shell does, for nothing.
+    copy = '(trap : TERM; echo up; while [ ! -e go ]; do :; done; trap - TERM; exec "$@")'
+    monkeypatch.setattr("stream_server.launcher.backends.backend.SHELL", SHELL.replace('"$@"', copy))
+    with closing(LocalBackend(grace_s=2 * DEADLINE_S)) as backend:
+        handle = backend.submit(spec(folder, "sleep", "60"))
+        output(folder, "up")
+        backend.cancel([handle])
+        assert state(backend, handle) is JobState.ENDING
+        (folder / "go").touch()
+        assert exit_code(backend, handle, folder) == 128 + signal.SIGTERM
 
 
 def test_a_cancel_ends_the_whole_tree_of_processes_also_one_that_ignores_term(backend: Backend, folder: Path) -> None:

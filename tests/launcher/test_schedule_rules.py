@@ -10,6 +10,7 @@ from stream_server.launcher.schedule.actions import (
     Cancel,
     Continue,
     Fail,
+    FailLater,
     Give,
     GiveUp,
     Submit,
@@ -95,6 +96,10 @@ class ScheduleRules(RuleBasedStateMachine):
                     self.attached.discard(simulation)
                     self.failures[simulation] += not excuse
                     assert not self.away
+                case FailLater(simulation=simulation, attempt=attempt):
+                    assert simulation not in self.jobs
+                    assert simulation in self.terminal
+                    assert attempt == self.attempts[simulation]
                 case GiveUp(simulation=simulation, attempts=attempts, redraw=redraw):
                     assert attempts == self.attempts[simulation] + 1
                     assert self.failures[simulation] == self.limits.retries + 1

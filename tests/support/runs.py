@@ -261,7 +261,9 @@ def marked_processes(mark: str) -> list[psutil.Process]:
 
 
 def _survivors(mark: str) -> list[str]:
-    _, alive = psutil.wait_procs(marked_processes(mark), timeout=GRACE_S)
+    deadline = Deadline(GRACE_S)
+    while (alive := marked_processes(mark)) and not deadline.has_passed:
+        psutil.wait_procs(alive, timeout=LOOK_S)
     names = []
     for process in alive:
         # One that has ended, and for which its parent has not waited yet, is not left behind.

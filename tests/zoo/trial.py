@@ -105,7 +105,7 @@ def _run_tests(tests: Sequence[str], tree: Tree, seed: int) -> Ran:
         times = Path(folder) / "times.json"
         options = ["--parts=1", f"--deadline-s={DEADLINE_S:g}", f"--times={times}", f"--hypothesis-seed={seed}"]
         exit_code, output, wall_s = _run([sys.executable, "-m", "tests.run", *options, *tests], tree)
-        seconds: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
+        seconds: dict[str, float] = json.loads(times.read_text())["seconds"] if times.exists() else {}
     failed = frozenset(FAILED.findall(output))
     skipped = _SKIPPED.search(output)
     of_catchers = {

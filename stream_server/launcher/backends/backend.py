@@ -20,6 +20,11 @@ SHELL = (
 )
 
 
+def shell_of(folder: Path) -> tuple[str, ...]:
+    """The beginning of the command line of the shell of a job."""
+    return ("/bin/sh", "-c", SHELL, str(folder))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
     """A job to run.
@@ -41,7 +46,7 @@ class JobSpec:
     @property
     def shell_command(self) -> tuple[str, ...]:
         """The command line that a backend runs: `command`, with output in output.log and exit code in job.exit."""
-        return ("/bin/sh", "-c", SHELL, str(self.folder), *self.command)
+        return (*shell_of(self.folder), *self.command)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ from stream_server.launcher.backends.backend import (
     SubmitError,
     describe,
     exit_code_of,
+    shell_of,
 )
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.processes import Leader, Process
@@ -53,11 +54,17 @@ class _LocalJob:
         return processes.members(running, self.leader, self.marks)
 
     def terminate(self, members: set[int]) -> None:
-        """TERM to those that have not had it: a shell that got it may start its command just after."""
+        """TERM to those that have not had it: a shell that got it may start its command just after.
+
+        The copy that the shell has forked for that takes TERM as the shell does, and becomes the command then.
+        """
         new = members - self.terminated
         self._note_shared_memory(new)
+        shell = shell_of(self.folder)
+        copies = {pid for pid in new if processes.command_line(pid)[: len(shell)] == shell}
+        copies -= {self.leader.pid} if self.leader else set()
         processes.send(new, signal.SIGTERM)
-        self.terminated |= new
+        self.terminated |= new - copies
 
     def kill(self, members: set[int]) -> None:
         self._note_shared_memory(members)

@@ -86,7 +86,7 @@ def test_a_first_log_point_of_an_event_file_that_was_never_written_to_is_purged_
     assert read_back(tmp_path)["loss"] == [[10, 1.0], [20, 3.0]]
 
 
-def test_writing_for_tensorboard_loads_neither_torch_nor_tensorflow(tmp_path: Path) -> None:
+def test_writing_for_tensorboard_loads_neither_torch_nor_tensorflow_nor_asyncio(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
@@ -94,7 +94,7 @@ from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.writers import open_writers
 for writer in open_writers(LoggedRun(folder=Path(sys.argv[1]))):
     writer.close()
-print(*sorted({"torch", "tensorflow"} & set(sys.modules)))
+print(*sorted({"torch", "tensorflow", "asyncio"} & set(sys.modules)))
 """
     loaded = run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True)
     assert loaded.stdout.strip() == ""
