@@ -10,6 +10,7 @@ from stream_server.launcher.schedule.actions import (
     Cancel,
     Continue,
     Fail,
+    FailLater,
     Give,
     GiveUp,
     Submit,
@@ -26,20 +27,23 @@ class ScheduleRules(RuleBasedStateMachine):
     @initialize(
         num=st.integers(1, 6),
         max_running=st.integers(1, 4),
-        per_job=st.integers(1, 3),
+        shared=st.sampled_from(
+            [{}, {"per_job": 2}, {"per_job": 3}, {"per_worker": 2}, {"per_worker": 3}, {"per_worker": 100}]
+        ),
         max_attached=st.integers(0, 2),
         retries=st.integers(0, 2),
         on_failure=st.sampled_from(["give_up", "redraw", "stop"]),
         max_failed=st.sampled_from([0.0, 0.3, 1.0]),
         starts_jobs=st.booleans(),
     )
-    def begin(self, num: int, max_running: int, per_job: int, **limits: object) -> None:
+    def begin(self, num: int, max_running: int, shared: dict[str, int], **limits: object) -> None:
         self.limits = ScheduleLimits(
             timeout_s=60.0,
-            max_running=max(max_running, per_job),
-            per_job=per_job,
+            max_running=max(max_running, shared.get("per_job", 1)),
+            **shared,
             **limits,  # type: ignore[arg-type]
         )
+        self.are_workers = self.limits.per_worker > 1
         self.schedule = SimulationSchedule(self.limits)
         self.now = 0.0
         self.next_id = num
@@ -75,8 +79,8 @@ class ScheduleRules(RuleBasedStateMachine):
                     elif action.beside:
                         self.carry_out(list(action.beside))
                         group = (simulation, *(it.simulation for it in action.beside))
-                        assert len(group) <= self.limits.per_job
-                        assert all(self.attempts[it] == 0 for it in group)
+                        assert len(group) <= max(self.limits.per_job, self.limits.per_worker)
+                        assert self.are_workers or all(self.attempts[it] == 0 for it in group)
                         self.job_members |= dict.fromkeys(group, group)
                 case Continue(simulation=simulation, attempt=attempt, attached=attached):
                     assert attempt == self.attempts[simulation]
@@ -95,6 +99,11 @@ class ScheduleRules(RuleBasedStateMachine):
                     self.attached.discard(simulation)
                     self.failures[simulation] += not excuse
                     assert not self.away
+                case FailLater(simulation=simulation, attempt=attempt):
+                    assert simulation in self.terminal
+                    assert simulation not in self.jobs
+                    assert attempt == self.attempts[simulation]
+                    assert not self.stopped
                 case GiveUp(simulation=simulation, attempts=attempts, redraw=redraw):
                     assert attempts == self.attempts[simulation] + 1
                     assert self.failures[simulation] == self.limits.retries + 1
@@ -180,7 +189,8 @@ class ScheduleRules(RuleBasedStateMachine):
     @invariant()
     def the_caps_hold(self) -> None:
         if hasattr(self, "schedule"):
-            assert len(self.jobs) <= self.limits.max_running * self.limits.starts_jobs
+            num_places = len({self.job_members[it] for it in self.jobs}) if self.are_workers else len(self.jobs)
+            assert num_places <= self.limits.max_running * self.limits.starts_jobs
             assert len(self.attached) <= self.limits.max_attached
             assert (
                 self.schedule.counts[ScheduledState.RUNNING] <= len(self.jobs) + len(self.attached) + self.stopped * 99
