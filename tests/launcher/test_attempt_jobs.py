@@ -229,14 +229,16 @@ def test_the_python_of_a_command_line_is_found_on_the_path_of_the_simulations(tm
     assert missing_package("all is well") is None
 
 
-def test_attempts_whose_job_is_queued_are_named(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+def test_attempts_whose_job_is_queued_are_named_with_what_it_waits_for(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
     start(jobs)
-    backend.status = JobStatus(state=JobState.QUEUED)
+    backend.status = JobStatus(state=JobState.QUEUED, reason="Priority")
     jobs.poll(1.0)
-    assert jobs.queued == [(3, 0)]
+    assert jobs.queue == {(3, 0): "Priority"}
     backend.status = RUNNING
     jobs.poll(2.0)
-    assert jobs.queued == []
+    assert jobs.queue == {}
 
 
 def test_the_jobs_say_why_none_of_them_runs(jobs: AttemptJobs, backend: SpokenBackend) -> None:

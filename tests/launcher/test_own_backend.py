@@ -54,6 +54,21 @@ def test_a_job_outlives_its_launcher_on_a_backend_of_the_study_and_is_ended_by_t
         assert has_ended(pid)
 
 
+def test_rank_0_hears_that_a_job_waits_in_the_queue_and_that_it_runs(tmp_path: Path) -> None:
+    shutil.copy(SOURCE, tmp_path)
+    (tmp_path / "queue").mkdir()
+    with Rank0(tmp_path, SLEEPING, FOLDER_QUEUE) as rank_0:
+        rank_0.plan(1)
+        assert rank_0.wait_for(launcher_link.Queued) == launcher_link.Queued(simulations=(0,), waits_for="")
+        # A server that is new has not heard that.
+        rank_0.plan(1, attempt=0, incarnation=2)
+        assert rank_0.wait_for(launcher_link.Queued) == launcher_link.Queued(simulations=(0,), waits_for="")
+        with folder_worker(tmp_path):
+            assert rank_0.wait_for(launcher_link.Queued) == launcher_link.Queued(simulations=(0,), waits_for=None)
+            rank_0.send(launcher_link.StopSimulations(reason="enough", grace_s=0.0))
+            rank_0.wait_for(launcher_link.Bye)
+
+
 def test_a_new_run_ends_the_jobs_that_an_earlier_one_has_left_on_its_backend(study_dir: Path) -> None:
     with Rank0(study_dir, SLEEPING, FOLDER_QUEUE) as first:
         first.plan(1)

@@ -3,7 +3,7 @@
 from stream_server.launcher.schedule.actions import Action, Cancel, Fail, FailLater, Submit
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.shared_jobs import NOT_BEGUN, num_for_worker
+from stream_server.launcher.schedule.shared_jobs import BEHIND, NOT_BEGUN, num_for_worker
 from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, ScheduledState
 
 
@@ -107,3 +107,10 @@ def test_the_simulations_that_a_dead_worker_had_finished_have_not_failed_later()
     schedule, _ = workers(8)
     schedule.finished(0, 1.0)
     assert not [it for it in die(schedule, 0, 1, 2, 3) if isinstance(it, FailLater)]
+
+
+def test_a_worker_has_not_come_to_what_is_behind_another_one_on_its_list() -> None:
+    schedule, _ = workers(8)
+    assert [schedule.what_comes_before(it) for it in range(4)] == [None, BEHIND, BEHIND, BEHIND]
+    schedule.finished(0, 1.0)
+    assert [schedule.what_comes_before(it) for it in range(1, 4)] == [None, BEHIND, BEHIND]

@@ -133,9 +133,10 @@ class AttemptJobs:
         return any(job.is_cancelled or job.end or job.state is JobState.ENDING for job in self._jobs.values())
 
     @property
-    def queued(self) -> list[Attempt]:
-        """The attempts whose job waits for its turn."""
-        return [attempt for job in self._jobs.values() if job.state is JobState.QUEUED for attempt in job.attempts]
+    def queue(self) -> dict[Attempt, str]:
+        """What the attempts wait for whose job is queued, in the scheduler's words; "" where it does not say."""
+        queued = (job for job in self._jobs.values() if job.state is JobState.QUEUED)
+        return {attempt: job.waits_for for job in queued for attempt in job.attempts}
 
     @property
     def why_none_runs(self) -> str:
