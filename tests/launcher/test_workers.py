@@ -1,10 +1,13 @@
 """Workers, as the schedule sees them: simulations that one process computes one after another."""
 
+from pathlib import Path
+
 from stream_server.launcher.schedule.actions import Action, Cancel, Fail, FailLater, Submit
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.shared_jobs import BEHIND, NOT_BEGUN, num_for_worker
 from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, ScheduledState
+from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, JobEnd, ends_of_worker
 
 
 def workers(num: int, **limits: object) -> tuple[SimulationSchedule, list[Action]]:
@@ -114,3 +117,27 @@ def test_a_worker_has_not_come_to_what_is_behind_another_one_on_its_list() -> No
     assert [schedule.what_comes_before(it) for it in range(4)] == [None, BEHIND, BEHIND, BEHIND]
     schedule.finished(0, 1.0)
     assert [schedule.what_comes_before(it) for it in range(1, 4)] == [None, BEHIND, BEHIND]
+
+
+def test_the_time_limit_of_a_worker_counts_against_the_first_of_its_list_alone() -> None:
+    folders = {(simulation, 0): Path(str(simulation)) for simulation in range(3)}
+    end = JobEnd(folder=Path("0"), exit_code=None, reason="ended after its walltime of 10 min", is_out_of_time=True)
+    excuses = [it.excuse for it in ends_of_worker(folders, end)]
+    assert excuses == ["", OUT_OF_TIME, OUT_OF_TIME]
+
+
+def test_a_simulation_that_found_its_worker_out_of_time_is_tried_alone_and_counted_then() -> None:
+    schedule, _ = workers(8, retries=0)
+    schedule.finished(0, 1.0)
+    schedule.progress(1, 0, 5, False, 2.0)
+    ended = [
+        it
+        for each in range(4)
+        for it in schedule.job_ended(each, 0, None, "ended", 9.0, excuse=OUT_OF_TIME if each else "")
+    ]
+    ended += schedule.tick(9.0 + CONFIRM_FAILURE_S)
+    assert failures(ended) == dict.fromkeys((1, 2, 3), OUT_OF_TIME)
+    assert lists(ended) == [(1,)]
+    late = [*schedule.job_ended(1, 1, None, "ended", 20.0), *schedule.tick(20.0 + CONFIRM_FAILURE_S)]
+    assert failures(late) == {1: ""}
+    assert lists(late) == [(2, 3)]
