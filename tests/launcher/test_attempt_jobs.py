@@ -314,8 +314,14 @@ Error termination. Backtrace:
 @pytest.mark.parametrize("mpirun", ["", MPICH, OPEN_MPI, f"{RULE}\nMPI_ABORT was invoked on rank 0\n{RULE}\n"])
 @pytest.mark.parametrize(
     "after",
-    ["", "STOP 4\n", BACKTRACE, "Abort(3) on node 0 (rank 0 in comm 0): application called MPI_Abort\n"],
-    ids=["nothing", "stop", "backtrace", "abort"],
+    [
+        "",
+        "STOP 4\n",
+        BACKTRACE,
+        "Abort(3) on node 0 (rank 0 in comm 0): application called MPI_Abort\n",
+        "srun: error: n1: task 0: Exited with exit code 1\nslurmstepd: error: *** STEP 3.0 ON n1 CANCELLED ***\n",
+    ],
+    ids=["nothing", "stop", "backtrace", "abort", "srun"],
 )
 def test_the_last_line_of_an_output_is_that_of_the_program(after: str, mpirun: str) -> None:
     table = f"{RULE}\nstep  CFL\n{RULE}\n"

@@ -54,6 +54,7 @@ class ScheduleRules(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.attached: set[int] = set()
         self.terminal: set[int] = set()
+        self.over: set[int] = set()
         self.stopped = self.told_to_stop = False
         self.redraws = 0
         self.away = False
@@ -70,6 +71,7 @@ class ScheduleRules(RuleBasedStateMachine):
                     if isinstance(action, Submit):
                         assert simulation not in self.attached
                         self.jobs[simulation] = attempt
+                        self.over.discard(simulation)
                         self.job_members[simulation] = (simulation,)
                     if simulation not in self.attached:
                         assert attempt == self.attempts[simulation] + 1
@@ -128,9 +130,26 @@ class ScheduleRules(RuleBasedStateMachine):
         """It may have lost what was finished, and have finished what we do not know of."""
         planned = data.draw(st.lists(st.sampled_from(sorted(self.attempts)), unique=True))
         self.away = self.stopped = self.told_to_stop = False
+        self.workers_have_moved_on(planned)
         self.terminal = {it for it in self.attempts if it not in planned}
         self.attached &= set(planned)
         self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now, new_incarnation=new_incarnation))
+
+    def workers_have_moved_on(self, planned: list[int]) -> None:
+        """What a worker had done and the server has lost is no part of its job any more, if that goes on for others."""
+        spent = self.terminal | self.over | (set(self.attempts) - set(planned))
+        lost = {it for it in self.jobs if it in spent and it in planned and it not in self.cancelled}
+        busy = {it for it in self.jobs if it not in spent}
+        for simulation in lost:
+            if self.are_workers and busy & set(self.job_members[simulation]):
+                self.leave_job(simulation)
+            else:
+                self.over.add(simulation)
+
+    def leave_job(self, simulation: int) -> None:
+        group = tuple(it for it in self.job_members[simulation] if it != simulation)
+        self.job_members |= dict.fromkeys(group, group)
+        del self.jobs[simulation]
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())

@@ -141,3 +141,20 @@ def test_a_simulation_that_found_its_worker_out_of_time_is_tried_alone_and_count
     late = [*schedule.job_ended(1, 1, None, "ended", 20.0), *schedule.tick(20.0 + CONFIRM_FAILURE_S)]
     assert failures(late) == {1: ""}
     assert lists(late) == [(2, 3)]
+
+
+def test_what_a_new_server_has_lost_does_not_wait_for_the_whole_list_of_its_worker() -> None:
+    schedule, actions = workers(16, max_running=2)
+    assert lists(actions) == [(0, 1, 2, 3), (4, 5, 6)]
+    for simulation in (0, 1, 4, 5, 6):
+        schedule.finished(simulation, 1.0)
+    schedule.pause()
+    schedule.replan(dict.fromkeys((0, 1, 2, 3, *range(7, 16)), 0), 2.0)
+    ended = [it for each in (4, 5, 6) for it in schedule.job_ended(each, 0, 0, "ended", 3.0)]
+    # The first worker is at 2 and 3 still.
+    assert lists(ended) == [(0, 1)]
+    schedule.finished(2, 4.0)
+    schedule.finished(3, 4.0)
+    ended = [it for each in (2, 3) for it in schedule.job_ended(each, 0, 0, "ended", 5.0)]
+    assert lists(ended) == [(7, 8, 9)]
+    assert not failures(ended)

@@ -294,6 +294,10 @@ class SimulationSchedule:
             return []
         if it.state is ScheduledState.GIVEN_UP:
             return self._abort_once(self._policy.give_up(it, self.counts[ScheduledState.GIVEN_UP]))
+        if self._jobs.has_moved_on(it) and not it.cancelled:
+            it.has_job = False
+            self._wait_again(it)
+            return []
         if it.has_job or it.attached:
             return self._go_on(it, known, new_incarnation=new_incarnation)
         if it.state is ScheduledState.EXITED and not new_incarnation:
@@ -322,7 +326,7 @@ class SimulationSchedule:
     def _wait_again(self, it: ScheduledSimulation) -> None:
         it.state = ScheduledState.WAITING
         self._live.pop(it.id, None)
-        self._waiting.add(it.id, again=True)
+        self._waiting.add(it.id, again=True, may_share=self._jobs.are_workers)
 
     def _deadline(self, it: ScheduledSimulation) -> float | None:
         if self.stopped:

@@ -39,6 +39,11 @@ class SharedJobs:
         before = takewhile(lambda simulation: simulation != it.id, it.job_members)
         return any(not mate.is_spent for simulation in before if (mate := self._mate(simulation, it)))
 
+    def has_moved_on(self, it: ScheduledSimulation) -> bool:
+        """Whether the worker of this simulation is done with it, and computes others now."""
+        is_done = self.are_workers and it.has_job and it.is_spent
+        return is_done and not all(mate.is_spent for mate in self._others(it))
+
     def was_not_begun(self, it: ScheduledSimulation) -> bool:
         """Whether the worker of this simulation has ended before it came to it, as far as is known."""
         return self.are_workers and it.id != it.job_members[0] and it.received == 0

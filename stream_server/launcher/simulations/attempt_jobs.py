@@ -41,7 +41,10 @@ EXCEPTION = re.compile(r'^  File ".*", line \d.*\n(?:[ \t].*\n)*(\w[\w.]*(?:: .*
 MPIRUN = re.compile(
     r"^(?:=+\n=   BAD TERMINATION|-+\n(?:Primary job |MPI_ABORT was invoked|\S*(?:mpirun|prterun)\S* ))", re.MULTILINE
 )
-BACKTRACE = re.compile(r"#\d+ |\s+at |Error termination\. Backtrace:|Backtrace for this error:|STOP \d+$|Abort\(|\s*$")
+BACKTRACE = re.compile(
+    r"#\d+ |\s+at |Error termination\. Backtrace:|Backtrace for this error:|STOP \d+$|Abort\(|"
+    r"srun: |slurmstepd: |\s*$"
+)
 MAX_CHARS = 200
 # Larger exit codes are those of signals.
 LARGEST_OWN = 128
