@@ -239,6 +239,9 @@ def _server_rows(server: Plain) -> list[tuple[str, str]]:
         ("simulations", ", ".join(f"{num:,} {_words(state)}" for state, num in server["simulations"].items() if num)),
         ("time steps", f"{server['received']:,} received"),
     ]
+    if server["queue"]:
+        reasons = (f"{num:,} {reason and f'({reason})'}".rstrip() for reason, num in server["queue"].items())
+        rows.append(("queued", ", ".join(reasons)))
     training = server["training"]
     if training is not None:
         losses = [("loss", training["loss"]), ("validation", training["validation_loss"])]

@@ -25,6 +25,7 @@ ATTEMPT_COLOURS = {
 }
 SIMULATION_COLOURS = {
     "waiting": "#BBBBBB",
+    "queued": "#56B4E9",
     "running": "#0072B2",
     "finished": "#009E73",
     "given_up": "#D55E00",

@@ -144,6 +144,7 @@ class Attempt:
     """To server, before the job is submitted: `public_key` (None without CURVE) will speak for this attempt.
 
     Said again after each plan for every attempt that `goes_on`; `attached` ones are run by clients that attached.
+    `waits_for` says what comes before it in its job, None if nothing does.
     """
 
     simulation: int
@@ -151,6 +152,15 @@ class Attempt:
     public_key: str | None
     attached: bool = False
     goes_on: bool = False
+    waits_for: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Queued:
+    """To server: what the newest attempts of these wait for, as the scheduler says it; None once they run."""
+
+    simulations: tuple[int, ...]
+    waits_for: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,6 +267,7 @@ ToServer = (
     AskPlan
     | Ready
     | Attempt
+    | Queued
     | Failed
     | FailedLater
     | GaveUp

@@ -62,8 +62,9 @@ class TrainingStatus:
 class StudyStatus:
     """Answer to `AskStatus`; `training` is None until the training begins, and was seen `age_s` seconds ago.
 
-    `simulations` counts by state; `received` are the time steps that were accepted or rejected. `stage` is one of
-    set-up, training, finishing (no new simulations) and ending (all is trained, or the study leaves).
+    `simulations` counts by state, `queue` those that are queued by what they wait for; `received` are the time steps
+    that were accepted or rejected. `stage` is one of set-up, training, finishing (no new simulations) and ending (all
+    is trained, or the study leaves).
     """
 
     stage: Text
@@ -72,6 +73,7 @@ class StudyStatus:
     simulations: Mapping[str, int]
     received: int
     awaited: Text
+    queue: Mapping[str, int] = field(default_factory=dict)
     age_s: float = 0.0
     training: TrainingStatus | None = None
 

@@ -360,7 +360,7 @@ def _all(cluster: Cluster) -> list[str]:
     ("changes", "told"),
     [
         ({"partition": "nosuch"}, "invalid partition specified: nosuch"),
-        ({"partition": "short", "walltime": "02:00:00"}, "longer than the time limit of the partition, 60 minutes"),
+        ({"partition": "short", "walltime": "02:00:00"}, "longer than the time limit of the partition, 1 h"),
         ({"memory": "900GiB"}, "No node has so many cores"),
         ({"options": {"constraint": "a100"}}, "Correct simulation.job.options.constraint"),
         ({"options": {"nosuch": 1}}, "unrecognized option '--nosuch=1'"),

@@ -94,24 +94,27 @@ exec stream-launcher --config '{study}' {options}
 """
 
 
+def in_allocation(cluster: Cluster, study: Path, settings: dict[str, Any]) -> Run:
+    """Run a study within an allocation of two nodes, its simulations as steps, to its end."""
+    settings = {"study.output_dir": "run", "launcher.backend": "slurm-steps", **settings}
+    options = " ".join(f"--set '{key}={json.dumps(value)}'" for key, value in settings.items())
+    script = study.parent / "job.sh"
+    script.write_text(SCRIPT.format(bin=Path(sys.prefix) / "bin", project=PROJECT, study=study, options=options))
+    wanted = ["--nodes=2", "--ntasks=6", "--ntasks-per-node=3", "--mem=2000", f"--chdir={study.parent}"]
+    command = ["sbatch", "--parsable", "--wait", "--output=output", *wanted, str(script)]
+    ended = subprocess.run([*cluster.on(LOGIN), *command], capture_output=True)
+    output = (study.parent / "output").read_text()
+    assert ended.returncode == 0, output
+    return Run(exit_code=0, output=output, output_dir=study.parent / "run", wall_s=0)
+
+
 def test_server_and_simulations_share_one_allocation_of_two_nodes(cluster: Cluster, study: Path) -> None:
     settings = {
-        "study.output_dir": "run",
-        "launcher.backend": "slurm-steps",
         "launcher.max_running": 4,
         "server.ranks": 2,
         "simulation.command": ["python", "placed.py"],
     }
     (study.parent / "placed.py").write_text(PLACED)
-    options = " ".join(f"--set '{key}={json.dumps(value)}'" for key, value in settings.items())
-    script = study.parent / "job.sh"
-    script.write_text(SCRIPT.format(bin=Path(sys.prefix) / "bin", project=PROJECT, study=study, options=options))
-    wanted = ["--nodes=2", "--ntasks=6", "--ntasks-per-node=3", "--mem=2000", f"--chdir={study.parent}"]
-    options = ["--parsable", "--wait", "--output=output"]
-    ended = subprocess.run([*cluster.on(LOGIN), "sbatch", *options, *wanted, str(script)], capture_output=True)
-    print((study.parent / "output").read_text())
-    assert ended.returncode == 0
-    output_dir = study.parent / "run"
-    done = Run(exit_code=0, output=(study.parent / "output").read_text(), output_dir=output_dir, wall_s=0)
+    done = in_allocation(cluster, study, settings)
     assert_complete(done, num_simulations=6)
     assert {done.log(simulation).split()[0] for simulation in range(7)} == {"n1", "n2"}

@@ -104,11 +104,13 @@ class Rank0:
         self._context.term()
         self.private.cleanup()
 
-    def plan(self, num: int, security: dict[str, str] | None = None, attempt: int = -1) -> None:
+    def plan(
+        self, num: int, security: dict[str, str] | None = None, attempt: int = -1, *, incarnation: int = 1
+    ) -> None:
         """Rank 0 is there, and has a plan of `num` simulations for the launcher that asks."""
-        self.send(launcher_link.Here(incarnation=1))
+        self.send(launcher_link.Here(incarnation=incarnation))
         self.wait_for(launcher_link.AskPlan)
-        self.send(plan(num, output_dir=self.output_dir, security=security, attempt=attempt))
+        self.send(plan(num, output_dir=self.output_dir, security=security, attempt=attempt, incarnation=incarnation))
 
     def send(self, message: launcher_link.ToLauncher) -> None:
         """Say something to the launcher."""

@@ -229,14 +229,16 @@ def test_the_python_of_a_command_line_is_found_on_the_path_of_the_simulations(tm
     assert missing_package("all is well") is None
 
 
-def test_attempts_whose_job_is_queued_are_named(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+def test_attempts_whose_job_is_queued_are_named_with_what_it_waits_for(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
     start(jobs)
-    backend.status = JobStatus(state=JobState.QUEUED)
+    backend.status = JobStatus(state=JobState.QUEUED, reason="Priority")
     jobs.poll(1.0)
-    assert jobs.queued == [(3, 0)]
+    assert jobs.queue == {(3, 0): "Priority"}
     backend.status = RUNNING
     jobs.poll(2.0)
-    assert jobs.queued == []
+    assert jobs.queue == {}
 
 
 def test_the_jobs_say_why_none_of_them_runs(jobs: AttemptJobs, backend: SpokenBackend) -> None:
@@ -312,8 +314,14 @@ Error termination. Backtrace:
 @pytest.mark.parametrize("mpirun", ["", MPICH, OPEN_MPI, f"{RULE}\nMPI_ABORT was invoked on rank 0\n{RULE}\n"])
 @pytest.mark.parametrize(
     "after",
-    ["", "STOP 4\n", BACKTRACE, "Abort(3) on node 0 (rank 0 in comm 0): application called MPI_Abort\n"],
-    ids=["nothing", "stop", "backtrace", "abort"],
+    [
+        "",
+        "STOP 4\n",
+        BACKTRACE,
+        "Abort(3) on node 0 (rank 0 in comm 0): application called MPI_Abort\n",
+        "srun: error: n1: task 0: Exited with exit code 1\nslurmstepd: error: *** STEP 3.0 ON n1 CANCELLED ***\n",
+    ],
+    ids=["nothing", "stop", "backtrace", "abort", "srun"],
 )
 def test_the_last_line_of_an_output_is_that_of_the_program(after: str, mpirun: str) -> None:
     table = f"{RULE}\nstep  CFL\n{RULE}\n"

@@ -43,7 +43,7 @@ Make = Callable[[], Backend]
 def folder_worker(study_dir: Path) -> Iterator[None]:
     """Run the jobs of a FolderQueue while the `with` block lasts."""
     queue = study_dir / "queue"
-    queue.mkdir()
+    queue.mkdir(exist_ok=True)
     worker = subprocess.Popen([sys.executable, str(PROJECT / "tests/launcher/folder_worker.py"), str(queue)])
     try:
         yield

@@ -15,6 +15,7 @@ from stream_server.messages import launcher_link
 from tests.launcher.rank_0 import Rank0
 from tests.launcher.study_run import SLEEPING
 from tests.launcher.test_backends import folder_worker, has_ended
+from tests.support.runs import NUMPY_STUDY, run_study
 from tests.support.studies import StudyFolder
 
 SOURCE = Path(__file__).parent / "folder_queue.py"
@@ -54,6 +55,21 @@ def test_a_job_outlives_its_launcher_on_a_backend_of_the_study_and_is_ended_by_t
         assert has_ended(pid)
 
 
+def test_rank_0_hears_that_a_job_waits_in_the_queue_and_that_it_runs(tmp_path: Path) -> None:
+    shutil.copy(SOURCE, tmp_path)
+    (tmp_path / "queue").mkdir()
+    with Rank0(tmp_path, SLEEPING, FOLDER_QUEUE) as rank_0:
+        rank_0.plan(1)
+        assert rank_0.wait_for(launcher_link.Queued) == launcher_link.Queued(simulations=(0,), waits_for="")
+        # A server that is new has not heard that.
+        rank_0.plan(1, attempt=0, incarnation=2)
+        assert rank_0.wait_for(launcher_link.Queued) == launcher_link.Queued(simulations=(0,), waits_for="")
+        with folder_worker(tmp_path):
+            assert rank_0.wait_for(launcher_link.Queued) == launcher_link.Queued(simulations=(0,), waits_for=None)
+            rank_0.send(launcher_link.StopSimulations(reason="enough", grace_s=0.0))
+            rank_0.wait_for(launcher_link.Bye)
+
+
 def test_a_new_run_ends_the_jobs_that_an_earlier_one_has_left_on_its_backend(study_dir: Path) -> None:
     with Rank0(study_dir, SLEEPING, FOLDER_QUEUE) as first:
         first.plan(1)
@@ -63,6 +79,29 @@ def test_a_new_run_ends_the_jobs_that_an_earlier_one_has_left_on_its_backend(stu
             second.plan(1)
             assert second.wait_for(launcher_link.Attempt).attempt == 1
             assert has_ended(pid)
+
+
+REFUSING = """
+from stream_server.errors import ConfigError
+from stream_server.launcher.backends.local import LocalBackend
+
+class Refusing(LocalBackend):
+    def check(self):
+        raise ConfigError("simulation.job: the queue is closed")
+"""
+
+
+def test_a_study_that_its_backend_refuses_is_not_run_for_a_server_that_was_started_by_hand_either(
+    tmp_path: Path,
+) -> None:
+    study = tmp_path / "ripple"
+    shutil.copytree(NUMPY_STUDY.parent, study, ignore=shutil.ignore_patterns("__pycache__"))
+    (study / "refusing.py").write_text(REFUSING)
+    settings = {"launcher.backend": "refusing.py:Refusing"}
+    done = run_study(study / NUMPY_STUDY.name, tmp_path / "run", settings=settings, mpi=None)
+    assert done.exit_code == 2
+    assert "simulation.job: the queue is closed" in done.output
+    assert not (tmp_path / "run" / "simulations").exists()
 
 
 OWN = """

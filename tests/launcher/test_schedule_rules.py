@@ -27,20 +27,23 @@ class ScheduleRules(RuleBasedStateMachine):
     @initialize(
         num=st.integers(1, 6),
         max_running=st.integers(1, 4),
-        per_job=st.integers(1, 3),
+        shared=st.sampled_from(
+            [{}, {"per_job": 2}, {"per_job": 3}, {"per_worker": 2}, {"per_worker": 3}, {"per_worker": 100}]
+        ),
         max_attached=st.integers(0, 2),
         retries=st.integers(0, 2),
         on_failure=st.sampled_from(["give_up", "redraw", "stop"]),
         max_failed=st.sampled_from([0.0, 0.3, 1.0]),
         starts_jobs=st.booleans(),
     )
-    def begin(self, num: int, max_running: int, per_job: int, **limits: object) -> None:
+    def begin(self, num: int, max_running: int, shared: dict[str, int], **limits: object) -> None:
         self.limits = ScheduleLimits(
             timeout_s=60.0,
-            max_running=max(max_running, per_job),
-            per_job=per_job,
+            max_running=max(max_running, shared.get("per_job", 1)),
+            **shared,
             **limits,  # type: ignore[arg-type]
         )
+        self.are_workers = self.limits.per_worker > 1
         self.schedule = SimulationSchedule(self.limits)
         self.now = 0.0
         self.next_id = num
@@ -51,6 +54,7 @@ class ScheduleRules(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.attached: set[int] = set()
         self.terminal: set[int] = set()
+        self.over: set[int] = set()
         self.stopped = self.told_to_stop = False
         self.redraws = 0
         self.away = False
@@ -67,6 +71,7 @@ class ScheduleRules(RuleBasedStateMachine):
                     if isinstance(action, Submit):
                         assert simulation not in self.attached
                         self.jobs[simulation] = attempt
+                        self.over.discard(simulation)
                         self.job_members[simulation] = (simulation,)
                     if simulation not in self.attached:
                         assert attempt == self.attempts[simulation] + 1
@@ -76,8 +81,8 @@ class ScheduleRules(RuleBasedStateMachine):
                     elif action.beside:
                         self.carry_out(list(action.beside))
                         group = (simulation, *(it.simulation for it in action.beside))
-                        assert len(group) <= self.limits.per_job
-                        assert all(self.attempts[it] == 0 for it in group)
+                        assert len(group) <= max(self.limits.per_job, self.limits.per_worker)
+                        assert self.are_workers or all(self.attempts[it] == 0 for it in group)
                         self.job_members |= dict.fromkeys(group, group)
                 case Continue(simulation=simulation, attempt=attempt, attached=attached):
                     assert attempt == self.attempts[simulation]
@@ -97,9 +102,10 @@ class ScheduleRules(RuleBasedStateMachine):
                     self.failures[simulation] += not excuse
                     assert not self.away
                 case FailLater(simulation=simulation, attempt=attempt):
-                    assert simulation not in self.jobs
                     assert simulation in self.terminal
+                    assert simulation not in self.jobs
                     assert attempt == self.attempts[simulation]
+                    assert not self.stopped
                 case GiveUp(simulation=simulation, attempts=attempts, redraw=redraw):
                     assert attempts == self.attempts[simulation] + 1
                     assert self.failures[simulation] == self.limits.retries + 1
@@ -124,9 +130,26 @@ class ScheduleRules(RuleBasedStateMachine):
         """It may have lost what was finished, and have finished what we do not know of."""
         planned = data.draw(st.lists(st.sampled_from(sorted(self.attempts)), unique=True))
         self.away = self.stopped = self.told_to_stop = False
+        self.workers_have_moved_on(planned)
         self.terminal = {it for it in self.attempts if it not in planned}
         self.attached &= set(planned)
         self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now, new_incarnation=new_incarnation))
+
+    def workers_have_moved_on(self, planned: list[int]) -> None:
+        """What a worker had done and the server has lost is no part of its job any more, if that goes on for others."""
+        spent = self.terminal | self.over | (set(self.attempts) - set(planned))
+        lost = {it for it in self.jobs if it in spent and it in planned and it not in self.cancelled}
+        busy = {it for it in self.jobs if it not in spent}
+        for simulation in lost:
+            if self.are_workers and busy & set(self.job_members[simulation]):
+                self.leave_job(simulation)
+            else:
+                self.over.add(simulation)
+
+    def leave_job(self, simulation: int) -> None:
+        group = tuple(it for it in self.job_members[simulation] if it != simulation)
+        self.job_members |= dict.fromkeys(group, group)
+        del self.jobs[simulation]
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
@@ -185,7 +208,8 @@ class ScheduleRules(RuleBasedStateMachine):
     @invariant()
     def the_caps_hold(self) -> None:
         if hasattr(self, "schedule"):
-            assert len(self.jobs) <= self.limits.max_running * self.limits.starts_jobs
+            num_places = len({self.job_members[it] for it in self.jobs}) if self.are_workers else len(self.jobs)
+            assert num_places <= self.limits.max_running * self.limits.starts_jobs
             assert len(self.attached) <= self.limits.max_attached
             assert (
                 self.schedule.counts[ScheduledState.RUNNING] <= len(self.jobs) + len(self.attached) + self.stopped * 99

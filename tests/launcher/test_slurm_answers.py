@@ -1,12 +1,18 @@
 """The meaning of what Slurm's commands say, without them."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
+from stream_server.config.sections import SimulationJobSettings
+from stream_server.errors import ConfigError
 from stream_server.launcher.backends import slurm_commands, slurm_job
 from stream_server.launcher.backends.backend import JobState
+from stream_server.launcher.backends.slurm import SlurmBackend
 from stream_server.launcher.backends.slurm_commands import QueueEntry, SubmitRefusal
+from tests.support.studies import StudyFolder
 
 
 @pytest.mark.parametrize(
@@ -24,12 +30,24 @@ from stream_server.launcher.backends.slurm_commands import QueueEntry, SubmitRef
     ],
 )
 def test_each_state_of_slurm_means_one_of_a_job(state: str, meant: JobState) -> None:
-    entry = QueueEntry.of(f"12|{state}|None|heat-0|attempt")
+    entry = QueueEntry.of(f"12|{state}|None|10:00|heat-0|attempt")
     assert entry is not None
     assert entry.name == "heat-0|attempt"
     assert entry.status.state is meant
     is_excused = state in ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED")
     assert bool(entry.status.excuse) == is_excused
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [("10:00", " of 10 min"), ("1-00:30:00", " of 24 h 30 min"), ("UNLIMITED", ""), ("1:30", " of 1 min 30 s")],
+)
+def test_a_job_that_ran_out_of_time_tells_how_much_it_had(limit: str, told: str) -> None:
+    entry = QueueEntry.of(f"12|TIMEOUT|TimeLimit|{limit}|heat-0")
+    assert entry is not None
+    assert entry.status.reason == f"ended after its walltime{told} (simulation.job.walltime)"
+    assert entry.status.is_out_of_time
+    assert not entry.status.excuse
 
 
 def test_a_line_that_is_none_of_a_job_is_passed_over() -> None:
@@ -42,6 +60,7 @@ def test_a_line_that_is_none_of_a_job_is_passed_over() -> None:
         ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit, …)", 1, "full"),
         ("Batch job submission failed: Unable to contact slurm controller (connect failure)", 1, "away"),
         ("Batch job submission failed: Socket timed out on send/recv operation", 1, "away"),
+        ("fatal: Could not establish a configuration source", 1, "away"),
         ("", -9, "away"),
         ("Batch job submission failed: Invalid account or account/partition combination specified", 1, "wrong"),
         ("Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", 1, "wrong"),
@@ -69,3 +88,39 @@ def test_the_time_limit_of_a_partition_is_read(limit: str, seconds: float | None
 def test_the_name_of_a_job_has_no_character_that_any_command_reads() -> None:
     name = slurm_job.job_name("my study; $(rm)", Path("/runs/simulations/12/attempt-0"), "ab12")
     assert name == "my_study_rm_-12-attempt-0-ab12"
+
+
+def test_a_machine_of_no_cluster_is_to_blame_and_not_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sbatch", "scancel", "squeue", "sinfo"):
+        (tmp_path / name).write_text(
+            f"#!/bin/sh\necho '{name}: fatal: Could not establish a configuration source' >&2\nexit 1\n"
+        )
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    backend = SlurmBackend(StudyFolder(tmp_path).load({"launcher.backend": "slurm"}))
+    with pytest.raises(ConfigError, match=r"launcher\.backend: .* belongs to no cluster: .*configuration source"):
+        backend.check()
+
+
+@pytest.mark.parametrize(
+    ("job", "ranks", "told"),
+    [
+        ({}, 6, ""),
+        ({}, 7, r"simulation\.ranks: 7 ranks of 1 cores .* need 7 cores, and the allocation has 6 on 2 nodes"),
+        ({"cores_per_rank": 4}, 1, r"simulation\.job\.cores_per_rank: 4 cores are on no node"),
+        ({"memory": 3000 * 2**20}, 1, r"simulation\.job\.memory: 3,000 MiB are more than the 2,000 MiB"),
+        ({"memory": 1000 * 2**20}, 1, ""),
+    ],
+)
+def test_a_step_that_cannot_fit_into_the_allocation_is_told(job: dict[str, int], ranks: int, told: str) -> None:
+    variables = {"SLURM_JOB_CPUS_PER_NODE": "3(x2)", "SLURM_MEM_PER_NODE": "2000"}
+    size = slurm_job.AllocationSize.of(variables)
+    assert size is not None
+    assert re.fullmatch(f"{told}.*", size.problem(SimulationJobSettings(**job), ranks))
+    assert bool(size.problem(SimulationJobSettings(**job), ranks)) == bool(told)
+
+
+def test_the_cores_of_an_allocation_are_those_of_all_its_nodes() -> None:
+    size = slurm_job.AllocationSize.of({"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_MEM_PER_CPU": "100"})
+    assert size == slurm_job.AllocationSize(cores=(72, 72, 36), bytes_per_core=100 * 2**20)
+    assert slurm_job.AllocationSize.of({}) is None

@@ -1,10 +1,13 @@
 """Workers, as the schedule sees them: simulations that one process computes one after another."""
 
+from pathlib import Path
+
 from stream_server.launcher.schedule.actions import Action, Cancel, Fail, FailLater, Submit
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.shared_jobs import NOT_BEGUN, num_for_worker
+from stream_server.launcher.schedule.shared_jobs import BEHIND, NOT_BEGUN, num_for_worker
 from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, ScheduledState
+from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, JobEnd, ends_of_worker
 
 
 def workers(num: int, **limits: object) -> tuple[SimulationSchedule, list[Action]]:
@@ -107,3 +110,51 @@ def test_the_simulations_that_a_dead_worker_had_finished_have_not_failed_later()
     schedule, _ = workers(8)
     schedule.finished(0, 1.0)
     assert not [it for it in die(schedule, 0, 1, 2, 3) if isinstance(it, FailLater)]
+
+
+def test_a_worker_has_not_come_to_what_is_behind_another_one_on_its_list() -> None:
+    schedule, _ = workers(8)
+    assert [schedule.what_comes_before(it) for it in range(4)] == [None, BEHIND, BEHIND, BEHIND]
+    schedule.finished(0, 1.0)
+    assert [schedule.what_comes_before(it) for it in range(1, 4)] == [None, BEHIND, BEHIND]
+
+
+def test_the_time_limit_of_a_worker_counts_against_the_first_of_its_list_alone() -> None:
+    folders = {(simulation, 0): Path(str(simulation)) for simulation in range(3)}
+    end = JobEnd(folder=Path("0"), exit_code=None, reason="ended after its walltime of 10 min", is_out_of_time=True)
+    excuses = [it.excuse for it in ends_of_worker(folders, end)]
+    assert excuses == ["", OUT_OF_TIME, OUT_OF_TIME]
+
+
+def test_a_simulation_that_found_its_worker_out_of_time_is_tried_alone_and_counted_then() -> None:
+    schedule, _ = workers(8, retries=0)
+    schedule.finished(0, 1.0)
+    schedule.progress(1, 0, 5, False, 2.0)
+    ended = [
+        it
+        for each in range(4)
+        for it in schedule.job_ended(each, 0, None, "ended", 9.0, excuse=OUT_OF_TIME if each else "")
+    ]
+    ended += schedule.tick(9.0 + CONFIRM_FAILURE_S)
+    assert failures(ended) == dict.fromkeys((1, 2, 3), OUT_OF_TIME)
+    assert lists(ended) == [(1,)]
+    late = [*schedule.job_ended(1, 1, None, "ended", 20.0), *schedule.tick(20.0 + CONFIRM_FAILURE_S)]
+    assert failures(late) == {1: ""}
+    assert lists(late) == [(2, 3)]
+
+
+def test_what_a_new_server_has_lost_does_not_wait_for_the_whole_list_of_its_worker() -> None:
+    schedule, actions = workers(16, max_running=2)
+    assert lists(actions) == [(0, 1, 2, 3), (4, 5, 6)]
+    for simulation in (0, 1, 4, 5, 6):
+        schedule.finished(simulation, 1.0)
+    schedule.pause()
+    schedule.replan(dict.fromkeys((0, 1, 2, 3, *range(7, 16)), 0), 2.0)
+    ended = [it for each in (4, 5, 6) for it in schedule.job_ended(each, 0, 0, "ended", 3.0)]
+    # The first worker is at 2 and 3 still.
+    assert lists(ended) == [(0, 1)]
+    schedule.finished(2, 4.0)
+    schedule.finished(3, 4.0)
+    ended = [it for each in (2, 3) for it in schedule.job_ended(each, 0, 0, "ended", 5.0)]
+    assert lists(ended) == [(7, 8, 9)]
+    assert not failures(ended)

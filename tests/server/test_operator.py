@@ -17,6 +17,7 @@ from stream_server.server.intake import mailbox
 from stream_server.server.reception.operator_desk import FINISH_TEXT, STOP_TEXT
 from stream_server.server.run.curve import KeyPair
 from tests.support.reception import DEADLINE_S, HERE, INCARNATION, STUDY, Reception, StudyShape, reception
+from tests.support.timing import until
 
 SHORT_MS = 500
 TRAINING = operator.TrainingStatus(
@@ -95,6 +96,20 @@ def test_an_operator_hears_how_the_study_is_doing(tmp_path: Path) -> None:
         assert isinstance(status, operator.StudyStatus)
         assert (status.stage, status.training) == ("training", TRAINING)
         assert status.age_s > 0
+
+
+def test_an_operator_hears_what_the_queued_simulations_wait_for(tmp_path: Path) -> None:
+    with reception(StudyShape(num_simulations=3)) as study:
+        write_file(study, tmp_path)
+        study.launch(0)
+        study.launcher.send(launcher_link.Queued(simulations=(0,), waits_for="Resources"))
+        until(lambda: study.roster.queue)
+        status = asked(tmp_path, operator.AskStatus())
+        assert isinstance(status, operator.StudyStatus)
+        assert (status.simulations["queued"], status.queue) == (1, {"Resources": 1})
+        page = asked(tmp_path, operator.AskSimulations(first=0, num=1))
+        assert isinstance(page, operator.SimulationPage)
+        assert (page.rows[0].state, page.rows[0].reason) == ("queued", "Resources")
 
 
 def test_the_table_of_simulations_comes_in_pages(tmp_path: Path) -> None:

@@ -456,3 +456,20 @@ def test_what_was_not_started_is_still_to_come_for_a_later_start(roster: Roster)
     later.load_state_dict(roster.state_dict(), {})
     assert later.counts()["waiting"] == 3
     assert later.finish_order is None
+
+
+def test_what_was_started_and_waits_in_a_queue_does_not_run_until_the_launcher_or_its_client_says_so(
+    roster: Roster,
+) -> None:
+    for simulation in range(3):
+        roster.launched(begun(simulation, waits_for="its worker has others before it" if simulation == 2 else None))
+    roster.queued(launcher_link.Queued(simulations=(0, 1), waits_for="Priority"))
+    assert (roster.counts()["queued"], roster.counts()["running"]) == (3, 0)
+    assert roster.queue == {"Priority": 2, "its worker has others before it": 1}
+    roster.queued(launcher_link.Queued(simulations=(0,), waits_for=None))
+    roster.handshake.hello(b"peer", hello(2))
+    assert roster.queue == {"Priority": 1}
+    roster.failed(1, 0, "was cancelled")
+    assert (roster.counts()["queued"], roster.counts()["running"], roster.counts()["waiting"]) == (0, 2, 1)
+    roster.launched(begun(1, 1))
+    assert roster.counts()["queued"] == 0

@@ -78,6 +78,7 @@ class JobStatus:
     Of a job that has ended: `exit_code` is 128 + n after signal n, None if the backend does not know it (the launcher
     then reads job.exit), and `reason` says how it ended in words that follow the job's name, "" for the usual ones. An
     `excuse` says why that does not count against the simulation, such as a node that was lost: it is run again.
+    `is_out_of_time`: it reached its time limit, which is the fault of none but the first simulation of a worker.
     Of a job that is queued, `reason` says why it waits, in the scheduler's words.
     """
 
@@ -85,6 +86,7 @@ class JobStatus:
     exit_code: int | None = None
     reason: str = ""
     excuse: str = ""
+    is_out_of_time: bool = False
 
 
 class SubmitError(Exception):

@@ -140,13 +140,18 @@ class SlurmBackend:
         if resources.walltime is not None and limit is not None and walltime_s(resources.walltime) > limit:
             raise ConfigError(
                 f"simulation.job.walltime: {resources.walltime} is longer than the time limit of the partition, "
-                f"{limit / 60:g} minutes: such a job would wait for ever"
+                f"{slurm_commands.in_words(limit)}: such a job would wait for ever"
             )
         try:
             slurm_commands.check(slurm_job.job_options(resources, self.ranks), "#!/bin/sh\n")
         except NotSubmitted as error:
+            if slurm_commands.NO_CLUSTER in str(error):
+                raise ConfigError(
+                    f'launcher.backend: "slurm", but this machine belongs to no cluster: {error}. Start the study on a '
+                    "login node, or let SLURM_CONF name the configuration of the cluster"
+                ) from error
             if error.refusal is not SubmitRefusal.WRONG:
-                log.warning("whether Slurm would take the jobs is not known: %s", error)
+                log.warning("launcher.backend: whether Slurm would take the jobs is not known: %s", error)
                 return
             raise ConfigError(f"simulation.job: Slurm would not take the jobs: {_told(error)}") from error
 

@@ -17,7 +17,7 @@ PASSED = ("HOME", "LOGNAME", "PATH", "SLURM_CONF", "SLURM_JWT", "TZ", "USER")
 DEFAULTS = tuple(f"SBATCH_{name}" for name in ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION"))
 # So many job numbers fit on a command line.
 MANY = 1000
-FIELDS = ("%i", "%T", "%r", "%j")
+FIELDS = ("%i", "%T", "%r", "%l", "%j")
 
 QUEUED = frozenset(
     ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
@@ -32,13 +32,16 @@ ENDED: Mapping[str, str] = {
     "OUT_OF_MEMORY": "took more memory than Slurm gave it (simulation.job.memory)",
     "PREEMPTED": "was preempted by Slurm",
     "REVOKED": "was revoked by Slurm",
-    "TIMEOUT": "reached its time limit (simulation.job.walltime)",
+    "TIMEOUT": "ended after its walltime",
 }
 NOT_ITS_FAULT = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})
 
 # Words of sbatch when the site's limits, not the job, are the reason.
 FULL = ("submit limit", "SubmitJobLimit", "SubmitJobPer", "temporarily unable", "Resource temporarily", "MaxJobCount")
+# The commands are installed, and nothing tells them where the controller is.
+NO_CLUSTER = "ould not establish a configuration source"
 AWAY = (
+    NO_CLUSTER,
     *("Unable to contact", "Socket timed out", "Connection refused", "Connection reset", "Connection timed out"),
     *("Transport endpoint", "Zero Bytes", "standby mode", "Unexpected message", "communication", "Protocol auth"),
 )
@@ -76,11 +79,12 @@ class NotSubmitted(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueEntry:
-    """A job, or a step, in the queue. `reason` says why it waits."""
+    """A job, or a step, in the queue. `reason` says why it waits, `limit` how long it may run."""
 
     id: str
     state: str
     reason: str
+    limit: str
     name: str
 
     @classmethod
@@ -88,17 +92,25 @@ class QueueEntry:
         values = line.split("|", len(FIELDS) - 1)
         if len(values) != len(FIELDS):
             return None
-        number, state, reason, name = values
-        return cls(id=number, state=state, reason=reason, name=name)
+        number, state, reason, limit, name = values
+        return cls(id=number, state=state, reason=reason, limit=limit, name=name)
 
     @property
     def status(self) -> JobStatus:
         """What its state means to the launcher."""
         if self.state in ENDED:
-            reason = ENDED[self.state]
-            code = 0 if self.state == "COMPLETED" else None
-            excuse = reason if self.state in NOT_ITS_FAULT else ""
-            return JobStatus(state=JobState.ENDED, exit_code=code, reason=reason, excuse=excuse)
+            reason, is_out_of_time = ENDED[self.state], self.state == "TIMEOUT"
+            if is_out_of_time:
+                limit_s = seconds_in(self.limit)
+                walltime = "" if limit_s is None else f" of {in_words(limit_s)}"
+                reason = f"{reason}{walltime} (simulation.job.walltime)"
+            return JobStatus(
+                state=JobState.ENDED,
+                exit_code=0 if self.state == "COMPLETED" else None,
+                reason=reason,
+                excuse=reason if self.state in NOT_ITS_FAULT else "",
+                is_out_of_time=is_out_of_time,
+            )
         if self.state in QUEUED:
             return JobStatus(state=JobState.QUEUED, reason="" if self.reason == "None" else self.reason)
         return JobStatus(state=JobState.ENDING if self.state == "COMPLETING" else JobState.RUNNING)
@@ -153,7 +165,7 @@ def steps(job: str) -> list[QueueEntry]:
         OSError: squeue cannot be run.
         subprocess.SubprocessError: the controller does not answer.
     """
-    return _entries("--steps", f"--jobs={job}", "--format=%i|RUNNING||%j")
+    return _entries("--steps", f"--jobs={job}", "--format=%i|RUNNING|||%j")
 
 
 def cancel(numbers: Collection[str], *options: str) -> None:
@@ -191,6 +203,14 @@ def seconds_in(limit: str) -> float | None:
     values = [0, 0, 0, *map(int, clock.split(":"))][-3:]
     hours, minutes, seconds = values
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def in_words(seconds: float) -> str:
+    """A time in words, such as 1 h 30 min."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (s, "s")]
+    return " ".join(f"{num} {unit}" for num, unit in parts if num) or "0 s"
 
 
 def hint(message: str) -> str:

@@ -8,12 +8,16 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from stream_server.config.sections import SimulationJobSettings
 from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, JobSpec
 
 JOB_FILE = "job.sh"
+PER_NODE = re.compile(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*")
+EACH_NODE = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 UNUSUAL = re.compile(r"[^A-Za-z0-9_.-]+")
 MIB = 2**20
@@ -35,6 +39,49 @@ if [ $code != 0 ]; then
     exit $code
 fi
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationSize:
+    """What an allocation has: the cores of each node, and the memory of each core, if Slurm gives out memory."""
+
+    cores: tuple[int, ...]
+    bytes_per_core: float | None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self | None:
+        """The allocation that a batch script sees; None if its variables do not tell."""
+        told = environment.get("SLURM_JOB_CPUS_PER_NODE", "")
+        if not PER_NODE.fullmatch(told):
+            return None
+        cores = [int(num) for num, times in EACH_NODE.findall(told) for _ in range(int(times or 1))]
+        of_core, of_node = environment.get("SLURM_MEM_PER_CPU", ""), environment.get("SLURM_MEM_PER_NODE", "")
+        bytes_per_core = None
+        if of_core.isdecimal() and int(of_core):
+            bytes_per_core = float(of_core) * MIB
+        elif of_node.isdecimal() and int(of_node):
+            bytes_per_core = float(of_node) * MIB / max(cores)
+        return cls(cores=tuple(cores), bytes_per_core=bytes_per_core)
+
+    def problem(self, job: SimulationJobSettings, ranks: int) -> str:
+        """Why steps of so many ranks can never run here, "" if they can."""
+        there = f"the allocation has {sum(self.cores)} on {len(self.cores)} nodes"
+        if job.cores_per_rank > max(self.cores):
+            return f"simulation.job.cores_per_rank: {job.cores_per_rank} cores are on no node: {there}"
+        if ranks * job.cores_per_rank > sum(self.cores):
+            return (
+                f"simulation.ranks: {ranks} ranks of {job.cores_per_rank} cores (simulation.job.cores_per_rank) need "
+                f"{ranks * job.cores_per_rank} cores, and {there}"
+            )
+        if job.memory is None or self.bytes_per_core is None:
+            return ""
+        of_node = self.bytes_per_core * max(self.cores)
+        if job.memory > of_node:
+            return (
+                f"simulation.job.memory: {job.memory / MIB:,.0f} MiB are more than the {of_node / MIB:,.0f} MiB that "
+                "the allocation has on a node (`#SBATCH --mem` of the batch script)"
+            )
+        return ""
 
 
 def job_name(study: str, folder: Path, token: str) -> str:

@@ -61,6 +61,16 @@ class SlurmSteps(LocalBackend):
         self._not_begun: dict[str, bool] = {}
         self._look_at = 0.0
 
+    def check(self) -> None:
+        """See whether a step fits into the allocation.
+
+        Raises:
+            ConfigError: it does not: `srun` would refuse it.
+        """
+        size = slurm_job.AllocationSize.of(os.environ)
+        if size is not None and (problem := size.problem(self.resources, self.ranks)):
+            raise ConfigError(problem)
+
     def submit(self, spec: JobSpec) -> str:
         """Start a step, which waits for cores of the allocation that no other step has.
 

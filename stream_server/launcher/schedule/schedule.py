@@ -7,7 +7,7 @@ from dataclasses import replace
 from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Drop, FailLater, Submit
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
-from stream_server.launcher.schedule.shared_jobs import NOT_BEGUN, SharedJobs, num_for_worker
+from stream_server.launcher.schedule.shared_jobs import BEHIND, NOT_BEGUN, SharedJobs, num_for_worker
 from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
 
 POSTPONE_S = 10.0
@@ -69,6 +69,10 @@ class SimulationSchedule:
     def shares_a_job(self, simulation: int) -> bool:
         """Some other attempt was in the job of this one, and what that one's end means is not known yet."""
         return any(it.id != simulation and simulation in it.job_members for it in self._live.values())
+
+    def what_comes_before(self, simulation: int) -> str | None:
+        """Why the job of this attempt has not come to it yet though it runs; None if it has."""
+        return BEHIND if self._jobs.is_behind(self._simulations[simulation]) else None
 
     def decided(self, simulation: int) -> list[ScheduledSimulation]:
         """Those in the job of this one, which was cancelled, whose `reason` and `excuse` are known thereby."""
@@ -290,6 +294,10 @@ class SimulationSchedule:
             return []
         if it.state is ScheduledState.GIVEN_UP:
             return self._abort_once(self._policy.give_up(it, self.counts[ScheduledState.GIVEN_UP]))
+        if self._jobs.has_moved_on(it) and not it.cancelled:
+            it.has_job = False
+            self._wait_again(it)
+            return []
         if it.has_job or it.attached:
             return self._go_on(it, known, new_incarnation=new_incarnation)
         if it.state is ScheduledState.EXITED and not new_incarnation:
@@ -318,7 +326,7 @@ class SimulationSchedule:
     def _wait_again(self, it: ScheduledSimulation) -> None:
         it.state = ScheduledState.WAITING
         self._live.pop(it.id, None)
-        self._waiting.add(it.id, again=True)
+        self._waiting.add(it.id, again=True, may_share=self._jobs.are_workers)
 
     def _deadline(self, it: ScheduledSimulation) -> float | None:
         if self.stopped:

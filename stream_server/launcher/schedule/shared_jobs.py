@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 
 from stream_server.launcher.schedule.simulation import ScheduledSimulation
 
 ENDED_WITH_JOB = "was ended with its job"
+BEHIND = "its worker has others before it"
 NOT_BEGUN = "its worker ended before it had come to it"
 MANY = 100
 
@@ -26,10 +28,21 @@ class SharedJobs:
 
     def waits(self, it: ScheduledSimulation) -> bool:
         """Whether this simulation is done while its shared job still runs for another, or its turn is yet to come."""
-        others = self._others(it)
         if it.is_spent:
-            return not all(mate.is_spent for mate in others)
-        return self.are_workers and it.has_job and not all(mate.is_spent for mate in others if _is_before(mate, it))
+            return not all(mate.is_spent for mate in self._others(it))
+        return self.is_behind(it)
+
+    def is_behind(self, it: ScheduledSimulation) -> bool:
+        """Whether its worker has yet to come to this simulation, as far as is known."""
+        if not (self.are_workers and it.has_job):
+            return False
+        before = takewhile(lambda simulation: simulation != it.id, it.job_members)
+        return any(not mate.is_spent for simulation in before if (mate := self._mate(simulation, it)))
+
+    def has_moved_on(self, it: ScheduledSimulation) -> bool:
+        """Whether the worker of this simulation is done with it, and computes others now."""
+        is_done = self.are_workers and it.has_job and it.is_spent
+        return is_done and not all(mate.is_spent for mate in self._others(it))
 
     def was_not_begun(self, it: ScheduledSimulation) -> bool:
         """Whether the worker of this simulation has ended before it came to it, as far as is known."""
@@ -57,8 +70,12 @@ class SharedJobs:
             each.cancelled = True
 
     def _others(self, it: ScheduledSimulation) -> list[ScheduledSimulation]:
-        known = (self._simulations.get(simulation) for simulation in it.job_members)
-        return [mate for mate in known if mate and mate is not it and mate.has_job and it.id in mate.job_members]
+        return [mate for simulation in it.job_members if (mate := self._mate(simulation, it))]
+
+    def _mate(self, simulation: int, it: ScheduledSimulation) -> ScheduledSimulation | None:
+        """This simulation if it is another one in the job of `it`, which still runs for it."""
+        mate = self._simulations.get(simulation)
+        return mate if mate and mate is not it and mate.has_job and it.id in mate.job_members else None
 
 
 def num_for_worker(num_waiting: int, *, most: int, max_running: int) -> int:
@@ -68,10 +85,6 @@ def num_for_worker(num_waiting: int, *, most: int, max_running: int) -> int:
     no worker has a long list left when the others have none.
     """
     return max(1, min(most, math.ceil(num_waiting / (2 * max_running))))
-
-
-def _is_before(mate: ScheduledSimulation, it: ScheduledSimulation) -> bool:
-    return it.job_members.index(mate.id) < it.job_members.index(it.id)
 
 
 def excuse_of_failed(culprit: int) -> str:

@@ -41,12 +41,16 @@ EXCEPTION = re.compile(r'^  File ".*", line \d.*\n(?:[ \t].*\n)*(\w[\w.]*(?:: .*
 MPIRUN = re.compile(
     r"^(?:=+\n=   BAD TERMINATION|-+\n(?:Primary job |MPI_ABORT was invoked|\S*(?:mpirun|prterun)\S* ))", re.MULTILINE
 )
-BACKTRACE = re.compile(r"#\d+ |\s+at |Error termination\. Backtrace:|Backtrace for this error:|STOP \d+$|Abort\(|\s*$")
+BACKTRACE = re.compile(
+    r"#\d+ |\s+at |Error termination\. Backtrace:|Backtrace for this error:|STOP \d+$|Abort\(|"
+    r"srun: |slurmstepd: |\s*$"
+)
 MAX_CHARS = 200
 # Larger exit codes are those of signals.
 LARGEST_OWN = 128
 PYTHON = re.compile(r"python[\d.]*")
 # A job that was cancelled, and of which the backend knows nothing for so long, has ended.
+OUT_OF_TIME = "its worker had spent the time of its job on others"
 FORGOTTEN_S = 60.0
 NOT_ASKED = (OSError, subprocess.SubprocessError)
 
@@ -57,13 +61,14 @@ log = logging.getLogger(__name__)
 class JobEnd:
     """A job is over, and so is every process of it. `exit_code` is 128 + n after signal n, None if unknown.
 
-    An `excuse` says why a failure would not count.
+    An `excuse` says why a failure would not count. `is_out_of_time`: it reached its time limit.
     """
 
     folder: Path
     exit_code: int | None
     reason: str
     excuse: str = ""
+    is_out_of_time: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,9 +138,10 @@ class AttemptJobs:
         return any(job.is_cancelled or job.end or job.state is JobState.ENDING for job in self._jobs.values())
 
     @property
-    def queued(self) -> list[Attempt]:
-        """The attempts whose job waits for its turn."""
-        return [attempt for job in self._jobs.values() if job.state is JobState.QUEUED for attempt in job.attempts]
+    def queue(self) -> dict[Attempt, str]:
+        """What the attempts wait for whose job is queued, in the scheduler's words; "" where it does not say."""
+        queued = (job for job in self._jobs.values() if job.state is JobState.QUEUED)
+        return {attempt: job.waits_for for job in queued for attempt in job.attempts}
 
     @property
     def why_none_runs(self) -> str:
@@ -257,7 +263,13 @@ class AttemptJobs:
             reason = status.reason or ("ended, and left no exit code" if code is None else describe(code))
             unseen = job.saved is not None and code is None and not job.is_cancelled
             excuse = status.excuse or (RESTARTED if unseen else "")
-            job.end = JobEnd(folder=job.folder, exit_code=code, reason=reason, excuse=excuse)
+            job.end = JobEnd(
+                folder=job.folder,
+                exit_code=code,
+                reason=reason,
+                excuse=excuse,
+                is_out_of_time=status.is_out_of_time,
+            )
 
 
 @contextlib.contextmanager
@@ -311,7 +323,12 @@ def ends(folders: Mapping[Attempt, Path], job: JobEnd, *, num_ranks: int) -> lis
 
 def ends_of_worker(folders: Mapping[Attempt, Path], job: JobEnd) -> list[AttemptEnd]:
     """Tell that the program ended which computed these: which of them it was at, the schedule knows."""
-    return [_end(attempt, job, folder / LOG_FILE, job.exit_code, job.reason) for attempt, folder in folders.items()]
+    first = next(iter(folders))
+    late = OUT_OF_TIME if job.is_out_of_time else ""
+    return [
+        _end(attempt, job, folder / LOG_FILE, job.exit_code, job.reason, excuse="" if attempt == first else late)
+        for attempt, folder in folders.items()
+    ]
 
 
 def judge(

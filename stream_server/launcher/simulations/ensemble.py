@@ -74,6 +74,7 @@ class Ensemble:
         self._status_at = 0.0
         self._status: launcher_link.Status | None = None
         self._told: set[str] = set()
+        self._queue: dict[int, str] = {}
 
     @property
     def leaving(self) -> bool:
@@ -192,7 +193,7 @@ class Ensemble:
         failpoint("launcher.before_replan")
         new_incarnation, self._incarnation = message.incarnation != self._incarnation, message.incarnation
         self.starter.planned(message)
-        self._leave_at, self._said_bye, self._status = math.inf, False, None
+        self._leave_at, self._said_bye, self._status, self._queue = math.inf, False, None, {}
         self.journal.note(records.PlanTaken(incarnation=message.incarnation))
         self.server.send(launcher_link.Ready())
         planned = {it.simulation: it.attempt for it in message.simulations}
@@ -213,10 +214,7 @@ class Ensemble:
             if self.schedule.ranks_ended(simulation, attempt, at_fault, now, over=over):
                 what = at_fault or "all ranks ended with exit code 0"
                 log.info("simulation %d, attempt %d: %s, while its job runs on", simulation, attempt, what)
-        for simulation, attempt in self.jobs.queued:
-            # The clock of a simulation does not run while its job waits for its turn.
-            if self.schedule.runs(simulation, attempt):
-                self.schedule.begun(simulation, now)
+        self._take_queue(now)
         self._remove_folders()
         self._tell_why_none_runs()
         self._polled_at = now
@@ -267,6 +265,27 @@ class Ensemble:
             records.AttemptCancelled(simulation=it.id, attempt=it.attempt, reason=it.reason, excuse=it.excuse)
             for it in self.schedule.decided(simulation)
         ]
+
+    def _take_queue(self, now: float) -> None:
+        """No clock runs while a job waits for its turn; rank 0 hears of what has changed."""
+        jobs = self.jobs.queue.items()
+        queue = {
+            simulation: waits_for
+            for (simulation, attempt), waits_for in jobs
+            if self.schedule.runs(simulation, attempt)
+        }
+        for simulation in queue:
+            self.schedule.begun(simulation, now)
+        if self.schedule.away:
+            return
+        changed: dict[str | None, list[int]] = {}
+        for simulation in queue.keys() | self._queue.keys():
+            waits_for = queue.get(simulation, self.schedule.what_comes_before(simulation))
+            if waits_for != self._queue.get(simulation):
+                changed.setdefault(waits_for, []).append(simulation)
+        for waits_for, simulations in changed.items():
+            self.server.send(launcher_link.Queued(simulations=tuple(sorted(simulations)), waits_for=waits_for))
+        self._queue = queue
 
     def _tell_why_none_runs(self) -> None:
         why = self.jobs.why_none_runs

@@ -85,7 +85,12 @@ class Starter:
         for simulation, attempt in members:
             # The server must know the key before the client can use it.
             public_key = self._public_keys[simulation]
-            self.server.send(launcher_link.Attempt(simulation=simulation, attempt=attempt, public_key=public_key))
+            waits_for = self.schedule.what_comes_before(simulation)
+            self.server.send(
+                launcher_link.Attempt(
+                    simulation=simulation, attempt=attempt, public_key=public_key, waits_for=waits_for
+                )
+            )
         actions: list[Action] = []
         for (simulation, attempt), problem in errors.items():
             actions += self._cannot_be_prepared(simulation, attempt, problem)
@@ -100,7 +105,12 @@ class Starter:
         key = None if action.attached else self._public_keys.get(simulation)
         self.server.send(
             launcher_link.Attempt(
-                simulation=simulation, attempt=attempt, public_key=key, attached=action.attached, goes_on=True
+                simulation=simulation,
+                attempt=attempt,
+                public_key=key,
+                attached=action.attached,
+                goes_on=True,
+                waits_for=self.schedule.what_comes_before(simulation),
             )
         )
         if action.attached:

@@ -84,9 +84,12 @@ def run_simulations(config: StudyConfig, address: str) -> int:
     Rank 0 puts our stderr into the launcher's log.
 
     Raises:
-        ConfigError: another launcher runs this study, its journal is damaged, or mpirun is missing.
+        ConfigError: another launcher runs this study, its journal is damaged, mpirun is missing, or the scheduler would
+            not take the jobs.
     """
     release_cores()
+    if config.simulation.command is not None:
+        check_backend(config)
     jobs = _make_jobs(config)
     with Journal(config.output_dir) as journal, Signals(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD) as signals:
         _start_log(config)

@@ -121,6 +121,8 @@ class Coordinator:
                     # Of a simulation that is over all ranks hear nothing, but its clients may still ask here.
                     self.access.allow(message.simulation, message.attempt, message.public_key)
                 self.perform(self.roster.launched(message))
+            case launcher_link.Queued():
+                self.roster.queued(message)
             case launcher_link.GaveUp():
                 self.perform(self.roster.gave_up(message))
             case launcher_link.Dropped():

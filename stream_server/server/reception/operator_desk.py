@@ -8,6 +8,7 @@ from stream_server.errors import MalformedMessage
 from stream_server.messages import launcher_link, operator
 from stream_server.server.intake import mailbox
 from stream_server.server.simulations.roster import Roster
+from stream_server.server.simulations.simulation_state import QUEUED
 
 STOP_TEXT = "stopped by stream-study stop"
 FINISH_TEXT = "no simulation is started any more since stream-study stop --finish"
@@ -60,6 +61,7 @@ class OperatorDesk:
             simulations=roster.counts(),
             received=roster.num_settled,
             awaited=roster.awaited,
+            queue=roster.queue,
             age_s=0.0 if training is None else max(0.0, self.clock() - training.at_s),
             training=training,
         )
@@ -78,10 +80,10 @@ class OperatorDesk:
             operator.SimulationRow(
                 simulation=simulation,
                 parameters=entry.parameters,
-                state=entry.phase.value,
+                state=QUEUED if entry.is_queued else entry.phase.value,
                 attempt=entry.attempt if entry.begun else -1,
                 received=entry.num_settled,
-                reason=entry.reason,
+                reason=(entry.is_queued and entry.waits_for) or entry.reason,
             )
             for simulation, entry in islice(entries.items(), first, first + num)
         )

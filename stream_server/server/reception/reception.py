@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
-from stream_server.errors import ProducerFailed, RankLost
+from stream_server.errors import ConfigError, ProducerFailed, RankLost
 from stream_server.failpoints import failpoint
 from stream_server.messages import launcher_link
 from stream_server.messages.operator import TrainingStatus
@@ -200,9 +200,12 @@ class Reception:
         """The events since the last call. A launcher of ours that was killed is started again.
 
         Raises:
+            ConfigError: it refuses the study.
             RankLost: it ended by itself although nobody told it to.
         """
         if self.launcher is not None and (exit_code := self.launcher.exit_code) is not None:
+            if exit_code == ConfigError.exit_code:
+                raise ConfigError(self.launcher.last_words)
             if exit_code >= 0:
                 raise RankLost(
                     f"the launcher ended with exit code {exit_code}; logs/launcher.log in the output folder says why"

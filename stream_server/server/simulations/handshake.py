@@ -97,6 +97,7 @@ class Handshake:
         problem = _problem(hello, hello.simulation, entry)
         if problem:
             return [refuse(peer, Reason.STALE_ATTEMPT, problem)]
+        entry.waits_for = None
         actions = self.take_up(hello.simulation, hello) if hello.attempt == ATTACHING else []
         self._waiting[hello.simulation][peer] = hello
         return actions + self.welcome(hello.simulation)

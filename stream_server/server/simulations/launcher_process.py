@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from stream_server.launcher.backends.environment import scrubbed
+from stream_server.machine.log_end import log_end
 from stream_server.machine.processes import end_all
 from stream_server.messages.connection import ENVIRONMENT_VARIABLE
 
@@ -49,6 +50,11 @@ class LauncherProcess:
         """How the launcher ended, None while it runs."""
         assert self._process is not None
         return self._process.poll()
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it wrote."""
+        return log_end(self._log).rpartition("\n")[2]
 
     def restart(self) -> None:
         """Start another launcher in the place of one that has ended without being told to.

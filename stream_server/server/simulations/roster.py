@@ -3,6 +3,7 @@
 Rank 0 only; pure: events in, actions out.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -14,7 +15,7 @@ from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
-from stream_server.server.simulations.simulation_state import SimulationPhase, SimulationState
+from stream_server.server.simulations.simulation_state import QUEUED, SimulationPhase, SimulationState
 
 MOST_NAMED = 5
 
@@ -79,11 +80,18 @@ class Roster:
         ]
 
     def counts(self) -> dict[str, int]:
-        """How many simulations are in each state."""
-        counts = dict.fromkeys((phase.value for phase in SimulationPhase), 0)
+        """How many simulations are in each state; of those that were started, the `queued` ones do not run yet."""
+        counts: dict[str, int] = {SimulationPhase.WAITING.value: 0, QUEUED: 0}
+        counts |= dict.fromkeys((phase.value for phase in SimulationPhase), 0)
         for entry in self.entries.values():
-            counts[entry.phase] += 1
+            counts[QUEUED if entry.is_queued else entry.phase] += 1
         return counts
+
+    @property
+    def queue(self) -> dict[str, int]:
+        """How many of the queued simulations wait for what, the most frequent first."""
+        reasons = Counter(entry.waits_for or "" for entry in self.entries.values() if entry.is_queued)
+        return dict(reasons.most_common())
 
     @property
     def num_settled(self) -> int:
@@ -198,7 +206,13 @@ class Roster:
             message.public_key,
             attached=message.attached,
             goes_on=message.goes_on,
+            waits_for=message.waits_for,
         )
+
+    def queued(self, message: launcher_link.Queued) -> None:
+        """The launcher says what the jobs of some simulations wait for, or that they run."""
+        for simulation in message.simulations:
+            self.entries[simulation].waits_for = message.waits_for
 
     def attached(self, token: int, simulation: int, attempt: int) -> list[Action]:
         """The launcher gives a client that came by itself this simulation."""
@@ -323,7 +337,14 @@ class Roster:
         return [i for i, entry in self.entries.items() if entry.phase is phase]
 
     def _begin(
-        self, simulation: int, attempt: int, key: str | None, *, attached: bool = False, goes_on: bool = False
+        self,
+        simulation: int,
+        attempt: int,
+        key: str | None,
+        *,
+        attached: bool = False,
+        goes_on: bool = False,
+        waits_for: str | None = None,
     ) -> list[Action]:
         entry = self.entries[simulation]
         if entry.phase.terminal or (entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt):
@@ -331,7 +352,7 @@ class Roster:
         if simulation in self._failed_attempts:
             self._retried[simulation] = self._failed_attempts.pop(simulation)
         entry.enter(SimulationPhase.RUNNING)
-        entry.attempt, entry.attached, entry.ready = attempt, attached, False
+        entry.attempt, entry.attached, entry.ready, entry.waits_for = attempt, attached, False, waits_for
         # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.
         entry.begun, entry.goes_on = entry.begun or not (attached and goes_on), goes_on
         entry.shares.clear()

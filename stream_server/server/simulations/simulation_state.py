@@ -8,6 +8,8 @@ from typing import Any
 from stream_server.messages import notices
 from stream_server.messages.client import ATTACHING
 
+QUEUED = "queued"
+
 
 class SimulationPhase(StrEnum):
     """The phase of a simulation; the last four are terminal."""
@@ -40,7 +42,8 @@ class SimulationState:
     attempt or incarnation has reported.
 
     `begun`: there was an attempt. `attached`: the current one is run by clients that nobody launched. `ready`: every
-    rank knows of it. `goes_on`: it ran before this server did, and has not been heard of since.
+    rank knows of it. `goes_on`: it ran before this server did, and has not been heard of since. `waits_for`: what the
+    job of the current attempt waits for, as far as the launcher knows that, None if it runs.
     """
 
     parameters: dict[str, float]
@@ -51,6 +54,7 @@ class SimulationState:
     ready: bool = False
     goes_on: bool = False
     reason: str = ""
+    waits_for: str | None = None
     total: int | None = None
     num_settled: int = 0
     shares: dict[int, notices.Share] = field(default_factory=dict)
@@ -97,6 +101,11 @@ class SimulationState:
         totals = [share.total for share in self.shares.values() if share.total is not None]
         # A rank that has its whole share may not have heard yet that the simulation ended early.
         return min(totals, default=self.total)
+
+    @property
+    def is_queued(self) -> bool:
+        """Its job waits, or its worker has yet to come to it."""
+        return self.phase is SimulationPhase.RUNNING and self.waits_for is not None
 
     @property
     def wanted(self) -> int:

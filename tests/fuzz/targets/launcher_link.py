@@ -43,6 +43,7 @@ MESSAGES: tuple[Known, ...] = (
     launcher_link.Attached(token=0, simulation=0, attempt=1),
     launcher_link.NoneLeft(token=0, text="t", busy=True),
     launcher_link.TooMany(text="t"),
+    launcher_link.Queued(simulations=(1, 2), waits_for="Priority"),
     launcher_link.Status(waiting=1, running=2, done=3, failed=4),
     launcher_link.Bye(),
     operator.AskStatus(),

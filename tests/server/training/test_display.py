@@ -322,3 +322,11 @@ def test_no_time_is_told_that_cannot_be_known(course: list[tuple[float, float]])
 
 def test_a_long_course_is_thinned_and_still_right() -> None:
     assert left_after((float(second), second / 10000) for second in range(5001)) == pytest.approx(5000.0)
+
+
+def test_what_waits_in_a_queue_is_told_apart_from_what_runs() -> None:
+    queued = replace(STATUS, simulations={"waiting": 3, "queued": 2, "running": 0, "finished": 4})
+    assert "simulations 3 waiting, 2 queued, 0 running, 4 done, 0 failed" in line(queued, Trend())
+    assert "queued" not in line(STATUS, Trend())
+    told = bottleneck(queued, Trend(waiting=1.0, draws_per_s=1.0))
+    assert told == "training waits for data: no simulation runs, 2 in the queue"

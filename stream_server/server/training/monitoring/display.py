@@ -61,10 +61,10 @@ class Mark(NamedTuple):
 class DisplayedStatus:
     """How far the study has come, at one moment; `phases_s` are those of rank 0.
 
-    `simulations` counts by state, with the states waiting, running, finished and given_up among them. `fraction` of the
-    run is done, None when its length is not known. `draws` counts each use of a sample. Training begins when the
-    `population` has reached the `watermark`. `is_degraded`: the last checkpoint failed. `awaited` is what must come
-    from outside for the study to go on, "" if nothing must.
+    `simulations` counts by state, with the states waiting, queued, running, finished and given_up among them.
+    `fraction` of the run is done, None when its length is not known. `draws` counts each use of a sample. Training
+    begins when the `population` has reached the `watermark`. `is_degraded`: the last checkpoint failed. `awaited` is
+    what must come from outside for the study to go on, "" if nothing must.
     """
 
     simulations: Mapping[str, int]
@@ -295,7 +295,7 @@ def panel(name: str, status: DisplayedStatus, trend: Trend) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True, width=BAR_WIDTH)
     table.add_column(no_wrap=True, overflow="ellipsis")
-    ended = sum(num for state, num in status.simulations.items() if state not in ("waiting", "running"))
+    ended = sum(num for state, num in status.simulations.items() if state not in ("waiting", "queued", "running"))
     simulations, samples = sum(status.simulations.values()), status.expected_samples
     table.add_row("simulations", _bar(ended, simulations), _simulations(status))
     table.add_row("samples", _bar(status.samples, samples), f"{_samples(status)}, {trend.samples_per_s:,.1f}/s")
@@ -352,6 +352,8 @@ def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
         return f"training begins when each rank has {status.watermark:,} samples (buffer.watermark){first}"
     if waiting is None or not trend.draws_per_s:
         return ""
+    if waiting >= MUCH_WAITING and not running and (queued := status.simulations.get("queued", 0)):
+        return f"training waits for data: no simulation runs, {queued} in the queue"
     if waiting >= MUCH_WAITING and running:
         possible = "much more" if waiting > 0.99 else f"{trend.draws_per_s / (1.0 - waiting):,.0f}"
         simulations = "1 simulation at a time produces" if running == 1 else f"{running} simulations at a time produce"
@@ -385,7 +387,8 @@ def line(status: DisplayedStatus, trend: Trend) -> str:
 
 def _simulations(status: DisplayedStatus) -> str:
     of = status.simulations
-    counts = f"{of.get('waiting', 0)} waiting, {of.get('running', 0)} running, {of.get('finished', 0)} done"
+    queued = f"{of['queued']} queued, " if of.get("queued") else ""
+    counts = f"{of.get('waiting', 0)} waiting, {queued}{of.get('running', 0)} running, {of.get('finished', 0)} done"
     return f"{counts}, {status.failed} failed"
 
 
