@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from stream_server.analysis.reading import RunFolder
 from stream_server.errors import ConfigError
+from stream_server.storage.disk import read_file
 
 FOLDER = "validations"
 FORMAT = 1
@@ -150,7 +151,7 @@ def _content(path: Path) -> tuple[dict[str, Any], Mapping[str, Array]] | None:
     """Facts and arrays; None if the file was removed meanwhile."""
     try:
         # Of a damaged file that it has opened itself, NumPy would keep the descriptor.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+        with np.load(io.BytesIO(read_file(path)), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         facts = json.loads(str(arrays["facts"]))
         if facts["format"] != FORMAT:

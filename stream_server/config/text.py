@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from stream_server.config.problems import Problem, config_error, printable, shown
 from stream_server.config.values import MAX_INTEGER
 from stream_server.errors import ConfigError
+from stream_server.storage.disk import MAX_TEXT_BYTES, read_file
 
 MAX_DEPTH = 32
 TEXT_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*')
@@ -22,7 +23,7 @@ def read_json(file: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is no JSON object; says the line and the column.
     """
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_file(file, max_bytes=MAX_TEXT_BYTES).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise ConfigError(f"there is no file {file}: write the path of a study.json after --config") from error
     except IsADirectoryError as error:

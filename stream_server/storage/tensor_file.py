@@ -59,10 +59,10 @@ def read_tensors(path: Path, *, as_torch: bool) -> dict[str, Any]:
         if as_torch:
             from safetensors.torch import load
 
-            return dict(load(disk.read_file(path)))
+            return dict(load(disk.read_file(path, max_bytes=None)))
         from safetensors.numpy import load as load_arrays
 
-        return dict(load_arrays(disk.read_file(path)))
+        return dict(load_arrays(disk.read_file(path, max_bytes=None)))
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"{path} is no {SUFFIX} file that can be read: {error}") from error
 

@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "address.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +30,19 @@ static char *folder_of(const char *address) {
     if (slash == NULL)
         return strdup(".");
     return strndup(path, slash == path ? 1 : (size_t)(slash - path));
+}
+
+int sc_open_ordinary(const char *path) {
+    int descriptor;
+    do
+        descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    while (descriptor < 0 && errno == EINTR);
+    struct stat status;
+    if (descriptor < 0 || (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode)))
+        return descriptor;
+    close(descriptor);
+    errno = EINVAL;
+    return -1;
 }
 
 int sc_open_folder(const char *address) {
