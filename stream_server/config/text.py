@@ -11,6 +11,7 @@ from stream_server.config.problems import Problem, config_error, printable, show
 from stream_server.config.values import MAX_INTEGER
 from stream_server.errors import ConfigError
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file
+from stream_server.storage.typed import shortened
 
 MAX_DEPTH = 32
 TEXT_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*')
@@ -39,7 +40,7 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = Counter(key for key, _ in pairs)
         repeated.extend(
-            Problem(key, "the key is written twice in one object", "Remove one of the two")
+            Problem(shortened(key), "the key is written twice in one object", "Remove one of the two")
             for key, num in keys.items()
             if num > 1
         )
@@ -77,7 +78,7 @@ def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
         instead = "The text ends here; write what is missing"
     else:
         instead = "Write JSON; // starts a comment"
-    shown_line = f" in `{line}`" if line else ""
+    shown_line = f" in `{shortened(line)}`" if line else ""
     return Problem(f"line {error.lineno}, column {error.colno}", f"{error.msg}{shown_line}", instead)
 
 

@@ -22,7 +22,7 @@ MAX_TABLE_BYTES = 1 << 30
 
 
 class UnusableFile(OSError):
-    """What has the name of a file is a pipe, a device, a socket or a folder, or has more bytes than may be read."""
+    """What has the name of a file is a pipe, a device or a socket, or has more bytes than may be read."""
 
 
 def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
@@ -33,8 +33,11 @@ def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
         OSError: it cannot be opened.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise UnusableFile(errno.EINVAL, "It is no ordinary file", str(path))
     return descriptor
 
@@ -236,7 +239,13 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it; what somebody else removed meanwhile is no error."""
+    """Remove a folder with all that is in it; what somebody else removed meanwhile is no error.
+
+    Of a link, also of one in the place of the folder, nothing but the link is removed.
+    """
+    if os.path.islink(folder):
+        remove_file(folder)
+        return
     for root, folders, files in os.walk(folder, topdown=False):
         for name in files:
             remove_file(Path(root, name))

@@ -64,9 +64,7 @@ def put_no_file(request: pytest.FixtureRequest) -> Put:
 
 def test_a_connection_file_in_python(tmp_path: Path, put: Put) -> None:
     path = put(tmp_path / "connection.json")
-    with pytest.raises(
-        ConfigError, match=r": It (is no ordinary file|has more than)"
-    ):
+    with pytest.raises(ConfigError, match=r": It (is no ordinary file|has more than)"):
         ConnectionFile.read(path)
 
 

@@ -38,10 +38,13 @@ int sc_open_ordinary(const char *path) {
         descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     while (descriptor < 0 && errno == EINTR);
     struct stat status;
-    if (descriptor < 0 || (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode)))
+    if (descriptor < 0)
+        return -1;
+    bool is_known = fstat(descriptor, &status) == 0;
+    if (is_known && S_ISREG(status.st_mode))
         return descriptor;
     close(descriptor);
-    errno = EINVAL;
+    errno = is_known && S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
     return -1;
 }
 
