@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "text.h"
+
 /* A path below a device: nobody can ever make it. */
 #define NOWHERE "ipc:///dev/null/gone"
 
@@ -28,7 +30,7 @@ static char *folder_of(const char *address) {
     const char *path = path_of(address);
     const char *slash = strrchr(path, '/');
     if (slash == NULL)
-        return strdup(".");
+        return sc_copy_text(".");
     return strndup(path, slash == path ? 1 : (size_t)(slash - path));
 }
 
@@ -65,7 +67,7 @@ int sc_open_folder(const char *address) {
 
 char *sc_way(const char *address, int folder) {
     if (folder < 0)
-        return strdup(NOWHERE);
+        return sc_copy_text(NOWHERE);
     size_t num_bytes = strlen(name_of(address)) + sizeof "ipc:///proc/self/fd//" + 16;
     char *way = malloc(num_bytes);
     if (way != NULL)
