@@ -400,5 +400,6 @@ def _words(error: Exception) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        stream.write(text)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        # Variables of the environment, and paths, may be no text: their bytes stay what they are.
+        stream.write(os.fsencode(text))
