@@ -9,6 +9,7 @@ from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import OUTPUT_LOG, attempt_folders
 from stream_server.errors import NotRunning
 from stream_server.machine.screen import escaped
+from stream_server.storage.disk import ordinary
 
 LOOK_S = 0.2
 
@@ -72,7 +73,7 @@ class Tail:
 
     def lines(self, *, is_last: bool) -> Iterator[str]:
         """The whole lines that are new; at the `is_last` time also one without an end."""
-        with self.path.open("rb") as file:
+        with open(self.path, "rb", opener=ordinary) as file:
             file.seek(self._position)
             for line in file:
                 if not line.endswith(b"\n") and not is_last:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from stream_server.storage.disk import MAX_TABLE_BYTES, ordinary
+
 T = TypeVar("T")
 
 
@@ -33,13 +35,13 @@ class GrowingFile(Generic[T]):
             Exception: what `parse` raises of the new lines, at every update until they are corrected.
         """
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=ordinary) as file:
                 inode = os.fstat(file.fileno()).st_ino
                 file.seek(self._position - len(self._last))
                 if inode != self._inode or file.read(len(self._last)) != self._last:
                     self._start_over(inode)
                     file.seek(0)
-                new = file.read()
+                new = file.read(MAX_TABLE_BYTES)
         except (FileNotFoundError, PermissionError):
             if self._inode:
                 self._start_over(0)

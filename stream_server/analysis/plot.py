@@ -13,6 +13,7 @@ from stream_server.analysis.reading import Line, RunFolder, read_histograms, rea
 from stream_server.analysis.run_state import simulations_of
 from stream_server.analysis.validations import read_validation
 from stream_server.errors import ConfigError
+from stream_server.storage.disk import read_text
 
 FORMATS = ("png", "pdf", "svg")
 DOTS_PER_INCH = 200
@@ -69,7 +70,7 @@ def pictures_of(run: RunFolder) -> Iterator[Picture]:
 def settings_of(run: RunFolder) -> dict[str, Any]:
     """The resolved study.json of a run; empty if there is none that can be read."""
     try:
-        plain = json.loads((run.path / "study.json").read_text())
+        plain = json.loads(read_text(run.path / "study.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return plain if isinstance(plain, dict) else {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from stream_server.config import load
 from stream_server.errors import ConfigError
+from stream_server.storage.disk import read_file
 
 AXES = ("batch", "update", "sample", "wall_s")
 
@@ -95,7 +96,7 @@ def read_lines(path: Path, is_sound: Callable[[Line], bool] | None = None) -> li
     """
     if not path.exists():
         return []
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    whole, _, _ = read_file(path).rpartition(b"\n")
     return parse_lines(whole, path, is_sound=is_sound)
 
 

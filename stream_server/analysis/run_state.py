@@ -16,6 +16,7 @@ from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, Holder, holder_of
 from stream_server.storage.checksums import parse_checksummed_json
+from stream_server.storage.disk import MAX_TEXT_BYTES, read_file, read_text
 from stream_server.storage.plain_state import read_state
 
 RUNNING = "running"
@@ -160,7 +161,7 @@ def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
     for name in sorted(names, key=int, reverse=True):
         manifest = folder / name / "manifest.json"
         try:
-            plain = parse_checksummed_json(manifest.read_bytes())
+            plain = parse_checksummed_json(read_file(manifest, max_bytes=MAX_TEXT_BYTES))
             return SavedCheckpoint(
                 number=plain["checkpoint"],
                 batches=plain["batches"],
@@ -268,15 +269,15 @@ def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[st
 
 def _history(run: RunFolder) -> History:
     try:
-        return History.of(records.decode(records.whole((run.path / JOURNAL_FILE).read_bytes())))
+        return History.of(records.decode(records.whole(read_file(run.path / JOURNAL_FILE))))
     except (OSError, StreamServerError):
         return History()
 
 
 def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
     try:
-        with (run.path / "parameters.csv").open(newline="") as file:
-            rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+        lines = read_file(run.path / "parameters.csv").decode().splitlines()
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(lines)]
         return {int(row.pop("simulation")): row for row in rows}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
@@ -284,7 +285,7 @@ def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        plain = json.loads(path.read_text())
+        plain = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return plain if isinstance(plain, dict) else {}

@@ -3,17 +3,19 @@
 import io
 import json
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.analysis.reading import RunFolder
 from stream_server.errors import ConfigError
+from stream_server.storage.disk import read_file
+from stream_server.storage.typed import quoted, shortened
 
 FOLDER = "validations"
 FORMAT = 1
@@ -128,12 +130,22 @@ def _files(run: RunFolder) -> dict[tuple[int, int], Path]:
 def _read(run: RunFolder, batch: int) -> RecordedValidation | None:
     paths = [path for (of, _), path in sorted(_files(run).items()) if of == batch]
     parts = [part for path in paths if (part := _content(path)) is not None]
+    try:
+        return _assembled(batch, parts)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        folder = run.path / FOLDER
+        raise ConfigError(f"the record of batch {batch} in {folder} is damaged: {quoted(error)}") from error
+
+
+def _assembled(batch: int, parts: list[tuple[dict[str, Any], Mapping[str, Array]]]) -> RecordedValidation | None:
     newest = next((facts for facts, _ in parts if facts["rank"] == 0), None)
     if newest is None:
         return None
     parts = [it for it in parts if it[0]["ranks"] == newest["ranks"]]
     samples = [sample for facts, arrays in parts for sample in _samples(facts, arrays)]
     stacked = {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in _COLUMNS}
+    if len({it.shape for it in stacked.values()}) != 1 or any(it.dtype.kind not in "iuf" for it in stacked.values()):
+        raise ValueError("its columns differ in length, or hold no numbers")
     values = {name: np.nan if value is None else value for name, value in newest["values"].items()}
     return RecordedValidation(
         batch=batch,
@@ -150,16 +162,32 @@ def _content(path: Path) -> tuple[dict[str, Any], Mapping[str, Array]] | None:
     """Facts and arrays; None if the file was removed meanwhile."""
     try:
         # Of a damaged file that it has opened itself, NumPy would keep the descriptor.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+        content = io.BytesIO(read_file(path))
+        _refuse_more_than_is_there(content)
+        with np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         facts = json.loads(str(arrays["facts"]))
         if facts["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {facts['format']}, and this release reads format {FORMAT}")
+            raise ConfigError(f"{path} has format {quoted(facts['format'])}, and this release reads format {FORMAT}")
         return facts, arrays
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, MemoryError, BadZipFile) as error:
+        raise ConfigError(f"{path} is damaged: {shortened(str(error))}") from error
+
+
+def _refuse_more_than_is_there(content: io.BytesIO) -> None:
+    """Refuse an archive that would give more bytes than it has: a few compressed ones may stand for any number.
+
+    Raises:
+        ValueError: it would.
+        BadZipFile: it is no archive.
+    """
+    with ZipFile(content) as archive:
+        num_bytes = sum(member.file_size for member in archive.infolist())
+    if num_bytes > content.getbuffer().nbytes:
+        raise ValueError(f"it is to hold {num_bytes:,} bytes, and has {content.getbuffer().nbytes:,}")
+    content.seek(0)
 
 
 def _samples(facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[RenderedSample]:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from stream_server.client_api.handshake import ask
 from stream_server.client_api.session import Session
@@ -14,7 +13,7 @@ from stream_server.client_api.simulation import Simulation
 from stream_server.client_api.watch import ConnectionWatch, watch
 from stream_server.errors import ConfigError, Refused
 from stream_server.messages.client import ATTACHING, Away, Hello, Message, Reason, Refusal, Stop, Welcome
-from stream_server.messages.connection import NEXT_VARIABLE, ConnectionFile
+from stream_server.messages.connection import ConnectionFile, further_files
 
 PARAMETERS_VARIABLE = "STREAM_PARAMETERS"
 TIMEOUT_S = 60.0
@@ -79,7 +78,7 @@ def simulations(connection: Connection = None, *, rank: int = 0, num_ranks: int 
         ConfigError, Refused, Unreachable: as for `connect`.
     """
     _check_ranks(rank, num_ranks)
-    further = _further(connection)
+    further = further_files() if connection is None else []
     watched = watch(connection)
     if watched is None:
         with _alone(None, None) as simulation:
@@ -100,15 +99,6 @@ def simulations(connection: Connection = None, *, rank: int = 0, num_ranks: int 
                 return
             path = further.pop(0)
             watched = ConnectionWatch(ConnectionFile.read(path), path)
-
-
-def _further(connection: Connection) -> list[str]:
-    """The connection files of what this process computes after its first simulation."""
-    file = os.environ.get(NEXT_VARIABLE) if connection is None else None
-    try:
-        return Path(file).read_text().splitlines() if file else []
-    except OSError as error:
-        raise ConfigError(f"cannot read {NEXT_VARIABLE}={file}: {error.strerror}") from error
 
 
 def _check_ranks(rank: int, num_ranks: int) -> None:

@@ -13,6 +13,7 @@ from stream_server.analysis.reading import find_run
 from stream_server.errors import ConfigError, NotRunning, StreamServerError
 from stream_server.extras import extra_packages
 from stream_server.machine.screen import tell, until_the_reader_leaves
+from stream_server.storage.disk import UnusableFile
 from stream_server.storage.ownership import private_files
 from stream_server.templates.new_study import LANGUAGES, copy_example, examples, make_blank, next_command
 
@@ -117,6 +118,9 @@ def main(argv: list[str] | None = None) -> int:
     except StreamServerError as error:
         tell(f"stream-study: {error}", sys.stderr)
         return error.exit_code
+    except UnusableFile as error:
+        tell(f"stream-study: {error}", sys.stderr)
+        return NotRunning.exit_code
     except PermissionError as error:
         print(f"stream-study: {error}: a run is its owner's alone, unless study.share_with says more", file=sys.stderr)
         return NotRunning.exit_code

@@ -6,6 +6,7 @@
 Importing this package and loading a study imports neither torch nor scipy nor mpi4py.
 
 Offers: parameters, placeholders, problems, sections.
+May import: storage.
 """
 
 from stream_server.config.changes import check_continuation

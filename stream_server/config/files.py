@@ -13,6 +13,7 @@ from stream_server.config.parameters import DesignFile
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.config.problems import Problem, counted, nearest, shown
 from stream_server.config.study import StudyConfig
+from stream_server.storage.disk import MAX_TEXT_BYTES, read_file
 
 IMPORTS_ALL = re.compile(rb"^\s*from\s+\S+\s+import\s+\*", re.MULTILINE)
 
@@ -133,7 +134,7 @@ def _problem_in(path: str, file: Path, name: str) -> Iterator[Problem]:
         yield Problem(path, f"{file} cannot be read ({error})", "Name a Python file")
         return
     known = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
-    if name in known or "__getattr__" in known or IMPORTS_ALL.search(file.read_bytes()):
+    if name in known or "__getattr__" in known or IMPORTS_ALL.search(read_file(file, max_bytes=MAX_TEXT_BYTES)):
         return
     classes = _classes(module)
     meant = nearest(name, classes) or (classes[0] if len(classes) == 1 else None)
@@ -142,7 +143,7 @@ def _problem_in(path: str, file: Path, name: str) -> Iterator[Problem]:
 
 
 def _parsed(file: Path) -> symtable.SymbolTable:
-    return symtable.symtable(importlib.util.decode_source(file.read_bytes()), str(file), "exec")
+    return symtable.symtable(importlib.util.decode_source(read_file(file, max_bytes=MAX_TEXT_BYTES)), str(file), "exec")
 
 
 def _classes(module: symtable.SymbolTable) -> list[str]:

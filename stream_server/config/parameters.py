@@ -1,6 +1,7 @@
 """Parameters of simulations: bounds and how they are sampled, or a CSV file of the values."""
 
 import csv
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic_core import CoreSchema
 from stream_server.built_in import SAMPLERS
 from stream_server.config.problems import counted, shown, wrong
 from stream_server.config.values import NAME, NameOrClass, Section
+from stream_server.storage.disk import read_file
 
 ID_COLUMN = "simulation"
 
@@ -75,8 +77,8 @@ class DesignFile:
             ValueError: the file is missing or malformed; says which line.
         """
         try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                lines = [line for line in csv.reader(file, skipinitialspace=True) if line]
+            text = read_file(path).decode("utf-8-sig")
+            lines = [line for line in csv.reader(io.StringIO(text, newline=""), skipinitialspace=True) if line]
         except FileNotFoundError as error:
             raise ValueError(f"there is no file {path}") from error
         except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -7,6 +7,7 @@ from stream_server.config.parameters import DesignFile
 from stream_server.config.problems import Problem, nearest, shown
 from stream_server.config.sections import Parameters
 from stream_server.config.study import StudyConfig
+from stream_server.storage.disk import read_text
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 IN_BRACES = re.compile(r"(?<!\$)\{\s*([A-Za-z_]\w*)[^{}]*\}")
@@ -75,7 +76,7 @@ def _templates_have_values(config: StudyConfig) -> Iterator[Problem]:
     for position, template in enumerate(config.simulation.templates):
         path = f"simulation.templates[{position}]"
         try:
-            text = template.read_text(encoding="utf-8")
+            text = read_text(template)
         except FileNotFoundError:
             found, instead = f"there is no file {template}", "Write a path relative to the folder of study.json"
             yield Problem(path, found, instead)

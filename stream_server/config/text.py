@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 from stream_server.config.problems import Problem, config_error, printable, shown
 from stream_server.config.values import MAX_INTEGER
 from stream_server.errors import ConfigError
+from stream_server.storage.disk import MAX_TEXT_BYTES, read_file
+from stream_server.storage.typed import shortened
 
 MAX_DEPTH = 32
 TEXT_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*')
@@ -22,7 +24,7 @@ def read_json(file: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is no JSON object; says the line and the column.
     """
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_file(file, max_bytes=MAX_TEXT_BYTES).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise ConfigError(f"there is no file {file}: write the path of a study.json after --config") from error
     except IsADirectoryError as error:
@@ -38,7 +40,7 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = Counter(key for key, _ in pairs)
         repeated.extend(
-            Problem(key, "the key is written twice in one object", "Remove one of the two")
+            Problem(shortened(key), "the key is written twice in one object", "Remove one of the two")
             for key, num in keys.items()
             if num > 1
         )
@@ -76,7 +78,7 @@ def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
         instead = "The text ends here; write what is missing"
     else:
         instead = "Write JSON; // starts a comment"
-    shown_line = f" in `{line}`" if line else ""
+    shown_line = f" in `{shortened(line)}`" if line else ""
     return Problem(f"line {error.lineno}, column {error.colno}", f"{error.msg}{shown_line}", instead)
 
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from stream_server.machine.screen import escaped
+from stream_server.storage.disk import ordinary
 
 MAX_BYTES = 2000
 
@@ -11,7 +12,7 @@ MAX_BYTES = 2000
 def log_end(log: Path, max_bytes: int = MAX_BYTES) -> str:
     """The last whole lines of `log`, `max_bytes` of them at most, without control characters; "" if there are none."""
     try:
-        with log.open("rb") as file:
+        with open(log, "rb", opener=ordinary) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - max_bytes))
             text = file.read().decode(errors="replace")

@@ -17,7 +17,8 @@ MAX_BYTES = 60
 def new_name() -> Path:
     """A short path that nobody has ever used."""
     temporary = tempfile.gettempdir()
-    return Path(temporary if len(os.fsencode(temporary)) < MAX_BYTES else "/tmp") / f"{PREFIX}{secrets.token_hex(8)}"
+    short = temporary if len(os.fsencode(temporary)) < MAX_BYTES else "/tmp"  # noqa: S108 (the name is random)
+    return Path(short) / f"{PREFIX}{secrets.token_hex(8)}"
 
 
 def make(folder: Path, *, again: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-PREFIX = "/dev/shm/mpich_shm_"
+PREFIX = "/dev/shm/mpich_shm_"  # noqa: S108 (MPICH chooses it)
 GONE = " (deleted)"
 
 

@@ -52,7 +52,7 @@ class Holder:
     def read(cls, path: Path) -> "Holder | None":
         """The last one that wrote itself down; None if nothing sound is there."""
         try:
-            return typed(cls, json.loads(disk.read_file(path)))
+            return typed(cls, json.loads(disk.read_text(path)))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 
@@ -70,8 +70,8 @@ class Holder:
 def holder_of(path: Path) -> Holder | None:
     """The process that has this lock now, whose name may be an older one's for a moment; None if nobody has it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        descriptor = disk.ordinary(path)
+    except (FileNotFoundError, disk.UnusableFile):
         return None
     try:
         # Shared: several may look at once, and a process that wants the lock meanwhile asks again.

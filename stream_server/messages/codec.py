@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from stream_server.errors import MalformedMessage
-from stream_server.storage.typed import plain, typed
+from stream_server.storage.typed import plain, quoted, typed
 
 T = TypeVar("T")
 SHOWN_BYTES = 200
@@ -56,7 +56,7 @@ def message(values: dict[str, Any], kinds: Mapping[str, type[T]]) -> T:
     """
     name = values.pop("message", None)
     if not isinstance(name, str) or name not in kinds:
-        raise MalformedMessage(f"{name!r} is no message that is expected here")
+        raise MalformedMessage(f"{quoted(name)} is no message that is expected here")
     try:
         return typed(kinds[name], values)
     except TypeError as error:

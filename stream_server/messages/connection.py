@@ -10,12 +10,13 @@ from typing import Annotated
 from stream_server.errors import ConfigError, MalformedMessage
 from stream_server.messages import codec
 from stream_server.messages.client import U32, Addresses, Count, Parameters, Text
-from stream_server.storage.disk import swap_private_file
+from stream_server.storage import disk
 from stream_server.storage.ownership import OTHERS, OTHERS_WRITE, is_ours
 from stream_server.storage.typed import Length, typed
 
 ENVIRONMENT_VARIABLE = "STREAM_CONNECTION"
 ALONE = "none"
+MAX_BYTES = 1 << 20
 # Names a file with the paths of further connection files, one a line: of what a worker computes after its first one.
 NEXT_VARIABLE = "STREAM_NEXT"
 Key = Annotated[str, Length(40, 40)]
@@ -49,7 +50,7 @@ class ConnectionFile:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file atomically; only its owner may read it, since it holds a secret key."""
-        swap_private_file(Path(path), json.dumps(asdict(self), indent=1).encode())
+        disk.swap_private_file(Path(path), json.dumps(asdict(self), indent=1).encode())
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "ConnectionFile":
@@ -59,8 +60,8 @@ class ConnectionFile:
             ConfigError: there is no such file, it is none of a study, or others can have written it or read its key.
         """
         try:
-            with open(path, "rb") as opened:
-                status, text = os.fstat(opened.fileno()), opened.read()
+            with open(path, "rb", opener=disk.ordinary) as opened:
+                status, text = os.fstat(opened.fileno()), disk.read_open(opened, os.fspath(path), max_bytes=MAX_BYTES)
             file = typed(cls, codec.parse(text))
         except OSError as error:
             raise ConfigError(f"cannot read the connection file {path}: {error.strerror}") from error
@@ -81,6 +82,20 @@ def _require_trusted(status: os.stat_result, path: str | os.PathLike[str], *, ho
             f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}): a connection file must be yours "
             "alone, as chmod 600 makes it"
         )
+
+
+def further_files() -> list[str]:
+    """The connection files of what this process, a worker, computes after its first simulation.
+
+    Raises:
+        ConfigError: the list of them cannot be read.
+    """
+    file = os.environ.get(NEXT_VARIABLE)
+    try:
+        return disk.read_text(Path(file)).splitlines() if file else []
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read {NEXT_VARIABLE}={file}: {why}") from error
 
 
 def find(connection: str | os.PathLike[str] | None) -> Path | None:

@@ -188,7 +188,7 @@ def check_sum(path: Path) -> None:
     """
     sums = path.with_name(SUMS_FILE)
     try:
-        lines = disk.read_file(sums).decode(errors="replace").splitlines() if sums.exists() else []
+        lines = disk.read_text(sums, errors="replace").splitlines() if sums.exists() else []
         expected = [line.split()[0] for line in lines if line.split()[1:] == [path.name]]
         if expected and expected != [_sha256(path)]:
             raise DamagedCheckpoint(f"{path} is not as it was written: it does not match {sums}")

@@ -9,35 +9,74 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stream_server.storage.ownership import OTHERS, require_ours
 
 PRIVATE = 0o600
 BY_UMASK = 0o644
+# The most that is read of a text which others may have written, such as settings or a report: it is read as a whole.
+MAX_TEXT_BYTES = 64 << 20
+# The same of a text that has a line for each simulation, attempt or batch.
+MAX_TABLE_BYTES = 1 << 30
+
+
+class UnusableFile(OSError):
+    """What has the name of a file is a pipe, a device or a socket, or has more bytes than may be read."""
 
 
 def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
     """Open a file to read it, as an opener of `open`; whatever somebody has put in its place, reading comes to an end.
 
     Raises:
-        OSError: it is a pipe, which would be waited for, or a device, which may never end, among other reasons.
+        UnusableFile: it is a pipe, which would be waited for, or a device, which may never end.
+        OSError: it cannot be opened.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "It is no ordinary file", str(path))
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise UnusableFile(errno.EINVAL, "It is no ordinary file", str(path))
     return descriptor
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, *, max_bytes: int | None = MAX_TABLE_BYTES) -> bytes:
     """All of a file.
 
     Raises:
-        OSError: it cannot be read, or is no ordinary file.
+        UnusableFile: it is no ordinary file, or has more than `max_bytes`.
+        OSError: it cannot be read.
     """
     with open(path, "rb", opener=ordinary) as file:
+        return read_open(file, path, max_bytes=max_bytes)
+
+
+def read_open(file: BinaryIO, path: Path | str, *, max_bytes: int | None) -> bytes:
+    """The rest of a file that is open.
+
+    Raises:
+        UnusableFile: it has more than `max_bytes`.
+        OSError: it cannot be read.
+    """
+    if max_bytes is None:
         return file.read()
+    content = file.read(max_bytes + 1) if os.fstat(file.fileno()).st_size <= max_bytes else None
+    if content is None or len(content) > max_bytes:
+        raise UnusableFile(errno.EFBIG, f"It has more than {max_bytes:,} bytes", str(path))
+    return content
+
+
+def read_text(path: Path, *, max_bytes: int = MAX_TEXT_BYTES, errors: str = "strict") -> str:
+    """All of a text in UTF-8.
+
+    Raises:
+        UnusableFile: it is no ordinary file, or has more than `max_bytes`.
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return read_file(path, max_bytes=max_bytes).decode(errors=errors)
 
 
 def read_into(file: Any, memory: memoryview) -> bool:
@@ -200,7 +239,13 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it; what somebody else removed meanwhile is no error."""
+    """Remove a folder with all that is in it; what somebody else removed meanwhile is no error.
+
+    Of a link, also of one in the place of the folder, nothing but the link is removed.
+    """
+    if os.path.islink(folder):
+        remove_file(folder)
+        return
     for root, folders, files in os.walk(folder, topdown=False):
         for name in files:
             remove_file(Path(root, name))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.storage.disk import ordinary, read_into
+from stream_server.storage.disk import MAX_TABLE_BYTES, ordinary, read_into
 
 MAGIC = b"PLAIN\x00\x01\n"
 
@@ -289,7 +289,7 @@ def _read(file: BinaryIO, num_bytes: int) -> Any:
 def _decoded(file: BinaryIO, num_bytes: int) -> Any:
     head = file.read(_HEAD_BYTES)
     num_text = int.from_bytes(head[len(MAGIC) :], "little")
-    if not head.startswith(MAGIC) or num_text > num_bytes - _HEAD_BYTES:
+    if not head.startswith(MAGIC) or num_text > min(num_bytes - _HEAD_BYTES, MAX_TABLE_BYTES):
         raise ValueError("it does not begin as one")
     tree, descriptions = json.loads(file.read(num_text))
     arrays = [_ArrayReader(plain) for plain in descriptions]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.storage.disk import read_into
+from stream_server.storage.disk import ordinary, read_into
 from stream_server.storage.plain_state import Writable, parse_dtype
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -85,7 +85,7 @@ def read_rows(path: Path, layout: SampleLayout) -> Iterator[tuple[range, dict[st
     if found != expected:
         raise DamagedCheckpoint(f"{path} must have {expected} bytes for {layout.num_rows} samples, but has {found}")
     memory = bytearray(min(expected, max(CHUNK_BYTES, layout.row_bytes)))
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=ordinary) as file:
         for chunk in layout.chunks():
             size = len(chunk) * layout.row_bytes
             if not read_into(file, memoryview(memory)[:size]):

@@ -11,8 +11,10 @@ import numpy as np
 
 from stream_server.storage import disk
 from stream_server.storage.plain_state import as_array
+from stream_server.storage.typed import quoted, shortened
 
 SUFFIX = ".safetensors"
+MAX_PARTS = 100
 
 _DTYPES = {
     "bool",
@@ -50,7 +52,7 @@ def read_tensors(path: Path, *, as_torch: bool) -> dict[str, Any]:
     """The arrays of a file by name, as torch's on the CPU or as NumPy's.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is no such file, or has what arrays here cannot be, such as 100 dimensions.
         OSError: it cannot be read.
     """
     from safetensors import SafetensorError
@@ -59,12 +61,12 @@ def read_tensors(path: Path, *, as_torch: bool) -> dict[str, Any]:
         if as_torch:
             from safetensors.torch import load
 
-            return dict(load(disk.read_file(path)))
+            return dict(load(disk.read_file(path, max_bytes=None)))
         from safetensors.numpy import load as load_arrays
 
-        return dict(load_arrays(disk.read_file(path)))
-    except (SafetensorError, KeyError) as error:
-        raise ValueError(f"{path} is no {SUFFIX} file that can be read: {error}") from error
+        return dict(load_arrays(disk.read_file(path, max_bytes=None)))
+    except (SafetensorError, KeyError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"{path} is no {SUFFIX} file that can be read: {shortened(str(error))}") from error
 
 
 def flattened(state: Any) -> tuple[dict[str, Any], list[str]]:
@@ -84,13 +86,23 @@ def flattened(state: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def nested(arrays: Mapping[str, Any]) -> Any:
-    """Undo `flattened`: dicts, and lists wherever the keys are 0, 1, …"""
+    """Undo `flattened`: dicts, and lists wherever the keys are 0, 1, …
+
+    Raises:
+        ValueError: a name has too many parts, or is that of an array and of a dict.
+    """
     root: dict[str, Any] = {}
     for path, value in arrays.items():
         *above, last = path.split(".")
+        if len(above) >= MAX_PARTS:
+            raise ValueError(f"the name {quoted(path)} has {len(above) + 1} parts, and may have {MAX_PARTS}")
         here = root
         for key in above:
             here = here.setdefault(key, {})
+            if not isinstance(here, dict):
+                raise ValueError(f"{quoted(path)} is a name below that of another array")
+        if last in here:
+            raise ValueError(f"{quoted(path)} is the name of an array and of others below it")
         here[last] = value
     return _with_lists(root)
 

@@ -9,16 +9,36 @@ what its attributes must keep together.
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+SHOWN_CHARACTERS = 200
+SHOWN_TEXTS = 20
 
 T = TypeVar("T")
 # Makes a value of its type out of a plain one; the name is that of the attribute, for messages.
 Reader = Callable[[Any, str], Any]
+
+
+def shortened(text: str) -> str:
+    """The text, cut off where it is long: for a message that repeats what came from outside."""
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def quoted(value: object) -> str:
+    """A value as Python writes it, without control characters, and cut off where it is long."""
+    return shortened(repr(value))
+
+
+def listed(texts: Collection[str], between: str = ", ") -> str:
+    """The first of several texts in a row, each cut off where it is long, and how many more there are."""
+    first = between.join(map(shortened, islice(texts, SHOWN_TEXTS)))
+    return first if len(texts) <= SHOWN_TEXTS else f"{first} and {len(texts) - SHOWN_TEXTS} more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +50,9 @@ class Range:
 
     def problem(self, value: float) -> str | None:
         """The problem of a value; None if there is none."""
-        return None if self.low <= value <= self.high else f"must be from {self.low} to {self.high}, but is {value}"
+        if self.low <= value <= self.high:
+            return None
+        return f"must be from {self.low} to {self.high}, but is {quoted(value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +84,9 @@ class OneOf:
 
     def problem(self, value: Any) -> str | None:
         """The problem of a value; None if there is none."""
-        return None if value in self.values else f"is {value!r}, but must be one of {', '.join(map(repr, self.values))}"
+        if value in self.values:
+            return None
+        return f"is {quoted(value)}, but must be one of {', '.join(map(repr, self.values))}"
 
 
 def typed(cls: type[T], values: Any) -> T:
@@ -172,7 +196,7 @@ def _dataclass(cls: Any) -> Reader:
             raise TypeError(f"{name!r} must be an object")
         for key in value:
             if key not in readers:
-                raise TypeError(f"{key!r} is unknown")
+                raise TypeError(f"{quoted(key)} is unknown")
         for key in required:
             if key not in value:
                 raise TypeError(f"{key!r} is missing")

@@ -14,6 +14,7 @@ from stream_server.analysis.operating import asked_simulations
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import state_of, the_run
 from stream_server.errors import NotRunning
+from stream_server.storage.disk import ordinary
 from stream_server.studies.frames import frame
 from stream_server.studies.status import RunStatus, status_of
 
@@ -161,7 +162,7 @@ class Run:
         if path is None or not path.exists():
             what = "log" if simulation is None else f"output of simulation {simulation}"
             raise NotRunning(f"there is no {what} in {self.path}")
-        with path.open(errors="replace") as file:
+        with open(path, errors="replace", opener=ordinary) as file:
             return "".join(deque(file, num_lines)).rstrip("\n")
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run
 from stream_server.machine import run_folder
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
+from stream_server.storage.disk import read_text
 from stream_server.storage.ownership import private_files
 from stream_server.studies.facts import Facts
 from stream_server.studies.run import Run, console_of
@@ -144,7 +145,7 @@ class Study:
         """Put a study that is a dict where the launcher, and each server that it starts again, reads it."""
         if self._plain is None:
             return
-        if self.file.exists() and not self.file.read_text(errors="replace").startswith(MARK):
+        if self.file.exists() and not read_text(self.file, errors="replace").startswith(MARK):
             raise ConfigError(f"{self.file} was not written by Study.start(): move it, or write another study.name")
         plain = self._plain | {"study_dir": str(self.config.study_dir)}
         self.file.write_text(f"{MARK}\n{json.dumps(plain, indent=2)}\n")
@@ -178,7 +179,7 @@ class Study:
             except subprocess.TimeoutExpired:
                 continue
             if exit_code == ConfigError.exit_code:
-                raise ConfigError(console_of(self.output_dir).read_text(errors="replace").strip())
+                raise ConfigError(read_text(console_of(self.output_dir), errors="replace").strip())
             return
 
 

@@ -8,10 +8,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from stream_server.storage.disk import UnusableFile, read_file
+
 IDENTITY = ("STREAM_CONNECTION", "STREAM_SIMULATION_ID", "STREAM_ATTEMPT", "MELISSA_SIMU_ID")
 LOG_FILE = "output.log"
 EXIT_FILE = "job.exit"
 MOST_DIGITS = 3
+MAX_EXIT_BYTES = 64
 
 # $0 is the job's folder, "$@" its command line. The shell outlives TERM and INT to write how its child ended.
 SHELL = (
@@ -156,8 +159,8 @@ def exit_code_of(file: Path) -> int | None:
         OSError: the file may be there, but cannot be read.
     """
     try:
-        line = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        line = read_file(file, max_bytes=MAX_EXIT_BYTES)
+    except (FileNotFoundError, NotADirectoryError, UnusableFile):
         return None
     return exit_code_in(line) if line.endswith(b"\n") else None
 

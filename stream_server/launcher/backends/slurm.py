@@ -31,6 +31,7 @@ from stream_server.launcher.backends.backend import (
     exit_code_of,
 )
 from stream_server.launcher.backends.slurm_commands import NotSubmitted, QueueEntry, SubmitRefusal
+from stream_server.storage.disk import read_text
 
 NAME_FILE = "job.name"
 COMMANDS = ("sbatch", "scancel", "squeue")
@@ -199,7 +200,7 @@ class SlurmBackend:
     def reattach(self, job: SavedJob) -> str:
         """Look for a job in the queue, by the name that was written down before it was submitted."""
         try:
-            name = (job.folder / NAME_FILE).read_text()
+            name = read_text(job.folder / NAME_FILE)
         except FileNotFoundError:
             name = ""
         taken = _SlurmJob(name=name or job.handle or f"unsubmitted-{job.folder}", folder=job.folder)
@@ -404,5 +405,6 @@ def _words(error: Exception) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        stream.write(text)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        # Variables of the environment, and paths, may be no text: their bytes stay what they are.
+        stream.write(os.fsencode(text))

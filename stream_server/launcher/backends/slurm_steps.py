@@ -18,6 +18,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.backends import slurm_commands, slurm_job
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.local import GRACE_S, LocalBackend
+from stream_server.storage.disk import read_text
 
 COMMANDS = ("srun", "scancel", "squeue")
 ALLOCATION = "SLURM_JOB_ID"
@@ -95,7 +96,7 @@ class SlurmSteps(LocalBackend):
         """Watch a step of another launcher."""
         handle = super().reattach(job)
         file = job.folder / STEP_FILE
-        self._names[handle] = file.read_text() if file.exists() else ""
+        self._names[handle] = read_text(file) if file.exists() else ""
         return handle
 
     def cancel(self, handles: Collection[str]) -> None:

@@ -70,8 +70,8 @@ class Journal:
             ConfigError: one does, and goes on.
         """
         give_up_at = time.monotonic() + LEAVE_S
-        with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(output_dir / JOURNAL_FILE, os.O_RDONLY)
+        with contextlib.suppress(FileNotFoundError, disk.UnusableFile):
+            descriptor = disk.ordinary(output_dir / JOURNAL_FILE)
             try:
                 # A lock that another process holds can only be asked for again.
                 while time.monotonic() < give_up_at:

@@ -13,6 +13,7 @@ from stream_server.errors import MalformedMessage, StreamServerError
 from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
 from stream_server.messages import codec
 from stream_server.messages.launcher_link import Committed, FinishSimulations
+from stream_server.storage.typed import quoted
 
 FORMAT = 3
 
@@ -205,6 +206,6 @@ def with_checksum(text: bytes) -> bytes:
 def _record(frame: bytes) -> Record:
     values = codec.parse(frame)
     if values.get("message") == LauncherStarted.__name__ and values.get("format") != FORMAT:
-        raise OtherJournalFormat(f"it is of format {values.get('format', 1)!r}, this version knows {FORMAT} only")
+        raise OtherJournalFormat(f"it is of format {quoted(values.get('format', 1))}, this version knows {FORMAT} only")
     record: Record = codec.message(values, _KINDS)
     return record

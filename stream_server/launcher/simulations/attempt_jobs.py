@@ -31,6 +31,7 @@ from stream_server.launcher.schedule.shared_jobs import ENDED_WITH_JOB, excuse_o
 from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations.attempts import CONNECTION_FILE, Attempts
 from stream_server.machine.log_end import log_end
+from stream_server.storage.disk import MAX_TEXT_BYTES, UnusableFile, read_file
 
 Attempt = tuple[int, int]
 ABORT = "Abort("
@@ -385,8 +386,8 @@ def _end(attempt: Attempt, job: JobEnd, log: Path, exit_code: int | None, reason
 
 def _codes(folder: Path) -> tuple[int, ...]:
     try:
-        words = (folder / RANKS_FILE).read_bytes().split()
-    except (FileNotFoundError, NotADirectoryError):
+        words = read_file(folder / RANKS_FILE, max_bytes=MAX_TEXT_BYTES).split()
+    except (FileNotFoundError, NotADirectoryError, UnusableFile):
         return ()
     codes = map(exit_code_in, words)
     return tuple(code for code in codes if code is not None)

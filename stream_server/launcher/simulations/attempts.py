@@ -14,7 +14,7 @@ from stream_server.config.placeholders import PLACEHOLDER
 from stream_server.failpoints import failpoint
 from stream_server.launcher.backends.backend import IDENTITY, LOG_FILE, JobSpec
 from stream_server.messages.connection import NEXT_VARIABLE
-from stream_server.storage.disk import swap_private_file
+from stream_server.storage import disk
 
 CONNECTION_FILE = "connection.json"
 NEXT_FILE = "next.txt"
@@ -82,7 +82,7 @@ class Attempts:
         content = {**connection, "simulation": simulation, "attempt": attempt, "parameters": dict(parameters)}
         if keys is not None:
             content["security"] = _security(connection, keys)
-        swap_private_file(file, json.dumps(content, indent=1).encode())
+        disk.swap_private_file(file, json.dumps(content, indent=1).encode())
         values = placeholders(
             parameters, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir
         )
@@ -100,7 +100,7 @@ class Attempts:
         """
         first = specs[0]
         file = first.folder / NEXT_FILE
-        swap_private_file(file, "".join(f"{it.folder / CONNECTION_FILE}\n" for it in specs[1:]).encode())
+        disk.swap_private_file(file, "".join(f"{it.folder / CONNECTION_FILE}\n" for it in specs[1:]).encode())
         for spec in specs[1:]:
             (spec.folder / LOG_FILE).symlink_to(os.path.relpath(first.folder / LOG_FILE, spec.folder))
         return replace(first, environment={**first.environment, NEXT_VARIABLE: str(file)})
@@ -121,13 +121,13 @@ class Attempts:
             content["security"] = {**before["security"], "server_public_key": server_key}
         if content != before:
             failpoint("launcher.before_reconnect")
-            swap_private_file(file, json.dumps(content, indent=1).encode())
+            disk.swap_private_file(file, json.dumps(content, indent=1).encode())
 
     def _render(self, template: Path, folder: Path, values: Mapping[str, Value]) -> Path:
         inside = template.is_relative_to(self.study_dir)
         target = folder / (template.relative_to(self.study_dir) if inside else template.name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(render(template.read_text(encoding="utf-8"), values), encoding="utf-8")
+        target.write_text(render(disk.read_text(template), values), encoding="utf-8")
         if template.stat().st_mode & stat.S_IXUSR:
             # Whoever may read it may execute it: the mode of the template would undo the umask.
             mode = target.stat().st_mode
@@ -137,7 +137,7 @@ class Attempts:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(disk.read_text(file))
     except RecursionError as error:
         raise ValueError(f"{file} is no connection file: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("security"), dict | None):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.errors import InternalError, RankLost, RanksDiverged, UserCodeError
+from stream_server.storage.disk import read_text
 
 FINAL_CODES = frozenset({0, 2, 4, 5, 6, 75})
 # What happens at the same batch again will happen each time.
@@ -140,7 +141,7 @@ def _version(file: Path) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

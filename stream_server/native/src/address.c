@@ -1,11 +1,14 @@
 #define _POSIX_C_SOURCE 200809L
 #include "address.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "text.h"
 
 /* A path below a device: nobody can ever make it. */
 #define NOWHERE "ipc:///dev/null/gone"
@@ -27,8 +30,24 @@ static char *folder_of(const char *address) {
     const char *path = path_of(address);
     const char *slash = strrchr(path, '/');
     if (slash == NULL)
-        return strdup(".");
+        return sc_copy_text(".");
     return strndup(path, slash == path ? 1 : (size_t)(slash - path));
+}
+
+int sc_open_ordinary(const char *path) {
+    int descriptor;
+    do
+        descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    while (descriptor < 0 && errno == EINTR);
+    struct stat status;
+    if (descriptor < 0)
+        return -1;
+    bool is_known = fstat(descriptor, &status) == 0;
+    if (is_known && S_ISREG(status.st_mode))
+        return descriptor;
+    close(descriptor);
+    errno = is_known && S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+    return -1;
 }
 
 int sc_open_folder(const char *address) {
@@ -48,7 +67,7 @@ int sc_open_folder(const char *address) {
 
 char *sc_way(const char *address, int folder) {
     if (folder < 0)
-        return strdup(NOWHERE);
+        return sc_copy_text(NOWHERE);
     size_t num_bytes = strlen(name_of(address)) + sizeof "ipc:///proc/self/fd//" + 16;
     char *way = malloc(num_bytes);
     if (way != NULL)

@@ -9,6 +9,10 @@
 /* Whether a file belongs to this user, or to root, who could change all of ours anyway. */
 bool sc_is_ours(const struct stat *status);
 
+/* Open a file to read it, whatever somebody has put in its place: a pipe would be waited for, a device may never end.
+ * -1: it cannot be opened, or is no ordinary file; errno tells. */
+int sc_open_ordinary(const char *path);
+
 /* The folder of an ipc address, opened: it belongs to this user (or root), is closed to all others, and is no link.
  * -1: it is none of that, or not there. */
 int sc_open_folder(const char *address);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "address.h"
 #include "reader.h"
 #include "simulation.h"
 #include "transport.h"
@@ -134,12 +135,15 @@ int stream_connect(stream_simulation **simulation, int rank, int num_ranks) {
 /* The path of the connection file of what this process computes next, in `path`, without its end of line; false if its
  * study has meant no more for it. */
 static bool read_next(const stream_simulation *simulation, char *path, size_t num_bytes) {
-    FILE *list = simulation->next == NULL ? NULL : fopen(simulation->next, "re");
+    int descriptor = simulation->next == NULL ? -1 : sc_open_ordinary(simulation->next);
+    FILE *list = descriptor < 0 ? NULL : fdopen(descriptor, "r");
     bool is_there = list != NULL;
     for (int line = 0; is_there && line <= simulation->num_followed; ++line)
         is_there = fgets(path, (int)num_bytes, list) != NULL;
     if (list != NULL)
         fclose(list);
+    else if (descriptor >= 0)
+        close(descriptor);
     if (is_there)
         path[strcspn(path, "\n")] = '\0';
     return is_there;

@@ -3,7 +3,6 @@
 #include "connection_file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,10 +70,7 @@ int sc_connection_file_parse(const char *text, size_t num_bytes, const char *pat
 }
 
 static bool read_file(const char *path, char *to, size_t capacity, size_t *num_bytes, struct stat *status) {
-    int descriptor;
-    do
-        descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    while (descriptor < 0 && errno == EINTR);
+    int descriptor = sc_open_ordinary(path);
     if (descriptor < 0)
         return false;
     ssize_t num = fstat(descriptor, status) == 0 ? 1 : -1;
@@ -120,7 +116,7 @@ int sc_connection_file_read(const char *path, sc_connection_file *file, sc_error
     int status;
     if (!read_file(path, text, MAX_BYTES + 1, &num_bytes, &read_status))
         status = sc_fail(error, STREAM_ERROR_CONNECTION_FILE, "cannot read the connection file %s: %s", path,
-                         sc_reason(errno, reason));
+                         errno == EINVAL ? "It is no ordinary file" : sc_reason(errno, reason));
     else if (num_bytes > MAX_BYTES)
         status = sc_fail(error, STREAM_ERROR_CONNECTION_FILE, "%s is not a connection file: it has more than 1 MiB",
                          path);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "control.h"
+#include "text.h"
 
 #ifndef SC_RELEASE_S
 #define SC_RELEASE_S 1.0
@@ -191,7 +192,7 @@ static void notice_end(sc_conversation *conversation) {
         return;
     conversation->has_stopped = true;
     free(conversation->stop_reason);
-    conversation->stop_reason = reason == NULL ? NULL : strdup(reason);
+    conversation->stop_reason = reason == NULL ? NULL : sc_copy_text(reason);
 }
 
 /* Have a step unsent, the last of them. */

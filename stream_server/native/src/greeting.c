@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "text.h"
+
 int sc_check_options(int rank, int num_ranks, const stream_options *options, sc_error *error) {
     int num = options->num_parameters;
     if (rank < 0 || rank >= num_ranks)
@@ -32,7 +34,7 @@ int sc_parameters_copy(sc_parameters *parameters, int num, const char *const nam
     parameters->names = calloc((size_t)num, sizeof *parameters->names);
     parameters->values = calloc((size_t)num, sizeof *parameters->values);
     for (int i = 0; i < num && parameters->names != NULL && parameters->values != NULL; ++i) {
-        parameters->names[i] = strdup(names[i]);
+        parameters->names[i] = sc_copy_text(names[i]);
         if (parameters->names[i] == NULL)
             break;
         parameters->values[i] = values[i];
@@ -53,7 +55,7 @@ int sc_greeting_begin(sc_greeting *greeting, const sc_connection_file *file, int
     if (!is_launched && options->simulation_id < 0 && num_ranks > 1)
         return sc_fail(error, STREAM_ERROR_ARGUMENT,
                        "a parallel simulation that attaches by itself must pass the same simulation_id on all ranks");
-    *greeting = (sc_greeting){.study = strdup(file->study)};
+    *greeting = (sc_greeting){.study = sc_copy_text(file->study)};
     int code = greeting->study == NULL ? sc_no_memory(error) : STREAM_OK;
     if (code == STREAM_OK)
         code = sc_parameters_copy(&greeting->parameters, options->num_parameters, options->parameter_names,

@@ -183,21 +183,8 @@ static bool skip(parser *it, const char *expected) {
     return true;
 }
 
-/* The place of a new value; 0: no memory. */
 static size_t add_value(parser *it) {
-    sc_json *json = it->json;
-    if (json->num_values == json->capacity) {
-        size_t capacity = 2 * json->capacity + 16;
-        sc_json_value *values = realloc(json->values, capacity * sizeof *values);
-        if (values == NULL) {
-            it->no_memory = true;
-            return 0;
-        }
-        json->values = values;
-        json->capacity = capacity;
-    }
-    memset(&json->values[json->num_values], 0, sizeof *json->values);
-    return json->num_values++;
+    return it->json->num_values++;
 }
 
 static const char *parse_name(parser *it, sc_slice *name) {
@@ -220,8 +207,6 @@ static const char *parse_entry(parser *it, size_t parent, size_t *last, int dept
             return problem;
     }
     size_t place = add_value(it);
-    if (place == 0)
-        return "no memory";
     sc_json_value *values = it->json->values;
     values[place].name = name;
     values[parent].num += 1;
@@ -267,7 +252,6 @@ static const char *parse_entries(parser *it, size_t place, const char *end, int 
 
 static const char *parse_value(parser *it, size_t place, int depth) {
     skip_space(it);
-    /* Valid until a value is added. */
     sc_json_value *value = &it->json->values[place];
     if (skip(it, "null"))
         return NULL;
@@ -295,8 +279,7 @@ static const char *parse_value(parser *it, size_t place, int depth) {
 static const char *parse_document(parser *it, size_t num_bytes) {
     if (!sc_is_utf8((const uint8_t *)it->json->text, num_bytes))
         return "it is not UTF-8";
-    add_value(it);
-    const char *problem = it->no_memory ? "no memory" : parse_value(it, 0, 0);
+    const char *problem = parse_value(it, add_value(it), 0);
     if (problem != NULL)
         return problem;
     skip_space(it);
@@ -319,11 +302,22 @@ static int parse_in_c_locale(parser *it, size_t num_bytes, int problem_code, sc_
     return STREAM_OK;
 }
 
+/* Every value but the first one comes behind one of these. */
+static size_t most_values(const char *text, size_t num_bytes) {
+    size_t num = 1;
+    for (size_t i = 0; i < num_bytes; ++i)
+        num += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    return num;
+}
+
 int sc_json_parse(const char *text, size_t num_bytes, sc_json *json, int problem_code, sc_error *error) {
     memset(json, 0, sizeof *json);
     json->text = sc_copy_slice((sc_slice){(const uint8_t *)text, num_bytes});
-    if (json->text == NULL)
+    json->values = calloc(most_values(text, num_bytes), sizeof *json->values);
+    if (json->text == NULL || json->values == NULL) {
+        sc_json_free(json);
         return sc_no_memory(error);
+    }
     parser it = {json, json->text, false};
     int status = parse_in_c_locale(&it, num_bytes, problem_code, error);
     if (status != STREAM_OK)

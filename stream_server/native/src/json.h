@@ -27,7 +27,6 @@ typedef struct {
     char *text;
     sc_json_value *values; /* the first one is the whole */
     size_t num_values;
-    size_t capacity;
 } sc_json;
 
 /* `problem_code`: it is no JSON. On an error there is nothing to free. */

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "text.h"
 #include "transport.h"
 
 sc_error *sc_thread_error(void) {
@@ -78,7 +79,7 @@ static int begin(stream_simulation *simulation, sc_reply *answer, sc_error *erro
 /* Keep why nothing is wanted. */
 static int stop(stream_simulation *simulation, const sc_reply *answer) {
     free(simulation->stop_reason);
-    simulation->stop_reason = strdup(sc_answer_text(answer));
+    simulation->stop_reason = sc_copy_text(sc_answer_text(answer));
     return STREAM_STOP;
 }
 

@@ -76,7 +76,8 @@ int stream_num_fields(const stream_simulation *simulation) {
 }
 
 const char *stream_field_name(const stream_simulation *simulation, int i) {
-    return i >= 0 && i < stream_num_fields(simulation) ? study_of(simulation)->fields[i].name : NULL;
+    const sc_welcome *study = simulation == NULL ? NULL : study_of(simulation);
+    return study != NULL && i >= 0 && i < study->num_fields ? study->fields[i].name : NULL;
 }
 
 int stream_field_shape(stream_simulation *simulation, const char *name, int64_t shape[STREAM_MAX_DIMENSIONS]) {

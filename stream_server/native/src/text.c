@@ -64,6 +64,10 @@ char *sc_copy_slice(sc_slice slice) {
     return copy;
 }
 
+char *sc_copy_text(const char *text) {
+    return sc_copy_slice((sc_slice){(const uint8_t *)text, strlen(text)});
+}
+
 static int compare(const void *left, const void *right) {
     const sc_slice *a = left, *b = right;
     if (a->num_bytes != b->num_bytes)

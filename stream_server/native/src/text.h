@@ -17,6 +17,7 @@ bool sc_is_utf8(const uint8_t *bytes, size_t num_bytes);
 
 /* A copy that ends with a zero. NULL: no memory. */
 char *sc_copy_slice(sc_slice slice);
+char *sc_copy_text(const char *text);
 
 /* Whether two of them are equal. Sorts them. */
 bool sc_any_twice(sc_slice *slices, size_t num);

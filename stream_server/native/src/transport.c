@@ -11,6 +11,7 @@
 #include <zmq.h>
 
 #include "address.h"
+#include "text.h"
 
 #define LINGER_MS 2000
 #define LONGEST_WAIT_S 3600.0
@@ -150,9 +151,9 @@ int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses,
         return fail(error, "ZeroMQ has no socket left");
     bool is_tcp = strncmp(usable, "tcp:", 4) == 0;
     dealer->needs_checksum = is_tcp && !file->is_encrypted;
-    dealer->address = strdup(usable);
+    dealer->address = sc_copy_text(usable);
     dealer->folder = is_tcp ? -1 : sc_open_folder(usable);
-    char *way = is_tcp ? strdup(usable) : sc_way(usable, dealer->folder);
+    char *way = is_tcp ? sc_copy_text(usable) : sc_way(usable, dealer->folder);
     ((zmq_pollitem_t *)transport->items)[transport->num] = (zmq_pollitem_t){dealer->socket, 0, ZMQ_POLLIN, 0};
     ++transport->num;
     if (dealer->address == NULL || way == NULL) {

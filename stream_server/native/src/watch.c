@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "patience.h"
+#include "text.h"
 
 #ifndef SC_LOOK_S
 #define SC_LOOK_S 0.5
@@ -26,7 +27,7 @@ static char *joined(const char *folder, const char *path) {
 /* NULL: no memory, or the folder is gone. */
 static char *absolute(const char *path) {
     if (path[0] == '/')
-        return strdup(path);
+        return sc_copy_text(path);
     char *folder = getcwd(NULL, 0);
     char *whole = folder == NULL ? NULL : joined(folder, path);
     free(folder);

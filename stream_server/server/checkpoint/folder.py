@@ -14,7 +14,7 @@ from stream_server.server.checkpoint.incarnations import Incarnations, read_inca
 from stream_server.storage.checksums import FileRecord, checksummed_json, parse_checksummed_json
 from stream_server.storage.disk import ordinary, remove_tree, rename_folder
 from stream_server.storage.folders import damaged_files, records_from_json, records_to_json, withdraw
-from stream_server.storage.typed import typed
+from stream_server.storage.typed import quoted, typed
 
 FORMAT = 3
 MANIFEST_FILE = "manifest.json"
@@ -79,7 +79,7 @@ class Manifest:
         try:
             plain = parse_checksummed_json(data)
             if plain["format"] != FORMAT:
-                raise OtherFormat(f"it has format {plain['format']}, and this release reads format {FORMAT}")
+                raise OtherFormat(f"it has format {quoted(plain['format'])}, and this release reads format {FORMAT}")
             manifest = typed(cls, {**plain, "files": records_from_json(plain["files"])})
             wrong = [name for name in _COUNTS if getattr(manifest, name) < 0]
             if wrong or MANIFEST_FILE in manifest.files:

@@ -9,6 +9,7 @@ from stream_server.server.checkpoint.folder import CheckpointFolder, Manifest
 from stream_server.server.checkpoint.incarnations import Incarnations, read_incarnations
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.storage.checksums import FileRecord
+from stream_server.storage.typed import listed
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def find_usable(checkpoints: CheckpointFolder, ranks: Ranks) -> Manifest | None:
         share = dealt(manifest.files, ranks.size)[ranks.rank]
         problems = ranks.gather(list(checkpoints.verify(manifest, share).values()))
         if problems is not None and any(problems):
-            damaged[manifest.checkpoint] = "; ".join(problem for of_rank in problems for problem in of_rank)
+            damaged[manifest.checkpoint] = listed([problem for of_rank in problems for problem in of_rank], "; ")
         elif problems is not None:
             _set_aside(checkpoints, damaged)
         if ranks.broadcast(manifest.checkpoint not in damaged):

@@ -15,7 +15,7 @@ from typing import Any
 from stream_server.built_in import WRITERS, load_named
 from stream_server.errors import ConfigError
 from stream_server.server.metrics.log_record import AXES, LoggedRun, Record, Writer
-from stream_server.storage.disk import remove_leftovers, replace_file
+from stream_server.storage.disk import read_file, remove_leftovers, replace_file
 from stream_server.user_code import arguments_for
 
 WantedWriters = Sequence[tuple[str, Mapping[str, Any]]]
@@ -166,7 +166,7 @@ class CsvWriter:
         rows: list[dict[str, Any]] = []
         if path.exists():
             # A crash may have torn the last line, also so that it still looks like one; one of the system any line.
-            whole, _, _ = path.read_text(encoding="utf-8", errors="replace").replace("\0", "").rpartition("\n")
+            whole, _, _ = read_file(path, max_bytes=None).decode(errors="replace").replace("\0", "").rpartition("\n")
             reader = csv.DictReader(whole.splitlines())
             if "batch" in (reader.fieldnames or ()):
                 self._columns = list(reader.fieldnames or ())
@@ -204,8 +204,7 @@ class CsvWriter:
 
     def _add_columns(self, names: list[str]) -> None:
         self._file.close()
-        with self._path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(io.StringIO(read_file(self._path, max_bytes=None).decode(), newline="")))
         self._columns += names
         self._rewrite(rows)
         self._file = self._path.open("a", newline="", encoding="utf-8")
@@ -228,7 +227,7 @@ def _cut(path: Path, after: int, *, is_validated: bool = True) -> None:
     remove_leftovers(path)
     if not path.exists():
         return
-    *lines, _ = path.read_bytes().split(b"\n")
+    *lines, _ = read_file(path, max_bytes=None).split(b"\n")
     kept = [line + b"\n" for line in lines if _line_stays(line, after, is_validated=is_validated)]
     replace_file(path, b"".join(kept))
 

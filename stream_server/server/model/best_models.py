@@ -25,6 +25,7 @@ from stream_server.storage.folders import (
     replacing,
     withdraw,
 )
+from stream_server.storage.typed import listed, quoted
 
 if TYPE_CHECKING:
     from stream_server.config.sections import Checkpoint
@@ -171,7 +172,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     try:
         facts = parse_checksummed_json(read_file(folder / FACTS_FILE))
         if facts["format"] != FORMAT:
-            raise OtherFormat(f"{folder} has format {facts['format']}, and this release reads format {FORMAT}")
+            raise OtherFormat(f"{folder} has format {quoted(facts['format'])}, and this release reads format {FORMAT}")
         damaged = damaged_files(folder, records_from_json(facts["files"]))
         if type(facts["batch"]) is not int:
             raise ValueError(f"{FACTS_FILE} tells of no batch")
@@ -180,5 +181,5 @@ def read_facts(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, DamagedCheckpoint) as error:
         raise DamagedCheckpoint(f"{folder} is no model that can be read: {error}") from error
     if damaged:
-        raise DamagedCheckpoint(f"{folder} is not as it was written: {'; '.join(damaged.values())}")
+        raise DamagedCheckpoint(f"{folder} is not as it was written: {listed(damaged.values(), '; ')}")
     return facts

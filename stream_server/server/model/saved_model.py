@@ -24,6 +24,7 @@ from stream_server.server.user.framework import Step
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.folders import PendingFile, damaged_files
 from stream_server.storage.plain_state import encode, read_state
+from stream_server.storage.typed import listed
 
 CHECKPOINTS = "checkpoints"
 
@@ -106,7 +107,7 @@ def _manifest(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     damaged = damaged_files(folder, manifest.files, [path for path in manifest.files if not path.endswith(SAMPLES)])
     if damaged:
-        raise DamagedCheckpoint(f"{folder} is not as it was written: {'; '.join(damaged.values())}")
+        raise DamagedCheckpoint(f"{folder} is not as it was written: {listed(damaged.values(), '; ')}")
     return manifest
 
 

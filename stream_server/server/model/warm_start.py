@@ -16,6 +16,7 @@ from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.checksums import check_sum
 from stream_server.storage.plain_state import read_state
 from stream_server.storage.tensor_file import SUFFIX, nested, read_tensors
+from stream_server.storage.typed import listed
 from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
@@ -96,7 +97,11 @@ def _load_learner(config: "StudyConfig", server: StreamServer, source: SavedMode
     if isinstance(source, SavedModel):
         load_user_state(Path(source.folder), server, allow_pickle=config.checkpoint.allow_pickle)
         return
-    state = nested(_read(source, as_torch=False))
+    arrays = _read(source, as_torch=False)
+    try:
+        state = nested(arrays)
+    except ValueError as error:
+        raise ConfigError(f"load.checkpoint cannot be read: {source}: {error}") from error
     call_user(f"{type(server).__name__}.load_state_dict", server.load_state_dict, state)
 
 
@@ -217,7 +222,7 @@ def _problems(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
         if name in saved and _shape(saved[name]) != _shape(own[name])
     ]
     kinds = (("only in the model", only_own), ("only there", only_saved), ("of another shape", other_shape))
-    return [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
+    return [f"{kind}: {listed(names)}" for kind, names in kinds if names]
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -25,7 +25,7 @@ from stream_server.messages.client import DTYPES, FieldSpec
 from stream_server.server.run import build
 from stream_server.storage import disk
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
-from stream_server.storage.typed import typed
+from stream_server.storage.typed import quoted, typed
 
 FORMAT = 1
 FACTS_FILE = "record.json"
@@ -169,6 +169,8 @@ class Segment:
                 raise _undescribed(path)
             if num_bytes > path.stat().st_size - PREAMBLE_BYTES:
                 return None
+            if num_bytes > disk.MAX_TEXT_BYTES:
+                raise _undescribed(path)
             text = file.read(num_bytes)
         if checksum != xxh3_64_intdigest(text):
             raise _undescribed(path)
@@ -180,7 +182,7 @@ class Segment:
             if not all(field.dtype in DTYPES for field in fields):
                 raise ValueError("a field is of no type")
             layout = EntryLayout(fields, described["num_parameters"])
-        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError, MemoryError) as error:
             raise _undescribed(path) from error
         if written != self:
             raise DamagedRecord(f"{path} was written as {written.name}. Give it its name again")
@@ -253,7 +255,9 @@ class RecordFacts:
             raise DamagedRecord(f"{path} cannot be read: {error}. Put back a copy of it") from error
         found = plain.get("format") if isinstance(plain, dict) else None
         if found != FORMAT:
-            raise ConfigError(f"{path}: expected format {FORMAT}, found {found}: replay it with the release it is of")
+            raise ConfigError(
+                f"{path}: expected format {FORMAT}, found {quoted(found)}: replay it with the release it is of"
+            )
         try:
             plain = {name: value for name, value in parse_checksummed_json(data).items() if name != "format"}
             facts = typed(cls, plain)

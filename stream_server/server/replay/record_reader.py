@@ -24,7 +24,7 @@ from stream_server.server.replay.record_format import (
     Segment,
     is_sound,
 )
-from stream_server.storage.disk import ordinary
+from stream_server.storage.disk import ordinary, read_text
 
 SUBFOLDER = "record"
 BLOCK_BYTES = 2**20
@@ -236,7 +236,9 @@ class RankRecord:
     def _warn(self, folder: Path) -> None:
         marker = folder / f"rank-{self.rank}.incomplete"
         if marker.exists():
-            log.warning("rank %d recorded only some of its samples: %s", self.rank, marker.read_text().strip())
+            log.warning(
+                "rank %d recorded only some of its samples: %s", self.rank, read_text(marker, errors="replace").strip()
+            )
         elif not self.is_closed:
             log.warning(
                 "the record of rank %d has no end, as if its study had been killed: there are %d entries",

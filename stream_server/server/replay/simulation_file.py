@@ -26,6 +26,7 @@ from stream_server.failpoints import failpoint
 from stream_server.messages.client import FieldSpec
 from stream_server.storage import disk
 from stream_server.storage.library_file import LibraryFile
+from stream_server.storage.typed import shortened
 
 FORMAT = 1
 PATTERN = "*.h5"
@@ -34,6 +35,8 @@ CHUNK_BYTES = 2**16
 VERSION = "v110"
 # HDF5 allows chunks below 4 GiB.
 LARGEST_CHUNK_BYTES = 2**31
+# They are read at once, and may be compressed.
+MOST_ROWS = 2**27
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -140,9 +143,10 @@ class SimulationFile:
         try:
             self.open()
             self._read_head()
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, MemoryError) as error:
+            why = shortened(str(error))
             raise DamagedRecord(
-                f"{path} is no file of samples, or is damaged: {error}. Put back a copy of it, or remove it"
+                f"{path} is no file of samples, or is damaged: {why}. Put back a copy of it, or remove it"
             ) from error
         finally:
             self.close()
@@ -150,6 +154,7 @@ class SimulationFile:
     def open(self) -> None:
         """Open the file again."""
         if self._file is None:
+            disk.close(disk.ordinary(self.path))
             self._file = load_h5py().File(self.path, "r", locking=False)
 
     def close(self) -> None:
@@ -186,27 +191,44 @@ class SimulationFile:
         self.simulation = int(self._integers("attribute simulation", file.attrs["simulation"], np.int64, ()))
         finished = file.attrs["finished"] if "finished" in attributes else True
         self.finished = bool(self._integers("attribute finished", finished, np.bool_, ()))
-        parameters = file["parameters"].attrs if "parameters" in groups else {}
+        parameters = self._in(file, "parameters").attrs if "parameters" in groups else {}
         self.parameters = {name: _number(value) for name, value in parameters.items()}
-        labels = self._written("/time_step", file["time_step"])
-        if len(labels.shape) != 1:
-            raise ConfigError(f"{path}: /time_step must be a list of labels, but has the shape {labels.shape}")
+        labels = self._written("/time_step", self._in(file, "time_step"))
+        if len(labels.shape) != 1 or labels.size > MOST_ROWS:
+            raise ConfigError(
+                f"{path}: /time_step must be a list of {MOST_ROWS} labels at most, but has the shape {labels.shape}"
+            )
         self.time_steps = self._integers("/time_step", labels[()], np.int64, labels.shape)
         self.fields = {}
-        for name, dataset in file["fields"].items():
-            self._written(f"/fields/{name}", dataset)
+        fields = self._in(file, "fields")
+        for name in fields:
+            dataset = self._written(f"/fields/{name}", self._in(fields, name))
             if dataset.shape[:1] != self.time_steps.shape:
                 raise ConfigError(
                     f"{path}: /fields/{name} must have {len(self.time_steps)} rows, one for each of /time_step, but "
                     f"has the shape {dataset.shape}"
                 )
             self.fields[name] = (dataset.shape[1:], dataset.dtype)
-        self.present = {
-            name: self._integers(
-                f"/present/{name}", self._written(f"/present/{name}", steps)[()], np.bool_, self.time_steps.shape
+        present = self._in(file, "present") if "present" in groups else {}
+        self.present = {name: self._present(f"/present/{name}", self._in(present, name)) for name in present}
+
+    def _present(self, name: str, dataset: Any) -> npt.NDArray[np.bool_]:
+        steps = self._written(name, dataset)
+        # Of another shape it is refused unread: it may be of any size.
+        values = steps[()] if steps.shape == self.time_steps.shape else np.zeros(0, np.bool_)
+        return self._integers(name, values, np.bool_, self.time_steps.shape)
+
+    def _in(self, group: Any, name: str) -> Any:
+        """What has the name in a group of the file.
+
+        Raises:
+            ConfigError: it is in another file, which whoever made this one may have chosen.
+        """
+        if isinstance(group.get(name, getlink=True), load_h5py().ExternalLink):
+            raise ConfigError(
+                f"{self.path}: {group.name.rstrip('/')}/{name} is a link to another file: copy the values"
             )
-            for name, steps in (file["present"] if "present" in groups else {}).items()
-        }
+        return group[name]
 
     def _integers(self, name: str, value: Any, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """What was read, in the type that it has here.
@@ -231,6 +253,8 @@ class SimulationFile:
         """
         if dataset.is_virtual:
             problem = "is a virtual dataset, of which parts may be missing unnoticed: copy the values"
+        elif dataset.external is not None:
+            problem = "has its values in another file: copy them"
         elif dataset.size and not _is_allocated(dataset):
             problem = "has rows that were never written: write them, or leave these time steps out"
         else:

@@ -11,7 +11,7 @@ from stream_server.config import StudyConfig, check_continuation
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
 from stream_server.machine import run_folder
-from stream_server.storage.disk import make_folder, remove_file, remove_leftovers, replace_file
+from stream_server.storage.disk import make_folder, read_text, remove_file, remove_leftovers, replace_file
 
 
 def shown(path: Path) -> str:
@@ -110,7 +110,7 @@ class OutputFolder:
     def is_finished(self, num_simulations: int) -> bool:
         """The study in this folder came to its end with `num_simulations` or more: there is nothing left to do."""
         try:
-            report, before = json.loads(self.report.read_text()), json.loads(self.study.read_text())
+            report, before = json.loads(read_text(self.report)), json.loads(read_text(self.study))
             has_ended = (report["exit_code"], report["exit_reason"]) == (0, "finished")
             return has_ended and bool(num_simulations <= before["study"]["simulations"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -154,7 +154,7 @@ class OutputFolder:
 
     def _earlier_study(self) -> Any:
         try:
-            return json.loads(self.study.read_text())
+            return json.loads(read_text(self.study))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{self.study}, from which a run would be continued, cannot be read: {error}. --fresh starts over"

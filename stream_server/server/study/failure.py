@@ -21,6 +21,7 @@ from stream_server.errors import (
 )
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import offer_failure
+from stream_server.storage.disk import read_text
 from stream_server.storage.typed import typed
 
 _OURS = Path(stream_server.__file__).parent
@@ -78,8 +79,8 @@ class Failure:
     def read(cls, output_dir: Path) -> "Failure | None":
         """The first failure of a run, if there was one."""
         try:
-            return typed(cls, json.loads((output_dir / "exit.json").read_text()))
-        except (FileNotFoundError, ValueError, TypeError, RecursionError):
+            return typed(cls, json.loads(read_text(output_dir / "exit.json")))
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
 

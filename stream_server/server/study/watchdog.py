@@ -22,6 +22,7 @@ from stream_server.errors import RankLost
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, leave_mpi
 from stream_server.server.study.failure import Failure
+from stream_server.storage.disk import read_text
 
 LONGEST_TICK_S = 1.0
 ABORT_S = 5.0
@@ -196,7 +197,7 @@ class Watchdog:
         if (note := self._note_of(rank)) is None:
             return "tells nothing"
         try:
-            return str(json.loads(note.read_text())["doing"])
+            return str(json.loads(read_text(note))["doing"])
         except (OSError, ValueError, KeyError, TypeError):
             return "has said nothing: it is stopped, holds the interpreter or is gone"
 

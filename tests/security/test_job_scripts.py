@@ -1,0 +1,137 @@
+"""What a study, a shell or a file name has in it reaches a program as it is, and no shell reads it."""
+
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stream_server.config.sections import SimulationJobSettings
+from stream_server.launcher.backends import slurm_commands, slurm_job
+from stream_server.launcher.backends.backend import LOG_FILE, JobSpec
+from stream_server.launcher.backends.local import LocalBackend
+from stream_server.launcher.backends.mpirun import Mpirun
+from stream_server.launcher.backends.slurm import SlurmBackend
+from stream_server.launcher.simulations.attempts import Attempts
+from tests.support.timing import until
+
+EVIL = (
+    "'; touch planted; '",
+    '"; touch planted; "',
+    "$(touch planted)",
+    "`touch planted`",
+    "a\ntouch planted\n",
+    "> planted",
+    "& touch planted &",
+    "| touch planted",
+    "\\",
+    "!touch",
+    "*",
+    "~",
+    "%s%n",
+    "-n",
+    "",
+    "\x1b[2J",
+    "#",
+    "\udcff\udc80",
+)
+# Prints each of its arguments, and each variable EVIL_…, with a zero behind it.
+PRINT = "import os, sys; sys.stdout.buffer.write(b''.join(it + b'\\0' for it in map(os.fsencode, {words})))"
+ARGUMENTS = PRINT.format(words="sys.argv[1:]")
+VARIABLES = PRINT.format(words="[os.environ[f'EVIL_{i}'] for i in range(int(sys.argv[1]))]")
+ENVIRONMENT = {"PATH": os.environ["PATH"], **{f"EVIL_{i}": it for i, it in enumerate(EVIL)}}
+NAMES = {"EVIL; touch planted": "1", "EVIL$(touch planted)": "1", "BASH_FUNC_printf%%": "() { touch planted; }"}
+
+
+@pytest.fixture(params=["plain", "a folder; touch planted", "$(touch planted)", 'it\'s "this"\n'])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / request.param
+    path.mkdir()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list(tmp_path.rglob("planted")) == []
+
+
+def job(folder: Path, *words: str) -> JobSpec:
+    environment = ENVIRONMENT | NAMES
+    return JobSpec(command=words, environment=environment, folder=folder, marks=frozenset())
+
+
+def said(folder: Path) -> list[str]:
+    return os.fsdecode((folder / LOG_FILE).read_bytes()).split("\0")[:-1]
+
+
+@pytest.mark.parametrize("what", ["arguments", "variables"])
+def test_a_job_on_this_machine(folder: Path, what: str) -> None:
+    words = (ARGUMENTS, *EVIL) if what == "arguments" else (VARIABLES, str(len(EVIL)))
+    backend = LocalBackend()
+    handle = backend.submit(job(folder, "python3", "-Sc", *words))
+    try:
+        until(lambda: (folder / "job.exit").exists())
+        backend.query([handle])
+    finally:
+        backend.close()
+    assert said(folder) == list(EVIL)
+
+
+@pytest.mark.parametrize("what", ["arguments", "variables"])
+def test_a_job_of_slurm(folder: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (ARGUMENTS, *EVIL) if what == "arguments" else (VARIABLES, str(len(EVIL)))
+    monkeypatch.setattr(slurm_commands, "require", lambda *commands: None)
+    monkeypatch.setattr(SlurmBackend, "_wake", lambda backend: None)
+    settings = SimulationJobSettings(environment={f"EVIL_{i}": it for i, it in enumerate(EVIL) if "\udcff" not in it})
+    config: Any = SimpleNamespace(
+        study=SimpleNamespace(name="$(touch planted); rm"),
+        simulation=SimpleNamespace(job=settings, ranks=1, per_job=1),
+        launcher=SimpleNamespace(max_queued=None),
+    )
+    backend = SlurmBackend(config)
+    name = backend.submit(job(folder, "python3", "-Sc", *words))
+    assert set(name) <= {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"}
+    assert stat.S_IMODE((folder / slurm_job.JOB_FILE).stat().st_mode) == 0o600
+    # What slurmd runs.
+    script = backend._jobs[name].script
+    done = subprocess.run(["bash"], input=os.fsencode(script), capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert said(folder) == list(EVIL)
+
+
+def test_several_simulations_in_one_job_of_mpirun(folder: Path) -> None:
+    """The line of shell before each of them."""
+    identity = dict.fromkeys(("STREAM_CONNECTION", "STREAM_SIMULATION_ID"), "'; touch planted; '")
+    rest = dict.fromkeys(("STREAM_ATTEMPT", "MELISSA_SIMU_ID"), "$(touch planted)")
+    spec = job(folder, "python3", "-Sc", ARGUMENTS, *EVIL)
+    spec = JobSpec(
+        command=spec.command, environment={**ENVIRONMENT, **identity, **rest}, folder=folder, marks=spec.marks
+    )
+    line = Mpirun(words=("mpirun", "-n", "1"), ranks=1).job([spec, spec]).command
+    first = line[3 : line.index(":")]
+    assert subprocess.run(first, timeout=60, check=False).returncode == 0
+    assert said(folder) == list(EVIL)
+
+
+def test_placeholders_and_templates_are_filled_in_and_not_read(tmp_path: Path) -> None:
+    study = tmp_path / "study; touch planted"
+    study.mkdir()
+    (study / "input.sh").write_text("{name} $(touch planted)")
+    attempts = Attempts(
+        command=("python3", "{missing}", "$(touch planted)", "{simulation}", "input.sh"),
+        templates=(study / "input.sh",),
+        environment=ENVIRONMENT,
+        seed=0,
+        study_dir=study,
+        output_dir=tmp_path / "run",
+    )
+    spec = attempts.prepare(3, 0, {"x": 0.5}, {"security": None}, None)
+    assert spec.command[:4] == ("python3", "{missing}", "$(touch planted)", "3")
+    assert Path(spec.command[4]).read_text() == "{name} $(touch planted)"
