@@ -260,11 +260,22 @@ def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[st
         return {}, False
     try:
         roster = read_state(checkpoint.path / "study.state").get("roster")
-        entries = {} if roster is None else roster["entries"]
-        return {int(simulation): entry for simulation, entry in entries.items()}, roster is None
+        return {} if roster is None else _simulations(roster["simulations"]), roster is None
     except (OSError, DamagedCheckpoint, KeyError, TypeError, ValueError):
         # The checkpoint of a run that goes on may have just been removed.
         return {}, False
+
+
+def _simulations(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    columns = (saved[column].tolist() for column in ("simulations", "phase", "num_settled"))
+    return {
+        simulation: {
+            "state": saved["phases"][phase],
+            "num_settled": num_settled,
+            "reason": saved["reasons"].get(simulation, ""),
+        }
+        for simulation, phase, num_settled in zip(*columns, strict=True)
+    }
 
 
 def _history(run: RunFolder) -> History:

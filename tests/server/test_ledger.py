@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from stream_server.client_api.retention import Bits
 from stream_server.messages.client import Routing
 from stream_server.messages.routing import server_rank
-from stream_server.server.intake.ledger import Ledger, StepSet, redealt
+from stream_server.server.intake.ledger import Ledger, StepSet
+from stream_server.server.intake.saved_ledger import redealt
 from stream_server.storage.plain_state import from_bytes, to_bytes
 
 
@@ -49,7 +50,7 @@ def test_a_restored_ledger_knows_the_same_steps() -> None:
     ledger[900].accept(range(5, 6))
     other = Ledger()
     other.load_state_dict(ledger.state_dict())
-    assert other.state_dict()["marks"].keys() == {3, 900}
+    assert other.state_dict()["simulations"].tolist() == [3, 900]
     assert other.duplicates == 7
     for simulation in (3, 900):
         assert other[simulation].settled.packed().rstrip(b"\0") == ledger[simulation].settled.packed().rstrip(b"\0")
@@ -112,6 +113,20 @@ def test_what_is_settled_after_the_state_was_taken_is_not_in_it(before: Moves, a
     restored = Ledger()
     restored.load_state_dict(state)
     assert told(restored) == expected
+
+
+@given(st.lists(moves, max_size=4))
+def test_a_ledger_that_was_saved_before_saves_what_another_saves_at_once(parts: list[Moves]) -> None:
+    ledger, other = Ledger(), Ledger()
+    for number, part in enumerate(parts):
+        still_open = [it for it in part if it[0] > number]
+        for it in (ledger, other):
+            play(it, still_open)
+            # From now on nothing more comes of it.
+            it[number].finished = True
+        ledger.state_dict()
+    assert to_bytes(ledger.state_dict()) == to_bytes(other.state_dict())
+    assert told(ledger) == told(other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +221,7 @@ def test_a_share_is_not_whole_if_some_rank_never_heard_of_its_simulation() -> No
     known[7].accept(range(2))
     known[7].complete = True
     states = [known.state_dict(), unknown.state_dict()]
-    assert not redealt(states, 0, 1, Routing.STEPS)["marks"][7]["complete"]
+    assert redealt(states, 0, 1, Routing.STEPS)["complete"].tolist() == [False]
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(1, 4))

@@ -1,5 +1,6 @@
 """A study that goes on: what becomes of its simulations. The decisions of rank 0."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -330,3 +331,27 @@ def test_a_restored_roster_says_of_itself_what_it_was_given(happened: list[Any])
         roster.parameters,
     )
     assert {it.simulation: it.attempt for it in other.plan} == {it.simulation: it.attempt for it in roster.plan}
+
+
+@given(st.lists(st.one_of(events, st.just(("saved",))), max_size=40))
+def test_a_roster_that_was_saved_before_saves_what_another_saves_at_once(happened: list[Any]) -> None:
+    roster, other = roster_of(4), roster_of(4)
+    for event in happened:
+        if event == ("saved",):
+            roster.state_dict()
+            continue
+        for each in (roster, other):
+            happen(each, event)
+    assert to_bytes(roster.state_dict()) == to_bytes(other.state_dict())
+
+
+@given(st.lists(events, max_size=30))
+def test_the_counts_are_those_of_all_simulations(happened: list[Any]) -> None:
+    roster = roster_of(4)
+    for event in happened:
+        happen(roster, event)
+    for it in (roster, restored(roster, {0: 4}, roster_of(4))):
+        counted = Counter(states(it).values())
+        assert {state: num for state, num in it.counts().items() if num} == counted
+        assert it.num_settled == sum(entry.num_settled for entry in it.entries.values())
+        assert it.ended()["final"] == (not counted["waiting"] and not counted["running"])

@@ -12,7 +12,7 @@ from stream_server.buffers import Slots
 from stream_server.messages import wire
 from stream_server.messages.client import FieldSpec, Message, Routing, TimeSteps
 from stream_server.server.intake.intake import Intake
-from stream_server.server.intake.ledger import redealt
+from stream_server.server.intake.saved_ledger import redealt
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.reception.dispatcher import Dispatcher

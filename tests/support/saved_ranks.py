@@ -14,6 +14,7 @@ from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.restore import RankRestore, restore_rank
 from stream_server.server.checkpoint.saver import write_files
 from stream_server.server.intake.account import RankAccount, Received
+from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.phases import Phases
@@ -49,7 +50,7 @@ class SavedStudyRank:
         self.num_drawn = 0
         self.num_withdrawn = 0
         self.position: int | None = None
-        self.parameters: dict[int, np.ndarray] = {}
+        self.parameters = SimulationParameters()
 
     def receive(self, *keys: Key) -> None:
         """Accept steps, which then wait until the policy has room."""
@@ -108,7 +109,7 @@ class SavedStudyRank:
             validation=self.store.rows(),
             state={
                 "intake": self.intake.state_dict(),
-                "parameters": dict(self.parameters),
+                "parameters": self.parameters.state_dict(),
                 "withdrawn": self.num_withdrawn,
                 "receive_s": 1.5,
             },
@@ -132,7 +133,7 @@ class SavedStudyRank:
         reception = restored.state["reception"]
         it.intake.load_state_dict(reception["intake"])
         it.intake.restore_waiting(restored.waiting)
-        it.parameters = reception["parameters"]
+        it.parameters.load_state_dict(reception["parameters"])
         it.num_withdrawn = reception["withdrawn"]
         it.num_drawn = restored.state["num_drawn"]
         return it

@@ -15,7 +15,8 @@ from stream_server.buffers.redeal import Dealt, redeal
 from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.client import Routing
 from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, rank_folder
-from stream_server.server.intake.ledger import redealt
+from stream_server.server.intake.parameters import SimulationParameters
+from stream_server.server.intake.saved_ledger import redealt, saved_entries
 from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.storage.plain_state import read_state
@@ -210,13 +211,12 @@ def finished_simulations(complete: Sequence[Mapping[int, int | None]]) -> dict[i
 
 
 def _complete(state: Mapping[str, Any]) -> dict[int, int | None]:
-    marks = state["reception"]["intake"]["ledger"]["marks"]
-    return {int(simulation): it["total"] for simulation, it in marks.items() if it["complete"]}
+    ledger = state["reception"]["intake"]["ledger"]
+    return {simulation: it.total for simulation, it in saved_entries(ledger) if it.complete}
 
 
 def _num_accepted(ledger: Mapping[str, Any], num_held_out: int) -> int:
-    marks = [it for simulation, it in ledger["marks"].items() if simulation >= num_held_out]
-    return sum(int(np.unpackbits(it["settled"]).sum()) - int(np.unpackbits(it["rejected"]).sum()) for it in marks)
+    return sum(it.num_accepted for simulation, it in saved_entries(ledger) if simulation >= num_held_out)
 
 
 def _num_left(buffer: Mapping[str, Any]) -> int:
@@ -237,13 +237,20 @@ def _dealt_out(states: Sequence[Mapping[str, Any]], ledger: dict[str, Any], *, i
                 "dtypes": {name: dtype for intake in intakes for name, dtype in intake["dtypes"].items()},
                 "refused": _sum([intake["refused"] for intake in intakes]) if is_first else {},
             },
-            "parameters": {i: values for reception in receptions for i, values in reception["parameters"].items()},
+            "parameters": _parameters(receptions),
             "withdrawn": sum(reception["withdrawn"] for reception in receptions) if is_first else 0,
             "receive_s": max(reception["receive_s"] for reception in receptions),
         },
         "phases_s": phases_s,
         "normalization": [one for state in states for one in state["normalization"]] if is_first else [],
     }
+
+
+def _parameters(receptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    of_all = SimulationParameters()
+    for reception in receptions:
+        of_all.load_state_dict(reception["parameters"])
+    return of_all.state_dict()
 
 
 def _sum(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:

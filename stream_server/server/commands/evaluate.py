@@ -7,8 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +16,8 @@ from stream_server.machine.forced_exit import ForcedExit
 from stream_server.machine.screen import tell
 from stream_server.server.checkpoint.continuation import by_rank_0
 from stream_server.server.checkpoint.restore import SavedRank
+from stream_server.server.intake.parameters import SimulationParameters
+from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.collectives import CollectiveCalls
@@ -98,13 +98,15 @@ def read_held_out(saved: SavedModel, num_held_out: int, ranks: Ranks) -> HeldOut
         DamagedCheckpoint: a file cannot be what was saved.
     """
     store = ValidationStore(num_held_out)
-    parameters: dict[int, NDArray[np.float64]] = {}
+    parameters = SimulationParameters()
     if saved.checkpoint is not None:
         is_own = saved.num_ranks == ranks.size
         rows = slice(None) if is_own else slice(ranks.rank, None, ranks.size)
         for rank in [ranks.rank] if is_own else range(saved.num_ranks):
             part = SavedRank(Path(saved.checkpoint), rank)
-            parameters.update(part.state["reception"].get("parameters", {}))
+            reception = part.state["reception"]
+            if REPLAY not in reception:
+                parameters.load_state_dict(reception["parameters"])
             store.load(_rows_of(part.state["held_out"], rows), {name: it[rows] for name, it in part.held_out().items()})
     return HeldOutSamples(store=store, parameters_of=parameters.__getitem__)
 

@@ -3,9 +3,6 @@
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
-
 from stream_server.errors import MalformedMessage, WrongProtocol
 from stream_server.failpoints import failpoint
 from stream_server.messages import notices, wire
@@ -26,6 +23,7 @@ from stream_server.server.intake import mailbox
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.filling import Payload
 from stream_server.server.intake.intake import Intake
+from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.reception.acknowledgements import Acknowledgements
 from stream_server.server.run.curve import CurveAccess
 
@@ -52,7 +50,7 @@ class Dispatcher:
         self.access = access
         self.reply = reply
         self.tell_main = tell_main
-        self.parameters: dict[int, npt.NDArray[np.float64]] = {}
+        self.parameters = SimulationParameters()
         self.connections: dict[bytes, Connection] = {}
         self.acknowledgements = Acknowledgements(self.connections, reply)
         self.is_final = False
@@ -109,7 +107,7 @@ class Dispatcher:
                 failpoint("receiver.before_attempt")
                 self._leave(notice.simulation)
                 self.intake.begin_attempt(notice.simulation, notice.attempt, goes_on=notice.goes_on)
-                self.parameters[notice.simulation] = np.array(list(notice.parameters.values()), np.float64)
+                self.parameters[notice.simulation] = list(notice.parameters.values())
                 self.access.allow(notice.simulation, notice.attempt, notice.key)
             case notices.Over():
                 self.intake.end_attempt(notice.simulation, notice.attempt)

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from stream_server.buffers import Buffer
 from stream_server.errors import MalformedMessage
@@ -20,6 +19,7 @@ from stream_server.messages.client import MAX_PART_BYTES, Message
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount
 from stream_server.server.intake.intake import Intake
+from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.reception.coordinator import Coordinator
 from stream_server.server.reception.dispatcher import Dispatcher
@@ -128,7 +128,7 @@ class Receiver:
         self._coordinator.desk.training = training
 
     @property
-    def parameters(self) -> dict[int, npt.NDArray[np.float64]]:
+    def parameters(self) -> SimulationParameters:
         """Those of the simulations that have begun, in the order of study.json."""
         return self.dispatcher.parameters
 
@@ -154,7 +154,7 @@ class Receiver:
                 validation=self.intake.settlement.validation.rows(),
                 state={
                     "intake": self.intake.state_dict(),
-                    "parameters": dict(self.dispatcher.parameters),
+                    "parameters": self.dispatcher.parameters.state_dict(),
                     "withdrawn": self.intake.settlement.num_withdrawn,
                     "receive_s": self.receive_s,
                 },
@@ -166,7 +166,7 @@ class Receiver:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the `state` of a snapshot was taken. Main thread, before the thread starts."""
         self.intake.load_state_dict(state["intake"])
-        self.dispatcher.parameters.update(state["parameters"])
+        self.dispatcher.parameters.load_state_dict(state["parameters"])
         self.intake.settlement.num_withdrawn = state["withdrawn"]
         self.receive_s = state["receive_s"]
 

@@ -15,6 +15,7 @@ from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
+from stream_server.server.simulations.saved_roster import RosterColumns, saved_simulations
 from stream_server.server.simulations.simulation_state import QUEUED, SimulationPhase, SimulationState
 
 MOST_NAMED = 5
@@ -26,6 +27,7 @@ class Roster:
     Ids run from 0; `parameters[i]` are those of id i. The first `num_planned` ids run from the start, the first
     `num_held_out` of them for validation; the others are taken one by one when a simulation is redrawn. A simulation is
     *finished* when every rank says that its share is complete: the ledgers decide, whatever a scheduler says.
+    `num_settled` counts the samples that all ranks have accepted or rejected.
     `num_survived` counts simulations that went on, while they ran, after the server had been away. `num_missing` are
     the steps of training simulations that will never come; those that redraws bring in their place are taken off.
     Unless the study `starts_jobs`, simulations only attach by themselves. `final`: every simulation has its terminal
@@ -50,8 +52,17 @@ class Roster:
         self.num_survived = 0
         self.num_missing = 0
         self._failed_attempts: dict[int, dict[str, object]] = {}
-        self.entries = {i: SimulationState(parameters=dict(parameters[i])) for i in range(num_planned)}
-        self.handshake = Handshake(facts, self.entries, tuple(parameters[0]))
+        self.num_settled = 0
+        self.entries: dict[int, SimulationState] = {}
+        self._num_in = Counter[SimulationPhase]()
+        self._running: set[int] = set()
+        self._names = tuple(parameters[0])
+        self._columns = RosterColumns(self._names)
+        # Their rows in the columns may lag behind.
+        self._unsaved: set[int] = set()
+        for i in range(num_planned):
+            self._add(i, SimulationState(parameters=dict(parameters[i])))
+        self.handshake = Handshake(facts, self.entries, self._names)
         self._num_planned = num_planned
         self._spare = iter(range(num_planned, len(parameters)))
         self._parameters = parameters
@@ -81,22 +92,15 @@ class Roster:
 
     def counts(self) -> dict[str, int]:
         """How many simulations are in each state; of those that were started, the `queued` ones do not run yet."""
-        counts: dict[str, int] = {SimulationPhase.WAITING.value: 0, QUEUED: 0}
-        counts |= dict.fromkeys((phase.value for phase in SimulationPhase), 0)
-        for entry in self.entries.values():
-            counts[QUEUED if entry.is_queued else entry.phase] += 1
-        return counts
+        num_queued = len(self._queued())
+        counts = {phase.value: self._num_in[phase] for phase in SimulationPhase}
+        running = SimulationPhase.RUNNING.value
+        return {SimulationPhase.WAITING.value: 0, QUEUED: num_queued} | counts | {running: counts[running] - num_queued}
 
     @property
     def queue(self) -> dict[str, int]:
         """How many of the queued simulations wait for what, the most frequent first."""
-        reasons = Counter(entry.waits_for or "" for entry in self.entries.values() if entry.is_queued)
-        return dict(reasons.most_common())
-
-    @property
-    def num_settled(self) -> int:
-        """How many samples all ranks have accepted or rejected."""
-        return sum(entry.num_settled for entry in self.entries.values())
+        return dict(Counter(entry.waits_for or "" for entry in self._queued()).most_common())
 
     @property
     def failing(self) -> list[dict[str, object]]:
@@ -123,9 +127,16 @@ class Roster:
         return self._conclude()
 
     def state_dict(self) -> dict[str, Any]:
-        """Every simulation as it stands, and the failures; rank 0's part of a checkpoint."""
+        """Every simulation as it stands, and the failures; rank 0's part of a checkpoint.
+
+        What does not change any more costs no more than a copy of its row.
+        """
+        for i in sorted(self._unsaved):
+            self._columns.put(i, self.entries[i])
+        # A client that attached tells its parameters while it runs.
+        self._unsaved = set(self._running)
         return {
-            "entries": {i: entry.to_plain() for i, entry in self.entries.items()},
+            "simulations": self._columns.state_dict(),
             "num_planned": self._num_planned,
             "num_survived": self.num_survived,
             "failures": [dict(failure) for failure in self.failures],
@@ -141,15 +152,16 @@ class Roster:
         was saved, and the rest is still to come. The study may have become larger, or smaller by simulations that never
         began.
         """
-        saved, num_planned = state["entries"], len(self.entries)
-        num_planned_before = state["num_planned"]
-        self.entries.clear()
+        num_planned, num_planned_before = len(self.entries), state["num_planned"]
+        self._clear()
+        saved = dict(saved_simulations(state["simulations"]))
         for i, entry in saved.items():
-            if i < num_planned or i >= num_planned_before or entry["begun"]:
-                self.entries[i] = SimulationState.restored(entry, finished.get(i), is_finished=i in finished)
+            if i < num_planned or i >= num_planned_before or entry.begun:
+                entry.restore(finished.get(i), is_finished=i in finished)
+                self._add(i, entry)
         self._spare = iter(range(max(saved) + 1, len(self._parameters)))
         for i in islice(self._spare, max(0, num_planned - num_planned_before)):
-            self.entries[i] = SimulationState(parameters=dict(self._parameters[i]))
+            self._add(i, SimulationState(parameters=dict(self._parameters[i])))
         self.failures = [dict(failure) for failure in state["failures"]]
         self._retried = {failure["id"]: dict(failure) for failure in state["retried"]}
         self._failed_later = {failure["id"]: dict(failure) for failure in state["failed_later"]}
@@ -178,9 +190,9 @@ class Roster:
         """The event that the study waits for once nothing runs that could end by itself; "" while something does."""
         if self.stop_order is not None:
             return self._awaited_at_the_end
-        running = self._of_phase(SimulationPhase.RUNNING)
+        running = sorted(self._running)
         silent = [i for i in running if self.entries[i].attached and self.entries[i].goes_on]
-        num_waiting = self.counts()[SimulationPhase.WAITING]
+        num_waiting = self._num_in[SimulationPhase.WAITING]
         if len(silent) < len(running) or (num_waiting and self.starts_jobs):
             return ""
         texts = []
@@ -194,9 +206,8 @@ class Roster:
 
     def ended(self) -> dict[str, Any]:
         """For the other ranks of a restored study: what has finished or was withdrawn, and whether all is over."""
-        final = all(entry.phase.terminal for entry in self.entries.values())
         finished, invalid = map(self._of_phase, (SimulationPhase.FINISHED, SimulationPhase.INVALID))
-        return {"finished": finished, "invalid": invalid, "final": final}
+        return {"finished": finished, "invalid": invalid, "final": self._all_over}
 
     def launched(self, message: launcher_link.Attempt) -> list[Action]:
         """The launcher is about to start an attempt, or has one that goes on although the server was away."""
@@ -241,7 +252,7 @@ class Roster:
 
     def standing(self) -> list[Action]:
         """For a launcher that takes over: how far the running simulations are, and which clients wait for one."""
-        running = [i for i in self._of_phase(SimulationPhase.RUNNING) if self.entries[i].shares]
+        running = [i for i in sorted(self._running) if self.entries[i].shares]
         return [*map(self._progress, running), *self.handshake.requests()]
 
     def share(self, rank: int, share: notices.Share) -> list[Action]:
@@ -254,7 +265,7 @@ class Roster:
             entry.goes_on = False
             self.num_survived += 1
         entry.shares[rank] = share
-        entry.num_settled = max(entry.num_settled, sum(s.accepted + s.rejected for s in entry.shares.values()))
+        self._settle(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(launcher_link.Finished(simulation=share.simulation))
@@ -279,7 +290,7 @@ class Roster:
         entry = self.entries[simulation]
         if entry.phase is not SimulationPhase.RUNNING or entry.attempt != attempt:
             return []
-        entry.enter(SimulationPhase.WAITING)
+        self._enter(simulation, SimulationPhase.WAITING)
         entry.ready = False
         self._failed_attempts[simulation] = _failure(simulation, attempt, reason, log)
         return [notices.Over(simulation=simulation, attempt=attempt)]
@@ -301,7 +312,7 @@ class Roster:
         # A redraw is a training simulation, so it cannot take the place of a held-out one.
         redrawn = next(self._spare, None) if message.redraw and message.simulation >= self._num_held_out else None
         if redrawn is not None:
-            self.entries[redrawn] = SimulationState(parameters=dict(self._parameters[redrawn]))
+            self._add(redrawn, SimulationState(parameters=dict(self._parameters[redrawn])))
             self.num_missing -= self.facts.time_steps.num or 0
             actions.append(launcher_link.AddSimulation(simulation=redrawn, parameters=self.entries[redrawn].parameters))
         return actions + self._end(message.simulation, SimulationPhase.GIVEN_UP, message.reason)
@@ -324,14 +335,55 @@ class Roster:
             return []
         self._awaited_at_the_end = self.awaited
         self.stop_order = order
-        for entry in self.entries.values():
+        for i, entry in self.entries.items():
             if not entry.phase.terminal:
-                entry.enter(SimulationPhase.STOPPED, order.reason)
+                self._enter(i, SimulationPhase.STOPPED, order.reason)
         return [
             order,
             *self.handshake.close(order.reason),
             notices.StopNotice(reason=order.reason),
         ]
+
+    @property
+    def _all_over(self) -> bool:
+        return not (self._running or self._num_in[SimulationPhase.WAITING])
+
+    def _add(self, simulation: int, entry: SimulationState) -> None:
+        """One more simulation, which does not run."""
+        self.entries[simulation] = entry
+        self._num_in[entry.phase] += 1
+        self.num_settled += entry.num_settled
+        self._unsaved.add(simulation)
+
+    def _clear(self) -> None:
+        """No simulation is known any more."""
+        self.entries.clear()
+        self._num_in.clear()
+        self._unsaved.clear()
+        self._columns = RosterColumns(self._names)
+        self.num_settled = 0
+
+    def _queued(self) -> list[SimulationState]:
+        return [entry for entry in map(self.entries.__getitem__, self._running) if entry.is_queued]
+
+    def _enter(self, simulation: int, phase: SimulationPhase, reason: str = "") -> None:
+        entry = self.entries[simulation]
+        before = entry.phase
+        entry.enter(phase, reason)
+        self._num_in[before] -= 1
+        self._num_in[phase] += 1
+        if phase is SimulationPhase.RUNNING:
+            self._running.add(simulation)
+        else:
+            self._running.discard(simulation)
+        self._unsaved.add(simulation)
+
+    def _settle(self, simulation: int) -> None:
+        entry = self.entries[simulation]
+        before = entry.num_settled
+        entry.num_settled = max(before, sum(s.accepted + s.rejected for s in entry.shares.values()))
+        self.num_settled += entry.num_settled - before
+        self._unsaved.add(simulation)
 
     def _of_phase(self, phase: SimulationPhase) -> list[int]:
         return [i for i, entry in self.entries.items() if entry.phase is phase]
@@ -351,7 +403,7 @@ class Roster:
             return []
         if simulation in self._failed_attempts:
             self._retried[simulation] = self._failed_attempts.pop(simulation)
-        entry.enter(SimulationPhase.RUNNING)
+        self._enter(simulation, SimulationPhase.RUNNING)
         entry.attempt, entry.attached, entry.ready, entry.waits_for = attempt, attached, False, waits_for
         # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.
         entry.begun, entry.goes_on = entry.begun or not (attached and goes_on), goes_on
@@ -366,7 +418,7 @@ class Roster:
 
     def _close(self, simulation: int, phase: SimulationPhase, reason: str) -> list[Action]:
         entry = self.entries[simulation]
-        entry.enter(phase, reason)
+        self._enter(simulation, phase, reason)
         self.num_missing += self._num_missing_of(simulation)
         text = reason or why_stale(simulation, entry.attempt, current=entry.attempt, end_state=phase.value)
         actions = self.handshake.turn_away(simulation, Reason.STALE_ATTEMPT, text)
@@ -389,7 +441,7 @@ class Roster:
         )
 
     def _conclude(self) -> list[Action]:
-        if self._failed or not all(entry.phase.terminal for entry in self.entries.values()):
+        if self._failed or not self._all_over:
             return []
         self.final = True
         self.handshake.open = False

@@ -1,9 +1,7 @@
 """The state of each simulation of the roster, and how its phase may change. Rank 0."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from stream_server.messages import notices
 from stream_server.messages.client import ATTACHING
@@ -59,41 +57,19 @@ class SimulationState:
     num_settled: int = 0
     shares: dict[int, notices.Share] = field(default_factory=dict)
 
-    @classmethod
-    def restored(cls, saved: Mapping[str, Any], total: int | None, *, is_finished: bool) -> "SimulationState":
-        """Made from `to_plain`; what was neither given up nor withdrawn is finished, or else to come.
+    def restore(self, total: int | None, *, is_finished: bool) -> None:
+        """Continue in another incarnation: what was neither given up nor withdrawn is finished, or else to come.
 
         `total` is the number of steps of a finished simulation, if the ledgers know it.
         """
-        phase, reason = SimulationPhase(saved["state"]), saved["reason"]
-        if phase not in (SimulationPhase.GIVEN_UP, SimulationPhase.INVALID):
-            phase, reason = SimulationPhase.FINISHED if is_finished else SimulationPhase.WAITING, ""
-        return cls(
-            parameters=dict(saved["parameters"]),
-            phase=phase,
-            attempt=saved["attempt"],
-            begun=saved["begun"],
-            reason=reason,
-            total=saved["total"] if total is None else total,
-            num_settled=saved["num_settled"],
-        )
+        if self.phase not in (SimulationPhase.GIVEN_UP, SimulationPhase.INVALID):
+            self.phase, self.reason = SimulationPhase.FINISHED if is_finished else SimulationPhase.WAITING, ""
+        self.total = self.total if total is None else total
 
     def enter(self, phase: SimulationPhase, reason: str = "") -> None:
         """Change the phase, as `PHASE_TRANSITIONS` allows; a terminal one is never left."""
         assert phase in PHASE_TRANSITIONS.get(self.phase, ()), f"from {self.phase} to {phase}"
         self.phase, self.reason = phase, reason
-
-    def to_plain(self) -> dict[str, Any]:
-        """The state that a later incarnation needs, as plain containers."""
-        return {
-            "parameters": dict(self.parameters),
-            "state": self.phase.value,
-            "attempt": self.attempt,
-            "begun": self.begun,
-            "reason": self.reason,
-            "total": self.num_steps,
-            "num_settled": self.num_settled,
-        }
 
     @property
     def num_steps(self) -> int | None:

@@ -1,0 +1,132 @@
+"""What a simulation costs the launcher and rank 0, in a study of more and more simulations.
+
+Each simulation is five time steps of eight numbers; two persistent workers compute them, and a checkpoint is saved
+every ten seconds. The CPU time is that from the first attempt until the end, without that of the workers; the memory is
+the peak of the process. Every study must end with an account that balances.
+
+    python -m benchmarks.growth                      # 200, 2,000 and 20,000 simulations: about ten minutes
+    python -m benchmarks.growth 200 2000
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+STUDY = Path(__file__).with_name("launched") / "study.json"
+SIZES = (200, 2_000, 20_000)
+CHECKPOINT_S = 10
+LAUNCHER = "stream_server.launcher.supervision.cli"
+LOOK_S = 0.1
+TICKS = os.sysconf("SC_CLK_TCK")
+MB = 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """The CPU time that a process has used, and the peak of its memory so far."""
+
+    cpu_s: float
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Use | None":
+        """Those of a process; None once it has ended."""
+        try:
+            times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        if "VmHWM" not in status:
+            return None
+        return cls(cpu_s=(int(times[11]) + int(times[12])) / TICKS, peak_bytes=1024 * int(status["VmHWM"].split()[0]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """One study: how fast it was, and what rank 0 and the launcher took for a simulation."""
+
+    num: int
+    rate: float
+    rank_ms: float
+    launcher_ms: float
+    rank_bytes: int
+    launcher_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num:>6} {self.rate:>10.1f} {self.rank_ms:>12.2f} {self.launcher_ms:>12.2f}"
+            f" {self.rank_bytes / MB:>10.0f} {self.launcher_bytes / MB:>10.0f}"
+        )
+
+
+def measure(num: int, folder: Path) -> Growth:
+    """Run a study of `num` simulations to its end."""
+    run = folder / "run"
+    command = [str(Path(sys.executable).with_name("stream-server")), "--config", str(STUDY)]
+    settings = {
+        "study.output_dir": str(run),
+        "study.simulations": num,
+        "simulation.per_worker": "many",
+        "checkpoint.every_s": CHECKPOINT_S,
+    }
+    for name, value in settings.items():
+        command += ["--set", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
+    with (folder / "output").open("wb") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            first, last, began_s = _watch(server, run)
+        finally:
+            server.kill()
+            server.wait()
+    report = json.loads((run / "report.json").read_text())
+    assert server.returncode == 0, (folder / "output").read_text()
+    assert report["balanced"]
+    assert report["simulations"]["finished"] == num
+    rank, launcher = ((last[i].cpu_s - first[i].cpu_s) / num * 1e3 for i in range(2))
+    return Growth(
+        num=num,
+        rate=num / ((run / "report.json").stat().st_mtime - began_s),
+        rank_ms=rank,
+        launcher_ms=launcher,
+        rank_bytes=last[0].peak_bytes,
+        launcher_bytes=last[1].peak_bytes,
+    )
+
+
+def _watch(server: "subprocess.Popen[bytes]", run: Path) -> tuple[list[Use], list[Use], float]:
+    """Those of rank 0 and launcher when the first attempt was made and at their ends, and the time of the former."""
+    first: list[Use] = []
+    last: list[Use] = []
+    began_s = 0.0
+    pids = [server.pid]
+    while server.poll() is None:
+        time.sleep(LOOK_S)
+        if len(pids) == 1:
+            pids += _launchers(server.pid)
+        for i, use in enumerate(map(Use.of, pids)):
+            if use is not None:
+                last[i : i + 1] = [use]
+        if len(last) == 2 and not first and next(run.glob("simulations/*/attempt-0/connection.json"), None):
+            first, began_s = list(last), time.time()
+    return first, last, began_s
+
+
+def _launchers(server: int) -> list[int]:
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    return [int(pid) for pid in children if LAUNCHER in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def main() -> None:
+    print(f"{'':>6} {'1/s':>10} {'rank 0, ms':>12} {'launcher, ms':>12} {'MB':>10} {'MB':>10}", flush=True)
+    for num in map(int, sys.argv[1:]) if sys.argv[1:] else SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            print(measure(num, Path(folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

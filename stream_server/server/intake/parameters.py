@@ -1,0 +1,54 @@
+"""The parameters of the simulations that have begun, as a rank keeps them and a checkpoint has them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+class SimulationParameters:
+    """The parameters of simulations by id, in the order of study.json: rows of one array, which a checkpoint copies.
+
+    One thread writes; any may read a row, which is a copy.
+    """
+
+    def __init__(self) -> None:
+        self._known = np.zeros(0, bool)
+        self._rows = np.zeros((0, 0))
+
+    def __getitem__(self, simulation: int) -> NDArray[np.float64]:
+        """The parameters of one simulation.
+
+        Raises:
+            KeyError: it has not begun.
+        """
+        # `_known` first: whoever writes puts a larger array of rows in its place before.
+        if not (0 <= simulation < len(self._known) and self._known[simulation]):
+            raise KeyError(simulation)
+        row: NDArray[np.float64] = self._rows[simulation].copy()
+        return row
+
+    def __setitem__(self, simulation: int, values: ArrayLike) -> None:
+        row = np.asarray(values, np.float64)
+        if simulation >= len(self._known):
+            self._grow(max(2 * len(self._known), simulation + 1), len(row))
+        self._rows[simulation] = row
+        self._known[simulation] = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ids, and a row of parameters for each."""
+        simulations = np.flatnonzero(self._known)
+        return {"simulations": simulations, "values": self._rows[simulations]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what was saved, in addition to what is known."""
+        for simulation, row in zip(np.asarray(state["simulations"]).tolist(), state["values"], strict=True):
+            self[simulation] = row
+
+    def _grow(self, num: int, num_parameters: int) -> None:
+        known, rows = np.zeros(num, bool), np.zeros((num, num_parameters))
+        known[: len(self._known)] = self._known
+        rows[: len(self._rows), : self._rows.shape[1]] = self._rows
+        self._rows = rows
+        self._known = known
