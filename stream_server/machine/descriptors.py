@@ -58,4 +58,6 @@ def most_connections(connections: int) -> int:
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * connections + STRANGERS
-    return wanted if soft == resource.RLIM_INFINITY else min(wanted, connections + max(0, soft - OWN - connections) // 2)
+    return (
+        wanted if soft == resource.RLIM_INFINITY else min(wanted, connections + max(0, soft - OWN - connections) // 2)
+    )

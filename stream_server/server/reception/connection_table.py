@@ -13,7 +13,9 @@ MAX_FIRST_BYTES = 64 * 1024
 # A message carries at most MAX_PART_BYTES of payload.
 MAX_UNFINISHED_BYTES = 2 * MAX_PART_BYTES
 # A client asks once a second, an operator who reads a long table as fast as he gets the answers.
-MAX_WORDS_PER_S = 500
+MAX_QUESTIONS_PER_S = 500
+MANY_QUESTIONS = 50
+PENALTY_S = 5.0
 MEASURED_AT_ONCE = 128
 # Turns of the receiver after which it has read all that had come before the first of them.
 WHOLE_TURNS = 2
@@ -26,7 +28,8 @@ class PeerConnection:
     """One connection to the socket `name`, known by its descriptor.
 
     It is a stranger's until its first message is read, which tells whose it is: `owner` is a key, or an address where
-    no keys are used. The receiver thread sets `was_heard` and counts `num_words`, all else is the guard's.
+    no keys are used. The receiver thread sets `was_heard` and counts `num_questions`, which is all but samples of a
+    client that has opened a connection for them; all else is the guard's.
     """
 
     name: str
@@ -37,9 +40,9 @@ class PeerConnection:
     owner: str | None = None
     routing_id: bytes = b""
     was_heard: bool = False
-    num_words: int = 0
-    words_since: float = 0.0
-    words_before: int = 0
+    num_questions: int = 0
+    questions_before: int = 0
+    measured_at: float = 0.0
     bytes_heard: int = 0
     bytes_seen: int = 0
     turn_seen: int = 0
@@ -63,6 +66,7 @@ class ConnectionTable:
         self.clients: dict[Key, PeerConnection] = {}
         self._others: dict[Key, PeerConnection] = {}
         self._early: dict[Key, tuple[bytes, str]] = {}
+        self._penalties: dict[str, float] = {}
         self._measured = 0
 
     @property
@@ -79,15 +83,15 @@ class ConnectionTable:
             return
         self.strangers[it.key] = it
         if early is not None:
-            self.identified(it.key, *early, num_bytes=0, turn=0)
+            self.identified(it.key, *early, num_bytes=0, turn=it.turn_seen, now=it.since)
 
-    def identified(self, key: Key, routing_id: bytes, owner: str, *, num_bytes: int, turn: int) -> None:
+    def identified(self, key: Key, routing_id: bytes, owner: str, *, num_bytes: int, turn: int, now: float) -> None:
         """Its first message was read. That may be known before the connection is."""
         it = self.strangers.pop(key, None)
         if it is not None:
             it.owner, it.routing_id = owner, routing_id
             it.bytes_heard = it.bytes_seen = num_bytes
-            it.turn_seen = turn
+            it.turn_seen, it.measured_at = turn, now
             self.clients[key] = it
             self.routed[it.name][routing_id] = it
         elif key not in self.clients and key not in self._others:
@@ -139,12 +143,9 @@ class ConnectionTable:
                 return f"{num_bytes} bytes before a first message"
             is_late = now - it.since > FIRST_MESSAGE_S and turn - it.turn_seen >= WHOLE_TURNS
             return "no message after its handshake" if is_late else ""
-        if now - it.words_since >= 1.0:
-            num_words, it.words_before = it.num_words - it.words_before, it.num_words
-            is_flood = num_words > MAX_WORDS_PER_S * (now - it.words_since) and it.words_since > 0
-            it.words_since = now
-            if is_flood:
-                return f"{num_words} questions in a second"
+        if self._is_flood(it, now):
+            self._penalties[it.owner] = now + PENALTY_S
+            return "a flood of questions"
         if was_heard:
             it.bytes_heard = num_bytes
         elif turn - it.turn_seen < WHOLE_TURNS:
@@ -153,6 +154,20 @@ class ConnectionTable:
             return f"{it.bytes_seen - it.bytes_heard} bytes of one message"
         it.bytes_seen, it.turn_seen = num_bytes, turn
         return ""
+
+    def has_penalty(self, it: PeerConnection, now: float) -> bool:
+        """Its owner has flooded this rank a moment ago, over another connection."""
+        if it.owner is None or it.owner not in self._penalties:
+            return False
+        if now < self._penalties[it.owner]:
+            return True
+        del self._penalties[it.owner]
+        return False
+
+    def _is_flood(self, it: PeerConnection, now: float) -> bool:
+        num, elapsed_s = it.num_questions - it.questions_before, now - it.measured_at
+        it.questions_before, it.measured_at = it.num_questions, now
+        return num > max(MANY_QUESTIONS, MAX_QUESTIONS_PER_S * elapsed_s)
 
     def _drop(self, key: Key) -> None:
         self.strangers.pop(key, None)

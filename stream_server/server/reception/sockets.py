@@ -304,7 +304,7 @@ class Sockets:
             self.guard.identify(name, frame, peer, _user(frame) or _address(frame))
         else:
             connection.was_heard = True
-            connection.num_words += 1
+            connection.num_questions += 1
 
     def _bind(self, socket: Socket, file: str, name: str) -> tuple[str, str]:
         self.guard.watch(name, socket)
