@@ -144,11 +144,11 @@ class ConnectionGuard:
         now = time.monotonic()
         for name, descriptor, routing_id, owner in identified:
             key = (name, descriptor)
-            stranger = self.table.strangers.get(key)
-            num_bytes = 0 if stranger is None else self._num_bytes(stranger)
+            it = self.table.strangers.get(key)
+            num_bytes = 0 if it is None else self._num_bytes(it)
             self.table.identified(key, routing_id, owner, num_bytes=num_bytes, turn=self.turn, now=now)
-            if stranger is not None and self.table.has_penalty(stranger, now):
-                self._cut(stranger, "its owner floods")
+        for it in self.table.penalized(now):
+            self._cut(it, "its owner floods")
         for it in self.table.surplus():
             self._cut(it, "too many")
         if now >= self._tick_at:

@@ -56,7 +56,8 @@ class ConnectionTable:
     """The connections of a rank, of which at most `max_connections` may come over TCP. Guard's thread.
 
     Those on the sockets in the private folder are known, so that no descriptor is taken for that of another, and left
-    alone. `routed` has the others by the routing id under which their messages come, for each socket.
+    alone. `routed` has the others by the routing id under which their messages come, for each socket. `penalties` says
+    until when the connections of which owners are cut: they have flooded this rank.
     """
 
     def __init__(self, max_connections: int, names: Iterable[str]) -> None:
@@ -66,7 +67,7 @@ class ConnectionTable:
         self.clients: dict[Key, PeerConnection] = {}
         self._others: dict[Key, PeerConnection] = {}
         self._early: dict[Key, tuple[bytes, str]] = {}
-        self._penalties: dict[str, float] = {}
+        self.penalties: dict[str, float] = {}
         self._measured = 0
 
     @property
@@ -86,16 +87,22 @@ class ConnectionTable:
             self.identified(it.key, *early, num_bytes=0, turn=it.turn_seen, now=it.since)
 
     def identified(self, key: Key, routing_id: bytes, owner: str, *, num_bytes: int, turn: int, now: float) -> None:
-        """Its first message was read. That may be known before the connection is."""
-        it = self.strangers.pop(key, None)
-        if it is not None:
-            it.owner, it.routing_id = owner, routing_id
-            it.bytes_heard = it.bytes_seen = num_bytes
-            it.turn_seen, it.measured_at = turn, now
-            self.clients[key] = it
-            self.routed[it.name][routing_id] = it
-        elif key not in self.clients and key not in self._others:
-            self._early[key] = (routing_id, owner)
+        """A message was read of a connection that is not among `routed`.
+
+        That may be known before the connection is, or after another one has taken its descriptor: the newest message
+        tells.
+        """
+        it = self.strangers.pop(key, None) or self.clients.get(key)
+        if it is None:
+            if key not in self._others:
+                self._early[key] = (routing_id, owner)
+            return
+        self._unroute(it)
+        it.owner, it.routing_id = owner, routing_id
+        it.bytes_heard = it.bytes_seen = num_bytes
+        it.turn_seen, it.measured_at = turn, now
+        self.clients[key] = it
+        self.routed[it.name][routing_id] = it
 
     def closed(self, key: Key) -> None:
         """A connection has gone."""
@@ -144,7 +151,7 @@ class ConnectionTable:
             is_late = now - it.since > FIRST_MESSAGE_S and turn - it.turn_seen >= WHOLE_TURNS
             return "no message after its handshake" if is_late else ""
         if self._is_flood(it, now):
-            self._penalties[it.owner] = now + PENALTY_S
+            self.penalties[it.owner] = now + PENALTY_S
             return "a flood of questions"
         if was_heard:
             it.bytes_heard = num_bytes
@@ -155,14 +162,10 @@ class ConnectionTable:
         it.bytes_seen, it.turn_seen = num_bytes, turn
         return ""
 
-    def has_penalty(self, it: PeerConnection, now: float) -> bool:
-        """Its owner has flooded this rank a moment ago, over another connection."""
-        if it.owner is None or it.owner not in self._penalties:
-            return False
-        if now < self._penalties[it.owner]:
-            return True
-        del self._penalties[it.owner]
-        return False
+    def penalized(self, now: float) -> list[PeerConnection]:
+        """The connections of those who have a penalty."""
+        self.penalties = {owner: until for owner, until in self.penalties.items() if now < until}
+        return [it for it in self.clients.values() if it.owner in self.penalties] if self.penalties else []
 
     def _is_flood(self, it: PeerConnection, now: float) -> bool:
         num, elapsed_s = it.num_questions - it.questions_before, now - it.measured_at
@@ -173,5 +176,9 @@ class ConnectionTable:
         self.strangers.pop(key, None)
         self._others.pop(key, None)
         it = self.clients.pop(key, None)
-        if it is not None and self.routed[it.name].get(it.routing_id) is it:
+        if it is not None:
+            self._unroute(it)
+
+    def _unroute(self, it: PeerConnection) -> None:
+        if self.routed[it.name].get(it.routing_id) is it:
             del self.routed[it.name][it.routing_id]

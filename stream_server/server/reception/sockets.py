@@ -18,6 +18,7 @@ from stream_server.server.run.curve import CurveAccess
 LINGER_MS = 1000
 MAX_WORDS = 64
 MAX_WORD_BYTES = 1024 * 1024
+WORDS_BUFFER_BYTES = 16 * 1024
 MAX_NOTICE_BYTES = 256 * 1024 * 1024
 # ZeroMQ compares what is on the wire, where CURVE adds 33 bytes to a frame.
 MAX_FRAME_BYTES = MAX_PART_BYTES + 64
@@ -212,8 +213,7 @@ class Sockets:
                 if (connection := routed.get(peer)) is not None:
                     connection.was_heard = True
                 yield peer, header.bytes, None
-            else:
-                self._heard(DATA, peer, header)
+            elif self._heard(DATA, peer, header):
                 yield peer, header.bytes, _user(header)
             payload.drain()
 
@@ -221,8 +221,8 @@ class Sockets:
         """The messages of clients to rank 0: peer, message, and the key, if any."""
         for frames in self._words(self._control):
             peer = frames[0].bytes
-            self._heard(CONTROL, peer, frames[1])
-            yield peer, frames[1].bytes, _user(frames[1])
+            if self._heard(CONTROL, peer, frames[1]):
+                yield peer, frames[1].bytes, _user(frames[1])
 
     def letters(self) -> Iterator[tuple[int, bytes]]:
         """The frames from other ranks: rank and frame."""
@@ -231,8 +231,7 @@ class Sockets:
             if self.rank > 0:
                 yield 0, sender
                 continue
-            self._heard(PEERS, sender, frames[-1])
-            if sender.startswith(RANK) and self._is_ours(frames[-1]):
+            if self._heard(PEERS, sender, frames[-1]) and sender.startswith(RANK) and self._is_ours(frames[-1]):
                 number = sender.removeprefix(RANK)
                 if number.isdigit():
                     yield int(number), frames[-1].bytes
@@ -268,13 +267,13 @@ class Sockets:
         endpoints = {"data": self._bind(self._data, f"d{self.rank}", DATA)}
         operator: tuple[str, ...] = ()
         if self.rank == 0:
-            self._control = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
+            self._control = self._words_socket(unsent=MAX_WORDS)
             # A client keeps its name when it connects anew: its new connection takes over from the lost one.
             self._control.router_handover = True
             endpoints["control"] = self._bind(self._control, "c", CONTROL)
             operator = self._bind_operator(endpoints["control"])
             # Ranks say little to rank 0, and say it again. Whoever has a key may come here, too.
-            self._peers = self._socket(zmq.ROUTER, unread=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
+            self._peers = self._words_socket()
             endpoints["peers"] = self._bind(self._peers, "p", PEERS)
             self._link = self._socket(zmq.DEALER)
         else:
@@ -282,6 +281,13 @@ class Sockets:
             self._peers.routing_id = RANK + str(self.rank).encode()
         self.guard.start()
         return Endpoints(host=self.settings.host, operator=operator, **endpoints)
+
+    def _words_socket(self, *, unsent: int = 0) -> Socket:
+        """A socket for messages that are small, and that are said again if need be."""
+        socket = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=unsent, num_bytes=MAX_WORD_BYTES)
+        # What has come when a connection is cut is heard nevertheless: let it be little.
+        socket.rcvbuf = WORDS_BUFFER_BYTES
+        return socket
 
     def _socket(self, kind: int, *, unread: int = 0, unsent: int = 0, num_bytes: int = -1) -> Socket:
         socket = self._context.socket(kind)
@@ -297,14 +303,17 @@ class Sockets:
         self._control.bind(path)
         return (path, addresses[1]) if self.access.encrypts_tcp else (path,)
 
-    def _heard(self, name: str, peer: bytes, frame: zmq.Frame) -> None:
-        """Let the guard know that a message of this connection was read."""
+    def _heard(self, name: str, peer: bytes, frame: zmq.Frame) -> bool:
+        """Let the guard know that a message was read; whether it is to be answered, which one of a flood is not."""
         connection = self.guard.routed[name].get(peer)
         if connection is None:
-            self.guard.identify(name, frame, peer, _user(frame) or _address(frame))
+            owner = _user(frame) or _address(frame)
+            self.guard.identify(name, frame, peer, owner)
         else:
+            owner = connection.owner or ""
             connection.was_heard = True
             connection.num_questions += 1
+        return owner not in self.guard.table.penalties
 
     def _bind(self, socket: Socket, file: str, name: str) -> tuple[str, str]:
         self.guard.watch(name, socket)
