@@ -4,27 +4,34 @@ import resource
 
 from stream_server.errors import ConfigError
 
-# Logs, checkpoints, metrics and ZeroMQ's own; without the last ones ZeroMQ ends the process.
+# Logs, checkpoints, metrics and ZeroMQ's own. Without the last ones ZeroMQ ends the process: it aborts when a client
+# comes over a socket in the file system and there is no descriptor left for it.
 OWN = 64
+# Connections of whoever reaches a port of a rank, while he has not said who he is.
+STRANGERS = 64
+# libzmq's own thread accepts up to about a thousand connections at each of the three ports of rank 0 before it waits
+# for the thread that cuts those which are too many. That one may not run for long, as user code may hold the
+# interpreter.
+BURST = 3 * 1024
 
 
-def lacking(num: int, what_for: str) -> str:
+def lacking(num: int, what_for: str, *, spare: int = 0) -> str:
     """Raise the soft limit of this process to `num` and its own, if need be; why that cannot be, "" if it can.
 
-    What the process starts has the limit, too. It is not raised further than needed, since programs that use select()
-    know descriptors below 1024 only.
+    It is raised by up to `spare` more, as far as that is allowed. What the process starts has the limit, too. It is not
+    raised further, since programs that use select() know descriptors below 1024 only.
     """
     needed = num + OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or needed <= soft:
-        return ""
-    if hard == resource.RLIM_INFINITY or needed <= hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-        return ""
-    return (
-        f"{needed} open files are needed, {num} of them for {what_for}, but only {hard} are allowed here (ulimit -Hn): "
-        "have the limit raised, or let fewer simulations run at once"
-    )
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        return (
+            f"{needed} open files are needed, {num} of them for {what_for}, but only {hard} are allowed here "
+            "(ulimit -Hn): have the limit raised, or let fewer simulations run at once"
+        )
+    wanted = needed + spare if hard == resource.RLIM_INFINITY else min(needed + spare, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return ""
 
 
 def require(num: int, what_for: str) -> None:
@@ -35,3 +42,22 @@ def require(num: int, what_for: str) -> None:
     """
     if problem := lacking(num, what_for):
         raise ConfigError(problem)
+
+
+def of_rank(connections: int) -> int:
+    """How many connections a rank must have descriptors for if so many are those of clients and ranks."""
+    return connections + STRANGERS
+
+
+def most_connections(connections: int) -> int:
+    """How many connections a rank may have over TCP, of which so many are those of clients and ranks.
+
+    There is room for each of these once more, since a connection that was lost may be there for a while beside the
+    one that takes its place. But half of what the limit of this process leaves to spare stays free for what is
+    accepted before it is cut.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * connections + STRANGERS
+    return (
+        wanted if soft == resource.RLIM_INFINITY else min(wanted, connections + max(0, soft - OWN - connections) // 2)
+    )

@@ -201,6 +201,8 @@ class Receiver:
         dispatcher.end_turn()
         if sockets.has_words:
             self._hear_others()
+        if not self._is_behind:
+            sockets.guard.turn += 1
         if self._commands:
             self._obey()
         self._report()

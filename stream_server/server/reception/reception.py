@@ -16,6 +16,7 @@ from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, ProducerFailed, RankLost
 from stream_server.failpoints import failpoint
+from stream_server.machine.descriptors import most_connections
 from stream_server.messages import launcher_link
 from stream_server.messages.operator import TrainingStatus
 from stream_server.server.checkpoint.restore import RankRestore, finished_simulations
@@ -236,6 +237,7 @@ class Reception:
             interface=self.config.network.interface or "*",
             ports=self.config.network.ports,
             link=link_address if self.ranks.rank == 0 else None,
+            max_connections=most_connections(self.plan.connections),
         )
         return Receiver(
             buffer=self.buffer,

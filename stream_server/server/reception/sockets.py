@@ -12,16 +12,22 @@ import zmq
 from stream_server.errors import ConfigError
 from stream_server.messages.client import MAX_PART_BYTES
 from stream_server.messages.ipc import Ways
+from stream_server.server.reception.connection_guard import ConnectionGuard
 from stream_server.server.run.curve import CurveAccess
 
 LINGER_MS = 1000
 MAX_WORDS = 64
 MAX_WORD_BYTES = 1024 * 1024
+WORDS_BUFFER_BYTES = 16 * 1024
 MAX_NOTICE_BYTES = 256 * 1024 * 1024
 # ZeroMQ compares what is on the wire, where CURVE adds 33 bytes to a frame.
 MAX_FRAME_BYTES = MAX_PART_BYTES + 64
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 RANK = b"rank-"
+DATA, CONTROL, PEERS = "data", "control", "peers"
+# A server on a node of a cluster that died leaves connections that would otherwise stay for ever.
+KEEPALIVE_IDLE_S = 120
+KEEPALIVE_EVERY_S = 30
 
 Socket = zmq.Socket[bytes]
 Frame = bytes | memoryview | npt.NDArray[Any]
@@ -64,6 +70,7 @@ class ReceiverSettings:
     `ipc_folder` is private to this node (0700) and its path short: one of a socket has at most 107 bytes. `host` is
     the name that other nodes know this one by; `interface` the address or the name of the network interface to
     listen on, "*" for all; `ports` the range to choose from, None for any. `link` is the launcher's address (rank 0).
+    At most `max_connections` may come over TCP, those of strangers included.
     """
 
     ipc_folder: Path
@@ -71,6 +78,7 @@ class ReceiverSettings:
     interface: str = "*"
     ports: tuple[int, int] | None = None
     link: str | None = None
+    max_connections: int = 256
 
 
 class SocketPayload:
@@ -119,6 +127,8 @@ class Sockets:
         self.max_unread = max_unread
         self.access = access
         self.settings = settings
+        names = (DATA, CONTROL, PEERS) if rank == 0 else (DATA,)
+        self.guard = ConnectionGuard(rank, max_connections=settings.max_connections, names=names, wake=self.wake)
         self._opened: list[Socket] = []
         self._ways = Ways()
         self._is_awake = False
@@ -150,6 +160,7 @@ class Sockets:
         if self._context.closed:
             return
         self._is_awake = True
+        self.guard.stop()
         for socket in self._opened:
             socket.close(linger=LINGER_MS)
         self._opened.clear()
@@ -166,6 +177,8 @@ class Sockets:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until something has come or `wake` is called; whether anything has."""
+        if self.guard.error is not None:
+            raise self.guard.error
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         if self._wake_reader in ready:
             # In this order: a `wake` in between finds us awake. The other way round its byte would be read here while
@@ -182,28 +195,34 @@ class Sockets:
 
     def answer_newcomers(self) -> None:
         """Answer libzmq's questions about who may connect."""
-        if self._zap in self._ready:
-            while self._zap.poll(0):
-                self._zap.send_multipart(self.access.answer(self._zap.recv_multipart()))
+        for frames in self._words(self._zap):
+            self._zap.send_multipart(self.access.answer([frame.bytes for frame in frames]))
 
     def data(self, known: Container[bytes], limit: int) -> Iterator[tuple[bytes, bytes, str | None]]:
         """At most `limit` messages of clients: peer, header, and of peers that are not `known` the key, if any."""
         if self._data not in self._ready:
             return
-        receive, payload = self._data.recv, self.payload
+        receive, payload, routed = self._data.recv, self.payload, self.guard.routed[DATA]
         for _ in range(limit):
             try:
                 peer = receive(zmq.NOBLOCK)
             except zmq.Again:
                 return
             header = payload.header()
-            yield peer, header.bytes, None if peer in known else _user(header)
+            if peer in known:
+                if (connection := routed.get(peer)) is not None:
+                    connection.was_heard = True
+                yield peer, header.bytes, None
+            elif self._heard(DATA, peer, header):
+                yield peer, header.bytes, _user(header)
             payload.drain()
 
     def control(self) -> Iterator[tuple[bytes, bytes, str | None]]:
         """The messages of clients to rank 0: peer, message, and the key, if any."""
         for frames in self._words(self._control):
-            yield frames[0].bytes, frames[1].bytes, _user(frames[1])
+            peer = frames[0].bytes
+            if self._heard(CONTROL, peer, frames[1]):
+                yield peer, frames[1].bytes, _user(frames[1])
 
     def letters(self) -> Iterator[tuple[int, bytes]]:
         """The frames from other ranks: rank and frame."""
@@ -211,7 +230,8 @@ class Sockets:
             sender = frames[0].bytes
             if self.rank > 0:
                 yield 0, sender
-            elif sender.startswith(RANK) and self._is_ours(frames[-1]):
+                continue
+            if self._heard(PEERS, sender, frames[-1]) and sender.startswith(RANK) and self._is_ours(frames[-1]):
                 number = sender.removeprefix(RANK)
                 if number.isdigit():
                     yield int(number), frames[-1].bytes
@@ -244,22 +264,30 @@ class Sockets:
         self._data = self._socket(zmq.ROUTER, unread=self.max_unread, unsent=MAX_WORDS, num_bytes=MAX_FRAME_BYTES)
         self.payload = SocketPayload(self._data)
         self._usual = {self._wake_reader, self._data}
-        endpoints = {"data": self._bind(self._data, f"d{self.rank}")}
+        endpoints = {"data": self._bind(self._data, f"d{self.rank}", DATA)}
         operator: tuple[str, ...] = ()
         if self.rank == 0:
-            self._control = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
+            self._control = self._words_socket(unsent=MAX_WORDS)
             # A client keeps its name when it connects anew: its new connection takes over from the lost one.
             self._control.router_handover = True
-            endpoints["control"] = self._bind(self._control, "c")
+            endpoints["control"] = self._bind(self._control, "c", CONTROL)
             operator = self._bind_operator(endpoints["control"])
             # Ranks say little to rank 0, and say it again. Whoever has a key may come here, too.
-            self._peers = self._socket(zmq.ROUTER, unread=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
-            endpoints["peers"] = self._bind(self._peers, "p")
+            self._peers = self._words_socket()
+            endpoints["peers"] = self._bind(self._peers, "p", PEERS)
             self._link = self._socket(zmq.DEALER)
         else:
             self._peers = self._socket(zmq.DEALER, num_bytes=MAX_NOTICE_BYTES)
             self._peers.routing_id = RANK + str(self.rank).encode()
+        self.guard.start()
         return Endpoints(host=self.settings.host, operator=operator, **endpoints)
+
+    def _words_socket(self, *, unsent: int = 0) -> Socket:
+        """A socket for messages that are small, and that are said again if need be."""
+        socket = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=unsent, num_bytes=MAX_WORD_BYTES)
+        # What has come when a connection is cut is heard nevertheless: let it be little.
+        socket.rcvbuf = WORDS_BUFFER_BYTES
+        return socket
 
     def _socket(self, kind: int, *, unread: int = 0, unsent: int = 0, num_bytes: int = -1) -> Socket:
         socket = self._context.socket(kind)
@@ -275,8 +303,21 @@ class Sockets:
         self._control.bind(path)
         return (path, addresses[1]) if self.access.encrypts_tcp else (path,)
 
-    def _bind(self, socket: Socket, name: str) -> tuple[str, str]:
-        path = f"ipc://{self.settings.ipc_folder / name}"
+    def _heard(self, name: str, peer: bytes, frame: zmq.Frame) -> bool:
+        """Let the guard know that a message was read; whether it is to be answered, which one of a flood is not."""
+        connection = self.guard.routed[name].get(peer)
+        if connection is None:
+            owner = _user(frame) or _address(frame)
+            self.guard.identify(name, frame, peer, owner)
+        else:
+            owner = connection.owner or ""
+            connection.was_heard = True
+            connection.num_questions += 1
+        return owner not in self.guard.table.penalties
+
+    def _bind(self, socket: Socket, file: str, name: str) -> tuple[str, str]:
+        self.guard.watch(name, socket)
+        path = f"ipc://{self.settings.ipc_folder / file}"
         # A bind keeps the options of its moment: ipc, in its private folder, stays free of keys.
         socket.bind(path)
         if self.access.encrypts_tcp:
@@ -285,6 +326,8 @@ class Sockets:
 
     def _bind_tcp(self, socket: Socket) -> str:
         interface, ports = self.settings.interface, self.settings.ports
+        socket.tcp_keepalive = 1
+        socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S
         for port in ["*"] if ports is None else range(ports[0], ports[1] + 1):
             try:
                 socket.bind(f"tcp://{interface}:{port}")
@@ -316,6 +359,10 @@ class Sockets:
 
     def _is_ours(self, frame: zmq.Frame) -> bool:
         return _user(frame) in (None, self.access.server.public)
+
+
+def _address(frame: zmq.Frame) -> str:
+    return str(frame.get("Peer-Address"))
 
 
 def _user(frame: zmq.Frame) -> str | None:

@@ -177,7 +177,8 @@ def _server_lock(folder: Path, start: Start) -> StudyLock:
 
 def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
     """See to it that each rank may open the files that it needs; the limits of nodes may differ."""
-    said = ranks.gather(descriptors.lacking(make_plan(config).connections, "connections of simulations"))
+    num = descriptors.of_rank(make_plan(config).connections)
+    said = ranks.gather(descriptors.lacking(num, "connections of simulations and strangers", spare=descriptors.BURST))
     problem = ranks.broadcast(said and next(filter(None, said), ""))
     if problem:
         raise ConfigError(problem)

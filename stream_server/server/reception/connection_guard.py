@@ -1,0 +1,197 @@
+"""The guard of a rank's sockets: a thread that cuts connections of strangers before they take what others need."""
+
+import fcntl
+import logging
+import os
+import socket
+import struct
+import termios
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
+
+import zmq
+
+from stream_server.server.reception.connection_table import MAX_UNFINISHED_BYTES, ConnectionTable, PeerConnection
+
+EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+EVENT = struct.Struct("=HI")
+EVENTS_AT_ONCE = 64
+STRANGERS_TICK_S = 0.02
+CLIENTS_TICK_S = 0.05
+SUSPICION_TICK_S = 0.005
+# `tcpi_bytes_received` of Linux' struct tcp_info.
+BYTES_RECEIVED = struct.Struct("=128xQ")
+UNREAD = struct.Struct("=i")
+REPORT_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class ConnectionGuard:
+    """Watches the connections of some sockets by libzmq's monitors, on the thread `guard-RANK`.
+
+    In the main thread: `watch` each socket before it is bound, then `start`; `stop` when nothing else uses them.
+    The receiver thread tells of each message of a routing id that is new by `identify`, sets `was_heard` in what
+    `routed` has of others, and counts `turn` up when it has read all that had come. `wake` makes it begin a turn.
+
+    An exception stays in `error`, after `wake`. The thread goes on to take events even then: libzmq's own thread stands
+    still once about a thousand of them wait for a reader. That is also what bounds the connections that it accepts
+    while user code keeps this thread from running.
+    """
+
+    def __init__(self, rank: int, *, max_connections: int, names: tuple[str, ...], wake: Callable[[], None]) -> None:
+        self.table = ConnectionTable(max_connections, names)
+        self.routed = self.table.routed
+        self.error: BaseException | None = None
+        self.turn = 0
+        self.num_cut: Counter[str] = Counter()
+        self._wake = wake
+        self._readers: dict[zmq.Socket[bytes], str] = {}
+        self._watched: list[zmq.Socket[bytes]] = []
+        self._poller = zmq.Poller()
+        self._identified: deque[tuple[str, int, bytes, str]] = deque()
+        self._tick_at = self._report_at = 0.0
+        self._thread = Thread(target=self._run, name=f"guard-{rank}")
+
+    def watch(self, name: str, watched: "zmq.Socket[bytes]") -> None:
+        """Follow the connections of a socket from now on."""
+        address = f"inproc://guard-{name}"
+        watched.monitor(address, EVENTS)
+        self._watched.append(watched)
+        reader = watched.context.socket(zmq.PAIR)
+        self._readers[reader] = name
+        reader.rcvhwm, reader.linger = 1, 0
+        reader.connect(address)
+        self._poller.register(reader, zmq.POLLIN)
+
+    def start(self) -> None:
+        # A connection is looked at through a descriptor of our own, which is taken now, while there are some.
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        os.dup2(self._nothing, self._probe.fileno(), inheritable=False)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. The sockets may be closed afterwards."""
+        for watched in self._watched:
+            watched.disable_monitor()
+        if self._thread.ident is not None:
+            self._thread.join()
+            os.close(self._probe.detach())
+            os.close(self._nothing)
+        for reader in list(self._readers):
+            reader.close()
+
+    def identify(self, name: str, frame: zmq.Frame, routing_id: bytes, owner: str) -> None:
+        """Tell whose connection it is over which this message came. Receiver thread."""
+        self._identified.append((name, int(frame.get(zmq.SRCFD)), routing_id, owner))
+
+    def _run(self) -> None:
+        num_watched = len(self._watched)
+        while num_watched:
+            ready = self._poller.poll(self._timeout_ms())
+            try:
+                # In this order: who is identified was accepted before, but may have been disconnected since.
+                identified = [self._identified.popleft() for _ in range(len(self._identified))]
+                for reader, _ in ready:
+                    num_watched -= self._take_events(reader)
+                if self.error is None:
+                    self._look(identified)
+            except BaseException as error:
+                log.exception("The guard of connections failed")
+                self.error = error
+                self._wake()
+
+    def _timeout_ms(self) -> int | None:
+        if self.error is not None or not self.table.num_connections:
+            return None
+        return max(0, round((self._tick_at - time.monotonic()) * 1000))
+
+    def _take_events(self, reader: "zmq.Socket[bytes]") -> bool:
+        """Take some events of a socket; whether there will be no more."""
+        for _ in range(EVENTS_AT_ONCE):
+            try:
+                what, endpoint = reader.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            event, value = EVENT.unpack(what)
+            if event == zmq.EVENT_MONITOR_STOPPED:
+                return True
+            name = self._readers[reader]
+            if event == zmq.EVENT_DISCONNECTED:
+                self.table.closed((name, value))
+            else:
+                self._accepted(name, value, is_local=not endpoint.startswith(b"tcp:"))
+        return False
+
+    def _accepted(self, name: str, descriptor: int, *, is_local: bool) -> None:
+        address = ("", 0)
+        if not is_local:
+            # One that is gone already is closed by one of the next events.
+            with suppress(OSError), self._looking_at(descriptor) as probe:
+                address = probe.getpeername()
+        now = time.monotonic()
+        self.table.accepted(
+            PeerConnection(
+                name=name, descriptor=descriptor, address=address, since=now, is_local=is_local, turn_seen=self.turn
+            )
+        )
+
+    def _look(self, identified: list[tuple[str, int, bytes, str]]) -> None:
+        now = time.monotonic()
+        for name, descriptor, routing_id, owner in identified:
+            key = (name, descriptor)
+            it = self.table.strangers.get(key)
+            num_bytes = 0 if it is None else self._num_bytes(it)
+            self.table.identified(key, routing_id, owner, num_bytes=num_bytes, turn=self.turn, now=now)
+        for it in self.table.penalized(now):
+            self._cut(it, "its owner floods")
+        for it in self.table.surplus():
+            self._cut(it, "too many")
+        if now >= self._tick_at:
+            self._measure(now)
+        if now >= self._report_at and self.num_cut:
+            self._report_at = now + REPORT_S
+            log.warning("Connections that were cut since the start: %s", dict(self.num_cut))
+
+    def _measure(self, now: float) -> None:
+        self._tick_at = now + (STRANGERS_TICK_S if self.table.strangers else CLIENTS_TICK_S)
+        for it in self.table.to_measure():
+            # Taken first: a message that is read from now on may not be among the bytes.
+            was_heard, it.was_heard = it.was_heard, False
+            num_bytes = self._num_bytes(it)
+            if why := self.table.offence(it, num_bytes, was_heard=was_heard, turn=self.turn, now=now):
+                self._cut(it, why)
+            elif it.owner is not None and num_bytes - it.bytes_heard > MAX_UNFINISHED_BYTES:
+                self._tick_at = now + SUSPICION_TICK_S
+                self._wake()
+
+    def _num_bytes(self, it: PeerConnection) -> int:
+        """The bytes that libzmq has taken from a connection so far; 0 if it is gone."""
+        with suppress(OSError), self._looking_at(it.descriptor) as probe:
+            told = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.size)
+            unread = fcntl.ioctl(probe, termios.FIONREAD, bytes(UNREAD.size))
+            return int(BYTES_RECEIVED.unpack(told)[0] - UNREAD.unpack(unread)[0])
+        return 0
+
+    def _cut(self, it: PeerConnection, why: str) -> None:
+        """End a connection that belongs to libzmq, to which it looks as if the other end had."""
+        log.debug("cut a connection of %s: %s", it.owner or it.address[0], why)
+        self.num_cut["strangers" if it.owner is None else "clients"] += 1
+        self.table.cut(it)
+        with suppress(OSError), self._looking_at(it.descriptor) as probe:
+            # libzmq may have closed it meanwhile, and its descriptor may be that of anything else.
+            if probe.getpeername() == it.address:
+                probe.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def _looking_at(self, descriptor: int) -> Iterator[socket.socket]:
+        """A socket that is the one behind this descriptor, for as long as it is needed."""
+        os.dup2(descriptor, self._probe.fileno(), inheritable=False)
+        try:
+            yield self._probe
+        finally:
+            os.dup2(self._nothing, self._probe.fileno(), inheritable=False)
