@@ -23,7 +23,6 @@ PAST_IT = {
     "launcher/simulations/attempts.py": {"folder.parent.mkdir", "folder.mkdir", "target.parent.mkdir"}
     | {"target.write_text", "target.chmod", "(spec.folder / LOG_FILE).symlink_to"},
     "server/checkpoint/folder.py": {"(path / REASON_FILE).write_text"},
-    "server/run/output.py": {"self.path.rename"},
     "server/replay/recorder.py": {"self.marker.write_text"},
     "server/metrics/writers.py": {"run.folder.mkdir", "path.open", "self._path.open"},
 }

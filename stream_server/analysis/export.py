@@ -9,6 +9,7 @@ from typing import Any
 
 from stream_server.analysis.reading import AXES, Line, RunFolder, read_ranks, read_records
 from stream_server.errors import ConfigError
+from stream_server.storage.disk import for_result
 
 FORMATS = (".parquet", ".csv")
 
@@ -98,7 +99,7 @@ def _of_one_type(values: list[Any]) -> list[Any]:
 
 
 def _write_csv(table: Table, to: Path) -> None:
-    with to.open("w", newline="", encoding="utf-8") as file:
+    with open(to, "w", newline="", encoding="utf-8", opener=for_result) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(table.columns)
         for row in zip(*table.columns.values(), strict=True):
@@ -115,4 +116,5 @@ def _write_parquet(table: Table, to: Path) -> None:
         name: pyarrow.array(values, kinds[type(values[0])] if values else None, from_pandas=True)
         for name, values in table.columns.items()
     }
-    parquet.write_table(pyarrow.table(columns), to)
+    with open(to, "wb", opener=for_result) as file:
+        parquet.write_table(pyarrow.table(columns), file)

@@ -11,6 +11,7 @@ from stream_server.analysis.operating import status_facts, status_rows
 from stream_server.analysis.plot import pictures_of, settings_of
 from stream_server.analysis.reading import RunFolder
 from stream_server.errors import ConfigError
+from stream_server.storage.disk import for_result
 
 DOTS_PER_INCH = 110
 
@@ -31,7 +32,8 @@ def write_page(run: RunFolder, to: Path) -> None:
     """
     text = page(run)
     try:
-        to.write_text(text, encoding="utf-8")
+        with open(to, "w", encoding="utf-8", opener=for_result) as file:
+            file.write(text)
     except OSError as error:
         raise ConfigError(f"{to} cannot be written: {error}") from error
 

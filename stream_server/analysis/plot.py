@@ -13,7 +13,7 @@ from stream_server.analysis.reading import Line, RunFolder, read_histograms, rea
 from stream_server.analysis.run_state import simulations_of
 from stream_server.analysis.validations import read_validation
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import read_text
+from stream_server.storage.disk import for_result, read_text
 
 FORMATS = ("png", "pdf", "svg")
 DOTS_PER_INCH = 200
@@ -48,7 +48,8 @@ def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Pa
         for picture in pictures:
             for extension in formats:
                 files.append(to / f"{picture.name}.{extension}")
-                picture.figure.savefig(files[-1], dpi=DOTS_PER_INCH)
+                with open(files[-1], "wb", opener=for_result) as file:
+                    picture.figure.savefig(file, format=extension, dpi=DOTS_PER_INCH)
     except OSError as error:
         raise ConfigError(f"the pictures cannot be written to {to}: {error}") from error
     return files

@@ -2,14 +2,13 @@
 
 import grp
 import os
-import pwd
 import stat
 from pathlib import Path
 
 from stream_server.errors import ConfigError
 from stream_server.machine.study_lock import LOCKS
 from stream_server.storage import disk
-from stream_server.storage.ownership import OTHERS, first_of_others, is_ours, others_may_write
+from stream_server.storage.ownership import OTHERS, first_untrusted, is_ours, name_of
 
 STUDY_FILE = "study.json"
 JOURNAL = "journal.jsonl"
@@ -40,6 +39,15 @@ def holds_anything(folder: Path) -> bool:
     return folder.exists() and any(entry.name not in LOCKS for entry in folder.iterdir())
 
 
+def set_aside(folder: Path) -> Path:
+    """Give a folder the name NAME.1 or the next that is free; returns it."""
+    number = 1
+    # A link that leads nowhere has a name, too.
+    while os.path.lexists(free := folder.with_name(f"{folder.name}.{number}")):
+        number += 1
+    return folder.rename(free)
+
+
 def _is_a_start(folder: Path) -> bool:
     """A launcher has been here, or there is nothing but what is made before a run has begun."""
     names = {entry.name for entry in folder.iterdir()}
@@ -56,19 +64,23 @@ def claim(folder: Path, group: str | None) -> str:
     """
     disk.make_folder(folder)
     require_own(folder)
-    before = os.stat(folder)
     number = None if group is None else _number(group)
     wanted = PRIVATE if number is None else SHARED
+    # By its descriptor: in a folder that others may write, the name may lead to another one by now.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        before = os.fstat(descriptor)
         if number is not None and before.st_gid != number:
-            os.chown(folder, -1, number)
+            os.fchown(descriptor, -1, number)
         if stat.S_IMODE(before.st_mode) != wanted:
-            os.chmod(folder, wanted)
+            os.fchmod(descriptor, wanted)
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be closed to others{'' if group is None else f' than group {group}'}: {error}. A study "
             "needs a file system with owners and modes: write another study.output_dir"
         ) from error
+    finally:
+        os.close(descriptor)
     mode = stat.S_IMODE(os.stat(folder).st_mode)
     if mode & OTHERS & ~wanted:
         raise ConfigError(
@@ -93,13 +105,16 @@ def require_own(folder: Path) -> None:
     for each in (link, status):
         if not is_ours(each):
             raise ConfigError(
-                f"{folder} belongs to {_name(each.st_uid)}, and a study trusts only what is its own: write another "
+                f"{folder} belongs to {name_of(each.st_uid)}, and a study trusts only what is its own: write another "
                 "study.output_dir"
             )
-    if others_may_write(status) and (foreign := first_of_others(folder)) is not None:
+    # Whoever may enter it may have found a folder in it that is open to him.
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & OTHERS and mode != SHARED and (found := first_untrusted(folder)) is not None:
+        path, why = found
         raise ConfigError(
-            f"{folder} could be written by others (mode {stat.S_IMODE(status.st_mode):04o}), and {foreign} belongs to "
-            f"{_name(os.lstat(foreign).st_uid)}: a study trusts only what is its own. Write another study.output_dir"
+            f"{folder} was open to others (mode {mode:04o}), and {path} {why}: a study trusts only what is its own. "
+            "Write another study.output_dir"
         )
 
 
@@ -108,10 +123,3 @@ def _number(group: str) -> int:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         raise ConfigError(f'study.share_with: there is no group "{group}" here; `id -Gn` lists yours') from None
-
-
-def _name(user: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(user).pw_name}"
-    except KeyError:
-        return f"user {user}"

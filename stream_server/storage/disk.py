@@ -9,9 +9,9 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
-from stream_server.storage.ownership import OTHERS, require_ours
+from stream_server.storage.ownership import OTHERS, is_ours, name_of, require_ours
 
 PRIVATE = 0o600
 BY_UMASK = 0o644
@@ -120,6 +120,36 @@ def open_private_to_append(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def for_result(path: Path | str, flags: int) -> int:
+    """Open a file that a user has named to write it, as an opener of `open`; also where others may write.
+
+    Raises:
+        PermissionError: somebody else has made it, or a link of its name, or it may be linked to any file of ours.
+        OSError: it is a pipe that nobody reads, among other reasons.
+    """
+    if os.path.islink(path) and not is_ours(status := os.lstat(path)):
+        _refuse_result(f"It is a link of {name_of(status.st_uid)}", path)
+    descriptor = os.open(path, (flags & ~os.O_TRUNC) | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        status = os.fstat(descriptor)
+        if not is_ours(status):
+            _refuse_result(f"It belongs to {name_of(status.st_uid)}", path)
+        if stat.S_ISREG(status.st_mode):
+            if status.st_nlink > 1:
+                _refuse_result("It has another name elsewhere (a hard link)", path)
+            if flags & os.O_TRUNC:
+                os.ftruncate(descriptor, 0)
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _refuse_result(why: str, path: Path | str) -> NoReturn:
+    raise PermissionError(errno.EPERM, f"{why}, and is not written", str(path))
 
 
 def close(descriptor: int) -> None:

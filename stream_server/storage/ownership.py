@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,13 +50,27 @@ def require_ours(status: os.stat_result, path: Path | str) -> None:
         )
 
 
-def first_of_others(folder: Path) -> Path | None:
-    """The first entry in a folder, or in those below it, that belongs to somebody else."""
+def first_untrusted(folder: Path) -> tuple[Path, str] | None:
+    """The first entry in a folder, or in those below it, that somebody else may have put there, and what tells so.
+
+    A file of ours that has another name may lie elsewhere, too: a link to it was made in a folder that was open.
+    """
     for root, folders, files in os.walk(folder, onerror=_refuse):
         for name in (*folders, *files):
-            if not is_ours(os.lstat(path := Path(root, name))):
-                return path
+            status = os.lstat(path := Path(root, name))
+            if not is_ours(status):
+                return path, f"belongs to {name_of(status.st_uid)}"
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                return path, "is a file with another name elsewhere (a hard link)"
     return None
+
+
+def name_of(user: int) -> str:
+    """A user, in words."""
+    try:
+        return f"user {pwd.getpwuid(user).pw_name}"
+    except KeyError:
+        return f"user {user}"
 
 
 def _refuse(error: OSError) -> None:

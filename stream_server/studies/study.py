@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import state_of
@@ -17,7 +17,7 @@ from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run
 from stream_server.machine import run_folder
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
-from stream_server.storage.disk import read_text
+from stream_server.storage.disk import for_result, read_text
 from stream_server.storage.ownership import private_files
 from stream_server.studies.facts import Facts
 from stream_server.studies.run import Run, console_of
@@ -148,7 +148,8 @@ class Study:
         if self.file.exists() and not read_text(self.file, errors="replace").startswith(MARK):
             raise ConfigError(f"{self.file} was not written by Study.start(): move it, or write another study.name")
         plain = self._plain | {"study_dir": str(self.config.study_dir)}
-        self.file.write_text(f"{MARK}\n{json.dumps(plain, indent=2)}\n")
+        with _for_result(self.file) as file:
+            file.write(f"{MARK}\n{json.dumps(plain, indent=2)}\n".encode())
 
     def _launch(self, options: list[str]) -> "subprocess.Popen[bytes]":
         _started[:] = [it for it in _started if it.poll() is None]
@@ -157,7 +158,7 @@ class Study:
             if not self.output_dir.exists():
                 run_folder.claim(self.output_dir, group)
             console.parent.mkdir(parents=True, exist_ok=True)
-            output = console.open("wb")
+            output = _for_result(console)
         with output:
             # A session of its own: neither Ctrl-C nor the end of a terminal or of a kernel reaches it.
             process = subprocess.Popen(
@@ -181,6 +182,18 @@ class Study:
             if exit_code == ConfigError.exit_code:
                 raise ConfigError(read_text(console_of(self.output_dir), errors="replace").strip())
             return
+
+
+def _for_result(path: Path) -> BinaryIO:
+    """A file to write, beside files that others may have made.
+
+    Raises:
+        ConfigError: it is theirs, or cannot be written.
+    """
+    try:
+        return open(path, "wb", opener=for_result)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
 
 
 def _as_json(plain: Mapping[str, Any]) -> dict[str, Any]:

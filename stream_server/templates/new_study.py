@@ -90,9 +90,11 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
         if any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
         for name, contents in files.items():
-            (folder / name).write_bytes(contents)
+            with (folder / name).open("xb") as file:
+                file.write(contents)
     except FileExistsError as error:
-        raise ConfigError(f"{folder} is a file: name a folder that is not there yet") from error
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise ConfigError(f"{folder} {what}: name a folder that is not there yet") from error
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
 

@@ -145,7 +145,7 @@ def test_a_run_into_which_somebody_else_has_put_a_file_is_refused(shared: Path, 
     planted = folder / "logs" / "planted"
     planted.touch()
     stranger.owns(planted)
-    with pytest.raises(ConfigError, match=rf"{folder} could be written by others \(mode 0777\), and {planted} belongs"):
+    with pytest.raises(ConfigError, match=rf"{folder} was open to others \(mode 0777\), and {planted} belongs"):
         run_folder.claim(folder, None)
 
 

@@ -110,9 +110,7 @@ def test_several_simulations_in_one_job_of_mpirun(folder: Path) -> None:
     identity = dict.fromkeys(("STREAM_CONNECTION", "STREAM_SIMULATION_ID"), "'; touch planted; '")
     rest = dict.fromkeys(("STREAM_ATTEMPT", "MELISSA_SIMU_ID"), "$(touch planted)")
     spec = job(folder, "python3", "-Sc", ARGUMENTS, *EVIL)
-    spec = JobSpec(
-        command=spec.command, environment={**ENVIRONMENT, **identity, **rest}, folder=folder, marks=spec.marks
-    )
+    spec = replace(spec, environment={**ENVIRONMENT, **identity, **rest})
     line = Mpirun(words=("mpirun", "-n", "1"), ranks=1).job([spec, spec]).command
     first = line[3 : line.index(":")]
     assert subprocess.run(first, timeout=60, check=False).returncode == 0

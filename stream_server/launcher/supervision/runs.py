@@ -121,10 +121,7 @@ def rename_earlier_run(config: StudyConfig) -> None:
     with StudyLock(output_dir / RUN_LOCK, PROGRAM), Journal(output_dir) as journal:
         with closing(jobs.backend):
             end_earlier_run(journal.history, jobs, output_dir)
-        number = 1
-        while (free := output_dir.with_name(f"{output_dir.name}.{number}")).exists():
-            number += 1
-        output_dir.rename(free)
+        run_folder.set_aside(output_dir)
 
 
 class Unsupervised:

@@ -129,7 +129,7 @@ class OutputFolder:
         """Give the folder of an earlier run, if there is one, the name NAME.1 or the next that is free."""
         if not run_folder.holds_anything(self.path):
             return False
-        self.path.rename(self._free_name())
+        run_folder.set_aside(self.path)
         return True
 
     def prepare(self, config: StudyConfig, *, resume: bool) -> None:
@@ -159,9 +159,3 @@ class OutputFolder:
             raise ConfigError(
                 f"{self.study}, from which a run would be continued, cannot be read: {error}. --fresh starts over"
             ) from error
-
-    def _free_name(self) -> Path:
-        number = 1
-        while (candidate := self.path.with_name(f"{self.path.name}.{number}")).exists():
-            number += 1
-        return candidate

@@ -1,0 +1,198 @@
+"""Links, pipes and files that a stranger puts where a study, or its user, will write: nothing else is touched."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stream_server.analysis.export import export
+from stream_server.analysis.page import write_page
+from stream_server.analysis.plot import plot
+from stream_server.analysis.reading import RunFolder
+from stream_server.errors import ConfigError
+from stream_server.machine import run_folder
+from stream_server.storage.disk import for_result
+from stream_server.studies.study import Study
+from stream_server.templates.new_study import make_blank
+from tests.analysis.conftest import fonts
+from tests.security.stranger import Stranger
+from tests.support.runs import NUMPY_STUDY, run_study
+
+__all__ = ["fonts"]
+
+SECRET = b"years of work"
+# Some of the names that a study makes.
+NAMES = ("run.lock", "metrics/metrics.jsonl", "simulations/0/attempt-0")
+
+
+@pytest.fixture
+def victim(shared: Path) -> Iterator[Path]:
+    """A folder of ours, which nobody else can enter, with a file that stays what it is."""
+    folder = shared / "victim"
+    folder.mkdir(mode=0o700)
+    (folder / "thesis").write_bytes(SECRET)
+    (folder / "thesis").chmod(0o640)
+    yield folder
+    assert (folder / "thesis").read_bytes() == SECRET
+    assert stat.S_IMODE((folder / "thesis").stat().st_mode) == 0o640
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [it.name for it in folder.iterdir()] == ["thesis"]
+
+
+@pytest.fixture(params=[0o1777, 0o2775], ids=["sticky", "of the group"])
+def project(request: pytest.FixtureRequest, shared: Path) -> Path:
+    """A folder that the stranger may write into, too: like /tmp, or that of a project whose group he is in."""
+    folder = shared / "project"
+    folder.mkdir()
+    os.chown(folder, -1, Stranger.uid)
+    folder.chmod(request.param)
+    return folder
+
+
+PLANT = """
+kind, place, target = sys.argv[1:]
+os.umask(0)
+os.makedirs(os.path.dirname(place), exist_ok=True)
+if kind == "link":
+    os.symlink(target, place)
+elif kind == "pipe":
+    os.mkfifo(place, 0o666)
+elif kind == "file":
+    os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+"""
+
+
+@pytest.fixture(params=["link", "link to a folder", "hard link", "pipe", "file"])
+def plant(request: pytest.FixtureRequest, stranger: Stranger, victim: Path) -> Callable[[Path], None]:
+    """What puts something at a path, as the stranger may."""
+
+    def plant(path: Path) -> None:
+        kind, target = request.param, victim / "thesis"
+        if kind == "hard link":
+            # Where the system lets everybody make them (fs.protected_hardlinks).
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(target, path)
+        else:
+            stranger.run(PLANT, kind.partition(" ")[0], path, target if kind == "link" else victim)
+
+    return plant
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o2775, 0o755, 0o711])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_in_which_something_was_planted_is_refused(
+    shared: Path, plant: Callable[[Path], None], mode: int, name: str
+) -> None:
+    """Its own mode may forbid that: folders below may be open."""
+    folder = shared / "run"
+    place = folder / name
+    place.parent.mkdir(parents=True)
+    for each in {folder, place.parent}:
+        each.chmod(0o777)
+    plant(place)
+    folder.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"{folder} was open to others \(mode {mode:04o}\), and {place} "):
+        run_folder.claim(folder, None)
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["stream-server", "stream-launcher"])
+@pytest.mark.parametrize("fresh", [False, True], ids=["goes on", "fresh"])
+def test_no_study_writes_where_something_was_planted(
+    shared: Path, victim: Path, stranger: Stranger, program: str, fresh: bool
+) -> None:
+    folder = shared / "run"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs").chmod(0o777)
+    stranger.run(PLANT, "link", folder / "logs" / "launcher.log", victim / "thesis")
+    stranger.run(PLANT, "link", folder / "logs" / "rank-0.log", victim / "thesis")
+    run = run_study(NUMPY_STUDY, folder, mpi=None, program=program, arguments=["--fresh"] if fresh else [])
+    assert run.exit_code == 2
+    assert f"{folder} was open to others (mode 0755)" in run.output
+
+
+def test_an_earlier_run_is_renamed_to_a_name_that_nothing_has(project: Path, victim: Path, stranger: Stranger) -> None:
+    folder = project / "run"
+    folder.mkdir()
+    stranger.run(PLANT, "link", f"{folder}.1", victim / "nothing")
+    stranger.run(PLANT, "link", f"{folder}.2", victim)
+    assert run_folder.set_aside(folder) == project / "run.3"
+    assert not folder.exists()
+
+
+METRICS = '{"batch": 1, "update": 1, "sample": 10, "wall_s": 1.0, "train/loss": 0.5}\n'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run" / "metrics").mkdir(parents=True)
+    (tmp_path / "run" / "metrics" / "metrics.jsonl").write_text(METRICS * 2)
+    return RunFolder(tmp_path / "run")
+
+
+RESULTS: dict[str, Callable[[RunFolder, Path], object]] = {
+    "out.csv": lambda run, to: export([run], to),
+    "out.parquet": lambda run, to: export([run], to),
+    "page.html": write_page,
+    "loss.png": lambda run, to: plot(run, to.parent),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_no_table_picture_or_page_goes_where_a_stranger_wants_it(
+    project: Path, run: RunFolder, plant: Callable[[Path], None], name: str
+) -> None:
+    plant(project / name)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        RESULTS[name](run, project / name)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_goes_where_its_user_wants_it(tmp_path: Path, run: RunFolder, name: str) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / name).symlink_to(tmp_path / name)
+    (tmp_path / name).write_text("EARLIER" * 100_000)
+    RESULTS[name](run, tmp_path / "to" / name)
+    assert b"EARLIER" not in (tmp_path / name).read_bytes()
+    assert (tmp_path / "to" / name).is_symlink()
+
+
+def test_a_result_goes_to_a_pipe_or_device_of_ones_own(tmp_path: Path) -> None:
+    receiver, sender = os.pipe()
+    with open(receiver, "rb") as read, open(sender, "wb"):
+        with open(f"/dev/fd/{sender}", "w", opener=for_result) as file:
+            assert os.get_blocking(file.fileno())
+            file.write("words")
+        assert read.read(5) == b"words"
+    with open("/dev/null", "wb", opener=for_result) as file:
+        file.write(b"words")
+
+
+def test_neither_study_nor_console_of_a_notebook_goes_where_a_stranger_wants_it(
+    project: Path, plant: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    study = Study.load(NUMPY_STUDY, {"study.output_dir": str(project / "heat")})
+    plant(project / "heat.log")
+    with pytest.raises(ConfigError, match=r"heat\.log cannot be written"):
+        study.start()
+    assert not (project / "heat" / "run.lock").exists()
+
+
+def test_a_new_study_writes_no_file_that_is_there(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it came after the folder was looked at."""
+    folder = shared / "new"
+    folder.mkdir()
+    (shared / "thesis").write_bytes(SECRET)
+    (folder / "study.json").symlink_to(shared / "thesis")
+    monkeypatch.setattr(Path, "iterdir", _as_if_empty(folder, Path.iterdir))
+    with pytest.raises(ConfigError, match=f"{folder} is not empty"):
+        make_blank(folder, "python")
+    assert (shared / "thesis").read_bytes() == SECRET
+
+
+def _as_if_empty(empty: Path, iterdir: Callable[[Path], Iterator[Path]]) -> Callable[[Path], Iterator[Path]]:
+    return lambda folder: iter(()) if folder == empty else iterdir(folder)
