@@ -22,6 +22,7 @@ DOORS = {
     "zmq": [
         *(
             "client_api/transport.py",
+            "server/reception/connection_guard.py",
             "server/reception/sockets.py",
             "server/reception/heartbeat.py",
             "server/run/curve.py",
@@ -33,7 +34,7 @@ DOORS = {
     "pyarrow": ["analysis/export.py"],
     "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "predictions", "serving")],
     "prometheus_client": ["server/study/prometheus.py"],
-    "tornado": ["dashboard/access.py"],
+    "tornado": ["dashboard/access.py", "dashboard/serving.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/pictures.py"],
     "safetensors": ["storage/tensor_file.py"],
     "torch": ["server/training/torch/*.py", "server/user/torch_server.py", "studies/run.py", "studies/trained.py"],

@@ -8,13 +8,19 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.core.validation import silence
 from bokeh.core.validation.warnings import MISSING_RENDERERS
-from bokeh.server.server import Server
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
 from bokeh.settings import settings
+from tornado.httpserver import HTTPServer
+from tornado.ioloop import IOLoop
+from tornado.iostream import IOStream
+from tornado.netutil import bind_sockets
 
 from stream_server.dashboard.access import TOKEN, TokenAccess
 from stream_server.dashboard.page import Page
@@ -23,6 +29,25 @@ from stream_server.errors import ConfigError
 
 HOST = "127.0.0.1"
 PORT = 8787
+# A browser has a few connections for each page. Who says nothing for a while is let go.
+MAX_CONNECTIONS = 256
+SILENCE_S = 10.0
+
+
+class LimitedServer(HTTPServer):
+    """Closes what comes while it has MAX_CONNECTIONS, each of which costs this process a descriptor."""
+
+    def initialize(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize(*args, **kwargs)
+        self._streams: list[IOStream] = []
+
+    def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
+        self._streams = [it for it in self._streams if not it.closed()]
+        if len(self._streams) >= MAX_CONNECTIONS:
+            stream.close()
+            return
+        self._streams.append(stream)
+        super().handle_stream(stream, address)
 
 
 def serve(folder: Path, port: int | None, announce: Callable[[str], None]) -> None:
@@ -57,16 +82,17 @@ def _running(watch: Watch, port: int) -> Iterator[str]:
     logging.getLogger("bokeh.server.util").setLevel(logging.ERROR)
     token = secrets.token_urlsafe(24)
     application = Application(FunctionHandler(lambda document: Page(document, watch).open()))
-    server = Server(
+    tornado = BokehTornado(
         {"/": application},
-        address=HOST,
-        port=port,
         auth_provider=TokenAccess(token, f"stream-study-{port}"),
-        allow_websocket_origin=["*"],
+        extra_websocket_origins=["*"],
         # They would be within the page for its scripts to read.
         exclude_headers=["Cookie"],
         exclude_cookies=[f"stream-study-{port}"],
     )
+    http = LimitedServer(tornado, idle_connection_timeout=SILENCE_S)
+    http.add_sockets(bind_sockets(port, HOST))
+    server = BaseServer(IOLoop.current(), tornado, http)
     server.start()
     try:
         yield f"http://{HOST}:{port}/?{TOKEN}={token}"

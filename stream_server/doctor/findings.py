@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from stream_server.doctor import facts
-from stream_server.machine.descriptors import OWN
+from stream_server.machine.descriptors import BURST, OWN, STRANGERS
 
 OLDEST_PYTHON = (3, 11)
 GIB = 2**30
@@ -115,10 +115,16 @@ def of_files(told: facts.FileFacts) -> Finding:
     subject = "open files"
     if told.hard is None:
         return Finding(subject=subject, found="unlimited")
-    connections = max(0, told.hard - OWN)
+    connections = max(0, told.hard - OWN - STRANGERS)
     found = f"{told.hard:,} (ulimit -Hn): {connections:,} connections of a rank"
-    if connections >= FEW_CONNECTIONS:
+    if connections >= FEW_CONNECTIONS + BURST:
         return Finding(subject=subject, found=found)
+    if connections >= FEW_CONNECTIONS:
+        advice = (
+            f"with {BURST:,} more than a study needs (stream-server --check), a flood of connections is harmless even "
+            "while user code holds the interpreter: have the limit raised if strangers reach this node"
+        )
+        return Finding(subject=subject, found=found, severity=Severity.NOTE, advice=advice)
     severity = Severity.NOTE if connections >= TOO_FEW_CONNECTIONS else Severity.REPAIR
     advice = "each process of a simulation that runs is one connection: have the limit raised, or run fewer at once"
     return Finding(subject=subject, found=found, severity=severity, advice=advice)

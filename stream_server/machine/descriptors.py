@@ -44,9 +44,16 @@ def require(num: int, what_for: str) -> None:
         raise ConfigError(problem)
 
 
-def of_rank(connections: int) -> int:
-    """How many connections a rank must have descriptors for if so many are those of clients and ranks."""
-    return connections + STRANGERS
+def verdict(connections: int, hard: int | None) -> str:
+    """In words, whether a rank with so many connections to clients and ranks can run under this hard limit."""
+    needed = connections + STRANGERS + OWN
+    if hard is None or hard >= needed + BURST:
+        return "fits"
+    if hard >= needed:
+        return (
+            f"fits; with {needed + BURST} a flood of connections is harmless even while user code holds the interpreter"
+        )
+    return f"does NOT fit, {needed} are needed: have it raised, or let fewer simulations run at once"
 
 
 def most_connections(connections: int) -> int:

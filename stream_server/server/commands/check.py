@@ -8,7 +8,7 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import missing_program, shown
 from stream_server.launcher.backends.registry import check_backend
-from stream_server.machine.descriptors import OWN
+from stream_server.machine.descriptors import STRANGERS, verdict
 from stream_server.server.metrics.writers import writer_makers
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.replay.share import ReplayShare
@@ -83,9 +83,8 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
     samples = "unknown number of" if steps is None else f"{num_simulations * steps.num:,}"
     total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    fits = limit == resource.RLIM_INFINITY or plan.connections + OWN <= limit
     cores = expected_cores(config)
-    verdict = "fits" if fits else "does NOT fit: raise it with `ulimit -n`"
+    hard = None if limit == resource.RLIM_INFINITY else limit
     return [
         ("study", f"{config.study.name} -> {config.output_dir}"),
         ("simulations", f"{config.study.simulations} for training, {config.validation.simulations} for validation"),
@@ -104,7 +103,11 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
         ("batch size", f"{config.training.batch_size} per rank"),
         ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
-        ("connections", f"{plan.connections} per rank; ulimit -Hn is {limit}: {verdict}"),
+        (
+            "connections",
+            f"{plan.connections} per rank, and {STRANGERS} of strangers; ulimit -Hn is "
+            f"{'unlimited' if hard is None else hard}: {verdict(plan.connections, hard)}",
+        ),
     ]
 
 

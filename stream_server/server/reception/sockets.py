@@ -312,7 +312,8 @@ class Sockets:
         else:
             owner = connection.owner or ""
             connection.was_heard = True
-            connection.num_questions += 1
+            # A rank may have much to say when many simulations end; others are not even answered there.
+            connection.num_questions += name != PEERS
         return owner not in self.guard.table.penalties
 
     def _bind(self, socket: Socket, file: str, name: str) -> tuple[str, str]:

@@ -23,6 +23,8 @@ HOST = "127.0.0.1"
 INTERVAL_S = 1.0
 POLL_S = 0.1
 PATIENCE_S = 5.0
+# Each connection takes a thread and a descriptor of rank 0.
+MAX_CONNECTIONS = 16
 PREFIX = "stream_server_"
 
 
@@ -182,10 +184,28 @@ def serve_metrics(collector: StudyCollector, port: int, file: Path) -> Iterator[
     with extra_packages("metrics.prometheus_port"):
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
+
+    class LimitedServer(ThreadingWSGIServer):
+        """Closes what comes while all its places are taken."""
+
+        places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if self.places.acquire(blocking=False):
+                super().process_request(request, client_address)
+            else:
+                self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                self.places.release()
+
     registry = CollectorRegistry()
     registry.register(collector)
     try:
-        server = make_server(HOST, port, make_wsgi_app(registry), ThreadingWSGIServer, Handler)
+        server = make_server(HOST, port, make_wsgi_app(registry), LimitedServer, Handler)
     except OSError as error:
         raise ConfigError(
             f"metrics.prometheus_port: port {port} cannot be used: {error.strerror}; give another one, or 0 for any"

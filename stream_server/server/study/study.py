@@ -177,7 +177,7 @@ def _server_lock(folder: Path, start: Start) -> StudyLock:
 
 def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
     """See to it that each rank may open the files that it needs; the limits of nodes may differ."""
-    num = descriptors.of_rank(make_plan(config).connections)
+    num = make_plan(config).connections + descriptors.STRANGERS
     said = ranks.gather(descriptors.lacking(num, "connections of simulations and strangers", spare=descriptors.BURST))
     problem = ranks.broadcast(said and next(filter(None, said), ""))
     if problem:
