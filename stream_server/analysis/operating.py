@@ -102,6 +102,9 @@ def _list(arguments: argparse.Namespace) -> None:
     if arguments.json:
         _print_json([facts_of(run, state) for run, state in found])
         return
+    if not found:
+        tell(f"there is no run in {arguments.folder.resolve()} or the folders below it")
+        return
     table = _table("run", "state", "checkpoint", "batches", "")
     for run, state in found:
         saved = state.checkpoint
@@ -267,8 +270,15 @@ def _report_rows(report: Plain) -> list[tuple[str, str]]:
         ("server", f"{_ranks(report.get('ranks', 0))}, {_restarts(report.get('restarts', 0))}"),
         ("simulations", ", ".join(f"{num:,} {_words(name)}" for name, num in counts.items() if num)),
         ("training", f"{report.get('batches', 0):,} batches in {_duration(report.get('wall_s', 0.0))}"),
-        ("account", "balanced" if report.get("balanced") else "NOT BALANCED"),
+        *_account_row(report),
     ]
+
+
+def _account_row(report: Plain) -> list[tuple[str, str]]:
+    """Whether the account balances; a failed run whose account does is not called balanced."""
+    if not report.get("balanced"):
+        return [("account", "NOT BALANCED")]
+    return [("account", "balanced")] if report.get("exit_code") == 0 else []
 
 
 def print_table(table: Table, console: Console) -> None:

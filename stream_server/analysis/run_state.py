@@ -143,7 +143,11 @@ def state_of(run: RunFolder) -> RunState:
     report, failure = _read(run.path / "report.json"), _read(run.path / "exit.json")
     state, detail = _end(report, failure)
     if state != FINISHED:
-        then = f"goes on from checkpoint {checkpoint.number}" if checkpoint else "begins anew, for it has no checkpoint"
+        then = (
+            f"goes on from checkpoint {checkpoint.number}"
+            if checkpoint
+            else "starts over, because there is no checkpoint"
+        )
         detail = f"{detail}; run again, it {then}"
     return RunState(state=state, detail=detail, holder=None, checkpoint=checkpoint, report=report)
 
@@ -196,10 +200,10 @@ def simulations_of(run: RunFolder) -> list[SimulationFacts]:
         if simulation in history.given_up:
             state = "given_up"
         elif state == "running" or (state == "waiting" and attempts):
-            # The next start of the study tries it again.
-            state = "interrupted"
+            # The next start of the study tries it again, as it does one that failed and is not given up.
+            state = "failed" if simulation in history.failed else "interrupted"
         reason = entry.get("reason") or history.given_up.get(simulation, "")
-        if state == "interrupted":
+        if state in ("failed", "interrupted"):
             reason = history.reasons.get(simulation, "")
         facts.append(
             SimulationFacts(
@@ -251,7 +255,7 @@ def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:
     if code is not None or failure:
         number = failure.get("exit_code") if code is None else code
         return FAILED, f"exit code {number}: {message or failure.get('message', '')}".partition("\n")[0]
-    return KILLED, "it left no report: it was killed, or stopped before its training began"
+    return KILLED, "it left no report: it was killed, or stopped before training began"
 
 
 def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[str, Any]], bool]:

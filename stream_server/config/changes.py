@@ -1,5 +1,6 @@
 """The changes that a run may have in its study.json when it continues an earlier run."""
 
+import os
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
@@ -35,7 +36,6 @@ MAY_CHANGE = (
     "checkpoint.*",
     "network.*",
 )
-ABSENT = "nothing"
 
 
 def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
@@ -44,7 +44,7 @@ def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
     Raises:
         ConfigError: something that matters has changed; both values are named.
     """
-    problems = [*_changes(before, config.resolved(), "")]
+    problems = [*_changes(_with_relative_command(before), _with_relative_command(config.resolved()), "")]
     if problems:
         text = config_error("study.json, beside the run that it would continue,", problems)
         raise ConfigError(f"{text}\n--fresh starts it over, and keeps the old folder under another name")
@@ -57,5 +57,26 @@ def _changes(before: Any, now: Any, path: str) -> Iterator[Problem]:
         for key in {**before, **now}:
             yield from _changes(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
         return
-    was, found = (ABSENT if value is None else shown(value) for value in (before, now))
-    yield Problem(path, f"{found}, but the run began with {was}", f"Write {was}, or start afresh")
+    if before is None:
+        yield Problem(path, f"{shown(now)}, but the run began without this key", "Remove it, or start afresh")
+        return
+    found = "missing" if now is None else shown(now)
+    yield Problem(path, f"{found}, but the run began with {shown(before)}", f"Write {shown(before)}, or start afresh")
+
+
+def _with_relative_command(resolved: Any) -> Any:
+    """The same study with the files of `simulation.command` relative to the study's folder.
+
+    A word of the command becomes absolute only if the file is there when study.json is loaded. A program may have been
+    built since the run began.
+    """
+    match resolved:
+        case {"study_dir": str(study_dir), "simulation": {"command": [*words], **simulation}, **others}:
+            command = [_relative(word, study_dir) for word in words]
+            return {"study_dir": study_dir, "simulation": {"command": command, **simulation}, **others}
+    return resolved
+
+
+def _relative(word: str, study_dir: str) -> str:
+    path = os.path.normpath(os.path.join(study_dir, word))
+    return os.path.relpath(path, study_dir) if path.startswith(study_dir + os.sep) else word

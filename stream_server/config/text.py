@@ -29,7 +29,11 @@ def read_json(file: Path) -> dict[str, Any]:
         raise ConfigError(f"there is no file {file}: write the path of a study.json after --config") from error
     except IsADirectoryError as error:
         raise ConfigError(f"{file} is a folder: write {file / 'study.json'}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = 1 + error.object.count(b"\n", 0, error.start)
+        found = f"byte 0x{error.object[error.start]:02x} in line {line} is not UTF-8"
+        raise ConfigError(f"{file}: {found}; save the file with the encoding UTF-8") from error
+    except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     return _parse(file, TEXT_OR_COMMENT.sub(lambda match: match[1] or "", text))
 

@@ -31,6 +31,7 @@ SIMULATION_COLOURS = {
     "given_up": "#D55E00",
     "invalid": "#CC79A7",
     "stopped": "#E69F00",
+    "failed": "#D55E00",
     "interrupted": "#7F7F7F",
 }
 OTHER_COLOUR = "#000000"

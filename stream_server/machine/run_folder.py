@@ -58,11 +58,16 @@ def claim(folder: Path, group: str | None) -> str:
     """Make the folder, or close one of ours to others; the members of `group` may read it. Returns what was closed.
 
     Raises:
-        ConfigError: it belongs to somebody else, others have put something into it, it cannot be closed, or there is no
-            such group.
-        OSError: it cannot be made or looked at.
+        ConfigError: it cannot be made, it belongs to somebody else, others have put something into it, it cannot be
+            closed, or there is no such group.
+        OSError: it cannot be looked at.
     """
-    disk.make_folder(folder)
+    try:
+        disk.make_folder(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} cannot be made: {error.strerror}. Write a study.output_dir in which you may write"
+        ) from error
     require_own(folder)
     number = None if group is None else _number(group)
     wanted = PRIVATE if number is None else SHARED

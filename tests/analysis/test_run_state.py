@@ -60,7 +60,7 @@ def test_the_report_says_how_a_run_ended(run: RunFolder, facts: Facts, state: st
 
 def test_without_a_report_a_run_has_failed_or_was_killed(run: RunFolder) -> None:
     assert state_of(run).state == "killed"
-    assert state_of(run).detail.endswith("run again, it begins anew, for it has no checkpoint")
+    assert state_of(run).detail.endswith("run again, it starts over, because there is no checkpoint")
     (run.path / "exit.json").write_text(json.dumps({"exit_code": 7, "message": "rank 1 was lost"}))
     checkpoint(run.path / "checkpoints", 4, 80)
     found = state_of(run)
@@ -68,6 +68,22 @@ def test_without_a_report_a_run_has_failed_or_was_killed(run: RunFolder) -> None
         "failed",
         "exit code 7: rank 1 was lost; run again, it goes on from checkpoint 4",
     )
+
+
+def test_of_a_failed_run_status_tells_what_failed_and_not_that_it_balances(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {"requested": 7, "finished": 0, "failed": 3, "stopped": 4}
+    report(run, exit_code=4, exit_reason="failed", message="none came", balanced=True, simulations=counts)
+    assert main(["status", str(run.path)]) == 0
+    told = capsys.readouterr().out
+    assert "7 requested, 3 failed, 4 stopped" in told
+    assert "balanced" not in told
+
+
+def test_list_says_that_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"there is no run in {tmp_path} or the folders below it\n"
 
 
 def test_the_newest_checkpoint_is_the_last_whose_manifest_is_whole(run: RunFolder, tmp_path: Path) -> None:
@@ -107,12 +123,14 @@ def test_the_journal_and_the_folders_tell_of_simulations_that_no_checkpoint_has(
         Fail(simulation=1, attempt=2, reason="crashed"),
         GiveUp(simulation=1, attempts=3, reason="crashed", redraw=False),
         Fail(simulation=2, attempt=0, reason="late"),
+        Fail(simulation=0, attempt=0, reason="slow"),
+        records.AttemptStarting(simulation=0, attempt=1, folder="0/attempt-1", public_key=None),
     ]
     (run.path / "journal.jsonl").write_bytes(b"".join(map(records.encode, journal)))
     table = simulations_of(run)
-    assert [it.state for it in table] == ["interrupted", "given_up", "interrupted", "waiting"]
+    assert [it.state for it in table] == ["interrupted", "given_up", "failed", "waiting"]
     assert [it.attempts for it in table] == [2, 3, 1, 0]
-    assert [it.reason for it in table] == ["", "crashed", "late", ""]
+    assert [it.reason for it in table] == ["slow", "crashed", "late", ""]
     assert table[0].parameters == {"x": 0.5}
     assert table[0].seconds == 0
     assert table[3].seconds is None

@@ -162,11 +162,23 @@ def test_both_values_are_told(folder: StudyFolder) -> None:
     assert first == "study.json, beside the run that it would continue, has 4 problems:"
     assert sorted(line.strip() for line in problems) == [
         "buffer.watermark: 7, but the run began with 500. Write 500, or start afresh.",
-        "user.layers: nothing, but the run began with [1, 2]. Write [1, 2], or start afresh.",
+        "user.layers: missing, but the run began with [1, 2]. Write [1, 2], or start afresh.",
         "user.lr: 0.1, but the run began with 0.5. Write 0.5, or start afresh.",
-        "user.momentum: 0.9, but the run began with nothing. Write nothing, or start afresh.",
+        "user.momentum: 0.9, but the run began without this key. Remove it, or start afresh.",
     ]
     assert last == "--fresh starts it over, and keeps the old folder under another name"
+
+
+def test_a_program_may_be_built_after_a_run_began(folder: StudyFolder) -> None:
+    changes: Changes = {"simulation.command": ["build/solver", "--in", "case.txt"]}
+    before = resolved(folder.load(changes))
+    folder.write("build/solver", "")
+    folder.write("case.txt", "")
+    now = folder.load(changes)
+    assert before["simulation"]["command"] != resolved(now)["simulation"]["command"]
+    check_continuation(before, now)
+    with pytest.raises(ConfigError, match="simulation.command"):
+        check_continuation(before, folder.load({"simulation.command": ["build/other", "--in", "case.txt"]}))
 
 
 @pytest.mark.parametrize("before", [[], "heat", None, {"study": 3}])

@@ -191,12 +191,6 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert f"write {tmp_path / 'study.json'}" in error_of(tmp_path)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "study.json"
-    file.write_bytes(b"\xff\xfe\x00")
-    assert "cannot be read" in error_of(file)
-
-
 def test_loading_imports_neither_torch_nor_scipy_nor_mpi4py(folder: StudyFolder) -> None:
     code = "import sys; from stream_server.config import load; load(sys.argv[1]); print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code, folder.study()], text=True).split()
@@ -206,3 +200,9 @@ def test_loading_imports_neither_torch_nor_scipy_nor_mpi4py(folder: StudyFolder)
 def test_the_limits_are_those_of_the_protocol() -> None:
     assert samples.MAX_FIELDS == messages.MAX_FIELDS
     assert samples.MAX_DIMENSIONS == messages.MAX_DIMENSIONS
+
+
+def test_a_file_that_is_not_utf_8_is_refused_with_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "study.json"
+    file.write_bytes('{"study":\n  {"name": "café"}}'.encode("latin-1"))
+    assert error_of(file) == f"{file}: byte 0xe9 in line 2 is not UTF-8; save the file with the encoding UTF-8"

@@ -104,6 +104,12 @@ def test_a_run_folder_that_is_open_to_others_is_closed_and_the_user_hears_of_it(
     assert run_folder.claim(folder, None) == ""
 
 
+def test_where_no_folder_can_be_made_another_place_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(ConfigError, match=r"runs/heat cannot be made: File exists\. Write a study\.output_dir in"):
+        run_folder.claim(tmp_path / "runs" / "heat", None)
+
+
 def test_a_group_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'study\.share_with: there is no group "nobody-has-this" here'):
         run_folder.claim(tmp_path / "run", "nobody-has-this")

@@ -100,13 +100,16 @@ def test_the_cause_of_a_failed_study_is_not_hidden_by_its_account() -> None:
 
 
 def test_simulations_are_counted_by_how_they_ended() -> None:
-    states = ["finished", "finished", "given_up", "invalid", "stopped", "waiting", "running"]
+    states = ["finished", "finished", "given_up", "invalid", "stopped", "waiting", "running", "waiting"]
     ends = {i: SimulationEnd(state=state, num_steps=None) for i, state in enumerate(states)}
-    found = report(Outcome(exit_code=4, reason="failed"), simulations=ends, num_survived=2)["simulations"]
+    failures = [{"id": simulation, "attempts": 1, "reason": "crashed", "log": ""} for simulation in (2, 7)]
+    failed = Outcome(exit_code=4, reason="failed")
+    found = report(failed, simulations=ends, num_survived=2, failures=failures)["simulations"]
     assert found == {
-        "requested": 7,
+        "requested": 8,
         "finished": 2,
         "given_up": 1,
+        "failed": 1,
         "invalid": 1,
         "stopped": 3,
         "survived_restarts": 2,
@@ -217,7 +220,7 @@ def test_the_summary_names_failures_after_the_last_time_step() -> None:
 
 
 def test_a_failed_study_says_so_first_and_why_and_never_that_it_is_balanced() -> None:
-    ends = {i: SimulationEnd(state="stopped", num_steps=None) for i in range(7)}
+    ends = {i: SimulationEnd(state="waiting" if i < 3 else "stopped", num_steps=30) for i in range(7)}
     failing = [{"id": i, "attempts": 1, "reason": "ended with exit code 1", "log": ""} for i in range(3)]
     failed = Outcome(
         exit_code=4, reason="failed", message="rank 0, training: none sent a sample\nend of the log\x1b[2J"
@@ -225,7 +228,8 @@ def test_a_failed_study_says_so_first_and_why_and_never_that_it_is_balanced() ->
     text = shown(report(failed, simulations=ends, failures=failing, learned=Learned(trained=0)))
     assert text.splitlines()[0] == "heat: FAILED with exit code 4: rank 0, training: none sent a sample"
     assert "7 requested, 0 finished, 3 failed, 4 stopped with the study" in text
-    assert "0 after 1 attempt: ended with exit code 1" in text
+    assert "failed        0, 1, 2 after 1 attempt each: ended with exit code 1\n" in text
+    assert "30 of simulation 3: stopped\n" in text
     assert " balanced" not in text
 
 
@@ -248,6 +252,14 @@ def test_the_summary_ends_with_the_command_for_each_result_in_one_piece() -> Non
     text = shown(report(), width=40, places=[("pictures", command), ("report", "less runs/heat/report.json")])
     assert max(map(len, text.splitlines()[1:-2])) <= 40
     assert text.splitlines()[-2:] == [f"  pictures      {command}", "  report        less runs/heat/report.json"]
+
+
+def test_failures_of_many_simulations_in_one_way_are_one_line_each_way() -> None:
+    failures = [{"id": i, "attempts": 3, "reason": "crashed", "log": f"{i}.log"} for i in range(200)]
+    failures.append({"id": 777, "attempts": 1, "reason": "was killed", "log": ""})
+    text = shown(report(failures=failures))
+    assert "0, 1, 2, 3, 4 and 195 more after 3 attempts each: crashed (0.log)\n" in text
+    assert "777 after 1 attempt: was killed\n" in text
 
 
 def test_foreign_text_in_the_summary_cannot_move_the_cursor() -> None:

@@ -12,7 +12,7 @@ from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
 WIDTH = 100
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 TERMINAL = [sys.executable, str(Path(tests.support.in_terminal.__file__)), str(WIDTH), "40"]
-COMMANDS = ("  model ", "  pictures ", "  curves ", "  logs ", "  report ")
+COMMANDS = ("  model ", "  page ", "  pictures ", "  curves ", "  logs ", "  report ")
 
 
 @pytest.fixture(scope="module")

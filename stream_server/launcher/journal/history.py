@@ -58,7 +58,7 @@ class History:
     `highest` has the highest attempt of every simulation and `num_starts` counts the server's starts, over all runs.
     All else is of the last run alone, the one that the `launcher` began which wrote last, or that it resumed. `jobs`
     has all attempts, open or not, of each job that was shared, by its folder. `reasons` tell how the last attempt of a
-    simulation ended. `why_finishing` tells why nothing is started any more, "" unless that is so.
+    simulation ended, and `failed` has those whose last attempt failed. `why_finishing` tells why nothing is started any more, "" unless that is so.
     """
 
     launcher: LauncherStarted | None = None
@@ -70,6 +70,7 @@ class History:
     jobs: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
     given_up: dict[int, str] = field(default_factory=dict)
     anything_came: bool = False
     why_finishing: str = ""
@@ -134,6 +135,8 @@ class History:
     ) -> None:
         simulation, attempt = record.simulation, record.attempt
         self.highest[simulation] = max(attempt, self.highest.get(simulation, -1))
+        if not isinstance(record, AttemptStarted | AttemptCancelled):
+            self.failed.discard(simulation)
         match record:
             case AttemptStarting():
                 job = record.job or record.folder
@@ -158,6 +161,8 @@ class History:
                 is_counted = isinstance(record, Fail) and not record.excuse
                 self.failures[simulation] = self.failures.get(simulation, 0) + is_counted
                 self.reasons[simulation] = record.reason
+                if isinstance(record, Fail):
+                    self.failed.add(simulation)
 
 
 def entries_of(history: History, now: float) -> list[ScheduledSimulation]:

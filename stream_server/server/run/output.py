@@ -100,6 +100,7 @@ class OutputFolder:
         commands = [
             ("model", self.model, f"stream-server --config {shown(self.study)} --evaluate {path}"),
             ("files", self.samples, f"ls {shown(self.samples)}"),
+            ("page", self.path, f"stream-study serve {path}"),
             ("pictures", self.metrics, f"stream-study plot {path}"),
             ("curves", tensorboard, f"tensorboard --logdir {shown(tensorboard)}"),
             ("logs", self.path / "logs", f"less {shown(self.path / 'logs')}/*.log"),

@@ -123,7 +123,7 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
         "ranks": len(ranks),
         "versions": dict(study.versions),
         "cores": study.cores.to_report(),
-        "simulations": {**_count(study.simulations), "survived_restarts": study.num_survived},
+        "simulations": {**_count(study.simulations, study.failures), "survived_restarts": study.num_survived},
         "awaited": study.awaited,
         "security": study.security,
         "failures": [dict(failure) for failure in study.failures],
@@ -177,10 +177,12 @@ def _judge(outcome: Outcome, account: Account) -> Outcome:
     return Outcome(exit_code=NotBalanced.exit_code, reason="failed", message=message)
 
 
-def _count(simulations: Mapping[int, SimulationEnd]) -> dict[str, int]:
-    counts = {"requested": len(simulations), **dict.fromkeys(TERMINAL, 0)}
-    for end in simulations.values():
-        counts[end.state if end.state in TERMINAL else "stopped"] += 1
+def _count(simulations: Mapping[int, SimulationEnd], failures: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many simulations ended in each way; the `failed` ones could have been tried again."""
+    counts = {"requested": len(simulations), **dict.fromkeys((*TERMINAL, "failed"), 0)}
+    failed = {failure["id"] for failure in failures}
+    for simulation, end in simulations.items():
+        counts[end.state if end.state in TERMINAL else "failed" if simulation in failed else "stopped"] += 1
     return counts
 
 

@@ -12,10 +12,10 @@ from stream_server.machine.terminal import terminal_of_stderr
 from stream_server.server.training.monitoring.display import console_on, number, shares
 
 LEAST_SHARE = 0.01
+MOST_IDS = 5
 WIDTH = 13
 REASONS = {
     "messages refused": "refused",
-    "never produced": "never_produced",
     "untrained": "untrained_reasons",
 }
 RESULTS = {
@@ -36,7 +36,7 @@ def show_summary(report: Mapping[str, Any], places: Sequence[tuple[str, str]]) -
 def summary(report: Mapping[str, Any], places: Sequence[tuple[str, str]] = (), width: int | None = None) -> Text:
     """The summary that is printed at the end of a study, with the command that shows each result in `places`.
 
-    What is longer than `width` goes on in the next line, but for commands: who copies one has it in one piece.
+    Longer texts are wrapped at `width`. Commands are not, so that each can be copied in one piece.
     """
     failed = report["exit_code"] != 0 and report["exit_reason"] != "saved"
     result = _wrapped(f"{escaped(report['study'])}: {_result(report)}", width)
@@ -79,9 +79,9 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("samples", _counts(samples, ("expected", "accepted", "trained", "skipped", "withdrawn", "untrained"))),
     ]
     if report["failures"]:
-        rows.append(("failed", _some([_failure(it) for it in report["failures"]])))
+        rows.append(("failed", _some(_failures(report["failures"]))))
     if retried := _retried(report):
-        rows.append(("tried again", _some([_failure(it) for it in retried])))
+        rows.append(("tried again", _some(_failures(retried))))
     if report["failed_later"]:
         rows.append(("failed later", _some([_later(it) for it in report["failed_later"]])))
     if samples["duplicates"]:
@@ -90,6 +90,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         reasons = [f"{reason}: {num:,}" for reason, num in samples["rejected"].items()]
         simulations = [f"simulation {it}: {num:,}" for it, num in samples["rejected_of"].items()]
         rows.append(("rejected", f"{', '.join(reasons)}; of\n{_some(simulations)}"))
+    if samples["never_produced"]:
+        rows.append(("never produced", _some([f"{num:,} of {it}" for it, num in samples["never_produced"].items()])))
     for title, key in REASONS.items():
         if samples[key]:
             rows.append((title, _some([f"{reason}: {num:,}" for reason, num in samples[key].items()])))
@@ -105,7 +107,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         best = f", best {number(report['best'].get('loss'))} at batch {report['best'].get('batch')}"
         ratio = last.get("error_over_variance")
         error = "" if ratio is None else f"\n{_over_variance(ratio)}"
-        rows.append(("validation", f"{number(first['loss'])} -> {number(last['loss'])}{best}{error}"))
+        earlier = f"{number(first['loss'])} -> " if len(report["validation"]) > 1 else ""
+        rows.append(("validation", f"{earlier}{number(last['loss'])}{best if earlier else ''}{error}"))
     rows.append(("time", _time(report)))
     if report["restarts"]:
         survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
@@ -129,15 +132,12 @@ def _over_variance(ratio: float) -> str:
 def _simulations(report: Mapping[str, Any]) -> str:
     """How many simulations ended in which way: what failed comes before what was merely stopped."""
     counts = report["simulations"]
-    # The others failed as well, but the study ended before they were tried again.
-    num_failing = max(0, len(report["failures"]) - counts["given_up"])
-    stopped = max(0, counts["stopped"] - num_failing)
     named = {
         "requested": counts["requested"],
         "finished": counts["finished"],
-        "failed": counts["given_up"] + num_failing,
+        "failed": counts["given_up"] + counts["failed"],
         "withdrawn": counts["invalid"],
-        "stopped with the study": stopped,
+        "stopped with the study": counts["stopped"],
     }
     return _counts(named, tuple(named))
 
@@ -150,9 +150,19 @@ def _time(report: Mapping[str, Any]) -> str:
     return duration(report["wall_s"]) + (f": {parts}" if parts else "")
 
 
-def _failure(failure: Mapping[str, Any]) -> str:
-    log = f" ({failure['log']})" if failure["log"] else ""
-    return f"{failure['id']} after {counted(failure['attempts'], 'attempt')}: {failure['reason']}{log}"
+def _failures(failures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One text for each way to fail, with the log of the first simulation that did so."""
+    alike: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for failure in failures:
+        alike.setdefault((failure["attempts"], failure["reason"]), []).append(failure)
+    texts = []
+    for (num_attempts, reason), of_reason in alike.items():
+        first, num_more = of_reason[0], max(0, len(of_reason) - MOST_IDS)
+        ids = ", ".join(str(it["id"]) for it in of_reason[:MOST_IDS]) + (f" and {num_more:,} more" if num_more else "")
+        log = f" ({first['log']})" if first["log"] else ""
+        each = " each" if len(of_reason) > 1 else ""
+        texts.append(f"{ids} after {counted(num_attempts, 'attempt')}{each}: {reason}{log}")
+    return texts
 
 
 def _later(failure: Mapping[str, Any]) -> str:
