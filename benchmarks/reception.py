@@ -107,7 +107,7 @@ def reception(
             ),
             access=CurveAccess(keys, attaching=attaching.public),
             settings=ReceiverSettings(
-                ipc_folder=folder, host=socket.gethostname(), interface="127.0.0.1", link=f"ipc://{folder}/launcher"
+                ipc_folder=folder, host=socket.gethostname(), address="127.0.0.1", link=f"ipc://{folder}/launcher"
             ),
         )
         endpoints = receiver.bind()

@@ -21,7 +21,7 @@ MAY_CHANGE = (
     "simulation.max_failed",
     "simulation.keep_folders",
     "simulation.job.*",
-    "server.ranks",
+    "server.ranks*",
     "server.stall_s",
     "server.job.*",
     "launcher.*",

@@ -1,14 +1,15 @@
 """The sections of study.json and their keys, each with its type, its default and what it means."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from stream_server.built_in import BACKENDS, WRITERS
 from stream_server.config.parameters import Bounds, Sampler
+from stream_server.config.problems import shown, wrong
 from stream_server.config.samples import MAX_FIELDS, CountOrTimeSteps, ShapeOrField
 from stream_server.config.values import (
     CLASS_REFERENCE,
@@ -150,6 +151,33 @@ class SimulationSettings(Section):
         return self.command is not None and is_wanted
 
 
+class RankRange(Section):
+    """`server.ranks`: the smallest and the largest number of MPI ranks of the server, as a number if they are one."""
+
+    min: Count = Field(default=1, description="With fewer, the study is not started.")
+    max: Count = Field(description="More are not started, whatever the allocation has room for.")
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.min > self.max:
+            raise wrong(f"min ({self.min}) is above max ({self.max})", f'Write "min": {self.max} or less')
+        return self
+
+    def __str__(self) -> str:
+        return str(self.max) if self.min == self.max else f"{self.min} to {self.max}"
+
+
+def _from_ranks(value: Any) -> Any:
+    if isinstance(value, dict | RankRange):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise wrong(f"{shown(value)} is not a number of ranks", 'Write 1 or more, or {"min": 1, "max": 8}')
+    return {"min": value, "max": value}
+
+
+RanksOrRange = Annotated[RankRange, BeforeValidator(_from_ranks, json_schema_input_type=Count | RankRange)]
+
+
 class Server(Section):
     """`server`: the user's class and the job it runs in."""
 
@@ -158,7 +186,10 @@ class Server(Section):
         description="The class that trains: FILE.py:Class or package.module:Class.",
         examples=["server.py:HeatServer"],
     )
-    ranks: Count = Field(default=1, description="MPI ranks when stream-launcher starts the server.")
+    ranks: RanksOrRange = Field(
+        default=RankRange(max=1),
+        description="MPI ranks when stream-launcher starts the server, or {min, max}: as many as there is room for.",
+    )
     stall_s: Positive = Field(
         default=1800.0, description="Longest time for which the ranks may go without meeting, whatever they do."
     )
@@ -196,7 +227,9 @@ class Client(Section):
 class Network(Section):
     """`network`: sockets."""
 
-    interface: str | None = Field(default=None, description="Network interface or address; null finds it.")
+    interface: str | None = Field(
+        default=None, description="Name, address or subnet of the network interface that others reach; null finds it."
+    )
     ports: Annotated[tuple[Port, Port], Field(strict=False)] | None = Field(
         default=None, description="Range of TCP ports, [low, high]; null takes any."
     )

@@ -69,12 +69,16 @@ class ConnectionFile:
             raise ConfigError(f"{path} is not a connection file: {error}") from error
         except TypeError as error:
             raise ConfigError(f"{path} is not a connection file of this version: {error}") from error
-        _require_trusted(status, path, holds_key=file.security is not None)
+        require_trusted(status, path, holds_key=file.security is not None)
         return file
 
 
-def _require_trusted(status: os.stat_result, path: str | os.PathLike[str], *, holds_key: bool) -> None:
-    """See that nobody else can have written where we are sent to, or read the key."""
+def require_trusted(status: os.stat_result, path: str | os.PathLike[str], *, holds_key: bool) -> None:
+    """See that nobody else can have written where we are sent to, or read the key.
+
+    Raises:
+        ConfigError: somebody else can.
+    """
     if not is_ours(status):
         raise ConfigError(f"{path} belongs to user {status.st_uid}: a connection file must be your own")
     if status.st_mode & (OTHERS if holds_key else OTHERS_WRITE):

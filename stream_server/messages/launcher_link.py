@@ -1,14 +1,20 @@
 """Messages between the launcher and rank 0 of the server.
 
 Each message is one frame of JSON, `{"message": "Progress", "simulation": 3, …}`. The launcher binds a ROUTER on an
-`ipc://` address in a private folder; rank 0 connects a DEALER and sends `Here` first and then once a second. A
-launcher that has no plan of that incarnation, because the server or the launcher is new, asks for it.
+`ipc://` address in a private folder, and on TCP where the server is on other nodes; rank 0 connects a DEALER and sends
+`Here` first and then once a second. A launcher that has no plan of that incarnation, because the server or the launcher
+is new, asks for it; and so does one to which rank 0 has connected anew, since what was under way may be lost.
+
+Every rank has a connection of its own, under its `rank_name`, where it echoes what the launcher asks while it lives.
 """
 
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from stream_server.messages import codec
+
+RANK = b"rank-"
+MOST_DIGITS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +286,18 @@ ToServer = (
     | Leave
     | Bye
 )
+
+
+def rank_name(rank: int) -> bytes:
+    """The routing id of a rank's connection."""
+    return RANK + str(rank).encode()
+
+
+def rank_of(name: bytes) -> int | None:
+    """The rank that has this routing id, None if there is none."""
+    digits = name.removeprefix(RANK)
+    return int(digits) if name.startswith(RANK) and digits.isdigit() and len(digits) <= MOST_DIGITS else None
+
 
 _TO_LAUNCHER = codec.by_name(get_args(ToLauncher))
 _TO_SERVER = codec.by_name(get_args(ToServer))

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -53,6 +54,8 @@ def _said(folder: Path) -> str:
 def test_a_step_has_the_environment_that_it_is_given(backend: SlurmSteps, folder: Path) -> None:
     odd = "$(touch x) '\" \n;"
     spec = job(folder, "0", "printenv", "ODD", ODD=odd, SLURM_JOB_ID=os.environ["SLURM_JOB_ID"], SLURM_OVERLAP="1")
+    # As in a batch script with --export=NONE.
+    spec = replace(spec, environment={**spec.environment, "SLURM_EXPORT_ENV": "NONE", "SLURM_GET_USER_ENV": "1"})
     assert exit_code(backend, backend.submit(spec), spec.folder) == 0
     assert _said(spec.folder) == odd + "\n"
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import zmq
 
 from stream_server.messages import launcher_link
+from stream_server.server.reception.heartbeat import Heartbeat
 from tests.launcher.rank_0 import plan
 
 HERE_S = 0.2
@@ -34,7 +35,7 @@ class ScriptedServer:
         self.incarnation = self.number + 1
         self._context = zmq.Context()
         self._link = self._context.socket(zmq.DEALER)
-        self._alive = self._context.socket(zmq.DEALER)
+        self._heartbeat: Heartbeat | None = None
         self._here_at = 0.0
         self._greets = False
         self._plan: launcher_link.Plan | None = None
@@ -49,12 +50,12 @@ class ScriptedServer:
         acts = json.loads((self.study / "acts.json").read_text())
         for name, *values in acts[min(self.number, len(acts) - 1)]:
             getattr(self, name)(*values)
-        sys.exit(0)
+        self.leave(0)
 
     def live(self) -> None:
         """Connect to where the launcher watches the ranks."""
-        self._alive.connect(self._option("--alive"))
-        self._alive.send(json.dumps({"rank": self.rank, "pid": os.getpid()}).encode())
+        self._heartbeat = Heartbeat(self._option("--alive"), self.rank)
+        self._heartbeat.__enter__()
 
     def plan(self, num: int, attempt: int = -1) -> None:
         """Say that we are there, and tell the launcher who asks what to run."""
@@ -134,7 +135,7 @@ class ScriptedServer:
     def raise_at(self, batch: int | None) -> None:
         """User code raises."""
         self._write("exit.json", {"exit_code": 3, "message": "KeyError", "batch": batch})
-        sys.exit(3)
+        self.leave(3)
 
     def report(self, code: int, status: int = 0) -> None:
         """Leave in order: rank 0 writes the report first, for mpirun kills the others when one leaves with a status."""
@@ -144,13 +145,15 @@ class ScriptedServer:
                 self._tell(launcher_link.Leaving())
         else:
             self._wait_until((self.output_dir / "report.json").exists)
-        self._alive.send(json.dumps({"rank": self.rank, "leaving": True}).encode(), zmq.DONTWAIT)
+        if self._heartbeat is not None:
+            self._heartbeat.__exit__(None, None, None)
         self._context.destroy(linger=1000)
         sys.exit(status)
 
-    def leave(self, status: int) -> None:
+    def leave(self, status: int) -> NoReturn:
         """Leave without a word."""
-        sys.exit(status)
+        sys.stdout.flush()
+        os._exit(status)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)

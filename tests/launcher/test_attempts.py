@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher.simulations.attempts import AttemptKeys, Attempts
+from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.messages.curve import KeyPair
 from stream_server.storage.ownership import private_files
 
 CONNECTION = {"study": "heat-1", "incarnation": 0, "host": "node", "control": ["ipc:///tmp/x"], "security": None}
@@ -48,7 +49,7 @@ def test_the_connection_file_names_the_attempt_and_only_its_owner_can_read_it(at
 def test_with_curve_the_connection_file_holds_the_key_pair_of_the_attempt(attempts: Attempts) -> None:
     study = {"server_public_key": "S", "client_public_key": "not", "client_secret_key": "passed on"}
     spec = attempts.prepare(
-        17, 0, {"initial": 300.0}, {**CONNECTION, "security": study}, AttemptKeys(public="P", secret="K")
+        17, 0, {"initial": 300.0}, {**CONNECTION, "security": study}, KeyPair(public="P", secret="K")
     )
     assert json.loads((spec.folder / "connection.json").read_text())["security"] == {
         "server_public_key": "S",
@@ -89,7 +90,7 @@ def test_the_folder_of_an_attempt_is_never_used_again(attempts: Attempts) -> Non
 
 def test_a_running_attempt_is_told_where_the_new_server_is_and_keeps_its_own(attempts: Attempts) -> None:
     old = {**CONNECTION, "security": {"server_public_key": "S"}}
-    folder = attempts.prepare(17, 2, {"initial": 300.0}, old, AttemptKeys(public="P", secret="K")).folder
+    folder = attempts.prepare(17, 2, {"initial": 300.0}, old, KeyPair(public="P", secret="K")).folder
     new = {
         **CONNECTION,
         "incarnation": 1,

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_server.errors import MalformedMessage
-from stream_server.launcher.simulations.server_connection import ServerConnection, key_pair
+from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.messages import launcher_link
+from stream_server.messages.curve import KeyPair
 
 PLAN = launcher_link.Plan(
     study="heat-1",
@@ -93,9 +94,9 @@ def test_any_bytes_give_a_message_or_one_typed_error(frame: bytes) -> None:
 
 
 def test_key_pairs_are_z85_text_and_never_the_same() -> None:
-    public, secret = key_pair()
-    assert len(public) == len(secret) == 40
-    assert key_pair() != (public, secret)
+    keys = KeyPair.make()
+    assert len(keys.public) == len(keys.secret) == 40
+    assert KeyPair.make() != keys
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from threading import Lock
 
 from stream_server.messages.client import Away
 from stream_server.messages.connection import ConnectionFile
-from stream_server.server.run.curve import KeyPair
+from stream_server.messages.curve import KeyPair
 from tests.network.faults import Fault
 from tests.network.proxy import Proxy
 from tests.support.reception import Reception, StudyShape, reception

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher.simulations.attempts import AttemptKeys, Attempts
+from stream_server.launcher.simulations.attempts import Attempts
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.messages.curve import KeyPair
 
 CURVE = Security(server_public_key="S" * 40, client_public_key="A" * 40, client_secret_key="a" * 40)
 
@@ -24,7 +25,7 @@ def test_the_launcher_writes_what_the_client_would_write(tmp_path: Path, securit
     attempts = Attempts(
         command=("solver",), templates=(), environment={}, seed=0, study_dir=tmp_path, output_dir=tmp_path
     )
-    keys = None if security is None else AttemptKeys(public="P" * 40, secret="p" * 40)
+    keys = None if security is None else KeyPair(public="P" * 40, secret="p" * 40)
     written = attempts.prepare(17, 2, {"x": 0.1}, asdict(study), keys).folder / "connection.json"
 
     own = None if security is None else replace(CURVE, client_public_key="P" * 40, client_secret_key="p" * 40)

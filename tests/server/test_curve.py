@@ -3,7 +3,8 @@
 from zmq.utils import z85
 
 from stream_server.messages.client import ATTACHING, Hello, Invalidate
-from stream_server.server.run.curve import DOMAIN, CurveAccess, KeyPair
+from stream_server.messages.curve import DOMAIN, KeyPair
+from stream_server.server.run.curve import CurveAccess
 
 
 def request(key: str, mechanism: bytes = b"CURVE", domain: str = DOMAIN) -> list[bytes]:

@@ -6,8 +6,8 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stream_server.server.reception.sockets import ZAP_ADDRESS
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.messages.curve import ZAP_ADDRESS, KeyPair
+from stream_server.server.run.curve import CurveAccess
 
 DEADLINE_MS = 60_000
 LET_IN = zmq.EVENT_HANDSHAKE_SUCCEEDED

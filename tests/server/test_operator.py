@@ -13,9 +13,9 @@ from stream_server.errors import MalformedMessage, NotRunning
 from stream_server.messages import launcher_link, operator, wire
 from stream_server.messages.client import ATTACHING, Hello, Reason, Refusal
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.messages.curve import KeyPair
 from stream_server.server.intake import mailbox
 from stream_server.server.reception.operator_desk import FINISH_TEXT, STOP_TEXT
-from stream_server.server.run.curve import KeyPair
 from tests.support.reception import DEADLINE_S, HERE, INCARNATION, STUDY, Reception, StudyShape, reception
 from tests.support.timing import until
 

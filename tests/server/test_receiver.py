@@ -27,8 +27,8 @@ from stream_server.messages.client import (
     TimeSteps,
 )
 from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.curve import KeyPair
 from stream_server.server.intake import mailbox
-from stream_server.server.run.curve import KeyPair
 from tests.support.reception import DEADLINE_S, INCARNATION, STUDY, Crew, RawClient, Reception, StudyShape, reception
 
 

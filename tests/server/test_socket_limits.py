@@ -7,8 +7,9 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from stream_server.messages.curve import KeyPair
 from stream_server.server.reception.sockets import MAX_FRAME_BYTES, MAX_WORDS, ReceiverSettings, Sockets
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.run.curve import CurveAccess
 
 DEADLINE_S = 60.0
 UNREAD = 4
@@ -20,7 +21,7 @@ MIB = bytes(2**20)
 def connected(folder: Path) -> Iterator[tuple[Sockets, "zmq.Socket[bytes]"]]:
     """The sockets of a rank, and a client of it that holds next to nothing itself."""
     with ExitStack() as stack:
-        settings = ReceiverSettings(ipc_folder=folder, host="here", interface="127.0.0.1")
+        settings = ReceiverSettings(ipc_folder=folder, host="here", address="127.0.0.1")
         sockets = Sockets(rank=1, max_unread=UNREAD, access=CurveAccess(KeyPair.make()), settings=settings)
         endpoints = sockets.open()
         stack.callback(sockets.close)

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from stream_server.messages.curve import KeyPair
 from stream_server.server.reception.sockets import ReceiverSettings, Sockets
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.run.curve import CurveAccess
 
 
 def test_a_wake_while_the_receiver_wakes_up_does_not_silence_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ReceiverSettings(ipc_folder=tmp_path, host="here", interface="127.0.0.1")
+    settings = ReceiverSettings(ipc_folder=tmp_path, host="here", address="127.0.0.1")
     sockets = Sockets(rank=1, max_unread=1, access=CurveAccess(KeyPair.make()), settings=settings)
     sockets.open()
     read = os.read

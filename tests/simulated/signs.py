@@ -45,7 +45,6 @@ class SimulatedLiveness(Liveness):
 
     def __enter__(self) -> Self:
         self._entered_at = self.world.threads.now
-        self._stopped_since: dict[int, float] = {}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,26 +54,20 @@ class SimulatedLiveness(Liveness):
     def sockets(self) -> tuple[()]:
         return ()
 
-    def take(self, now: float) -> None:
+    def _receive(self) -> None:
         for sign in self.world.signs.at(self.address):
-            self._look_at(sign, now)
-        self._lost_at = self.presence.missed_since(now) + self.heartbeat.return_s
-        all_at = self.presence.all_at
-        self._wake_at = min(self._lost_at, all_at) if now < all_at else self._lost_at
+            if not sign.program.is_stopped and sign.program.status is None:
+                self._hear_of(sign)
+            if sign.has_left:
+                self.presence.leave(sign.rank)
 
-    def _look_at(self, sign: Sign, now: float) -> None:
-        pid = sign.program.pid
-        if sign.since >= self._entered_at:
-            self.presence.come(sign.rank)
-            leader = Leader.of(pid)
-            if leader is not None:
-                self.processes[sign.rank] = leader
-        if sign.has_left:
-            self.presence.leave(sign.rank)
-        if not sign.program.is_stopped:
-            self._stopped_since.pop(pid, None)
-        since = self._stopped_since.setdefault(pid, now) if sign.program.is_stopped else now
-        if sign.program.status is None and now - since < self.heartbeat.answer_s:
-            self.presence.opened(pid)
-        else:
-            self.presence.closed(pid)
+    def _ask(self) -> None:
+        for sign in self.world.signs.at(self.address):
+            if sign.program.status is not None:
+                self.presence.is_broken(sign.rank)
+
+    def _hear_of(self, sign: Sign) -> None:
+        self.presence.heard(sign.rank)
+        leader = Leader.of(sign.program.pid) if sign.since >= self._entered_at else None
+        if leader is not None:
+            self.processes[sign.rank] = leader

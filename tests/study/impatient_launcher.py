@@ -12,7 +12,7 @@ from stream_server.launcher.supervision.cli import main
 from stream_server.launcher.supervision.liveness import HeartbeatSettings
 from stream_server.launcher.supervision.supervisor import Supervisor
 
-HEARTBEAT = HeartbeatSettings(interval_s=0.25, answer_s=1.5, return_s=0.5)
+HEARTBEAT = HeartbeatSettings(interval_s=0.25, silent_s=2.0, return_s=0.5)
 
 if __name__ == "__main__":
     runs.Supervisor = partial(Supervisor, heartbeat=HEARTBEAT)  # type: ignore[assignment,misc]

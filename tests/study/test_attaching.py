@@ -15,9 +15,9 @@ from stream_server.client_api.handshake import ask
 from stream_server.client_api.simulation import Simulation
 from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, Unreachable
-from stream_server.launcher.simulations.server_connection import key_pair
 from stream_server.messages.client import Invalidate, Reason, Refusal
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.messages.curve import KeyPair
 from tests.study.numpy_study.ripple import send_all, signal_at
 from tests.support.runs import LiveRun, assert_complete, failpoints
 
@@ -164,8 +164,8 @@ def test_a_simulation_on_another_node_sends_over_tcp(start: Callable[..., Any], 
         file = over_tcp(live.connection)
         assert (file.security is None) == (security == "none")
         if file.security is not None:
-            public, secret = key_pair()
-            stranger = security_with(file, client_public_key=public, client_secret_key=secret)
+            keys = KeyPair.make()
+            stranger = security_with(file, client_public_key=keys.public, client_secret_key=keys.secret)
             for unwanted in (stranger, None):
                 with pytest.raises(Unreachable):
                     connect(replace(file, security=unwanted), timeout_s=0.5)

@@ -11,12 +11,13 @@ import numpy.typing as npt
 from stream_server.buffers import Slots
 from stream_server.messages import wire
 from stream_server.messages.client import FieldSpec, Message, Routing, TimeSteps
+from stream_server.messages.curve import KeyPair
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.saved_ledger import redealt
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.reception.dispatcher import Dispatcher
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.run.curve import CurveAccess
 from stream_server.storage.plain_state import from_bytes, to_bytes
 
 Key = tuple[int, int]

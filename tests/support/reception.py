@@ -20,6 +20,7 @@ from stream_server.launcher.simulations.server_connection import ServerConnectio
 from stream_server.messages import launcher_link, wire
 from stream_server.messages.client import Away, FieldSpec, Message, Routing, TimeSteps
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.messages.curve import KeyPair
 from stream_server.server.checkpoint.folder import STUDY as STUDY_STATE
 from stream_server.server.checkpoint.restore import RankRestore, finished_simulations, restore_rank
 from stream_server.server.intake import mailbox
@@ -30,7 +31,7 @@ from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.reception.receiver import Receiver
 from stream_server.server.reception.sockets import Endpoints, ReceiverSettings
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 from stream_server.storage.plain_state import read_state
@@ -115,7 +116,7 @@ class Rank:
                 ipc_folder=folder,
                 # Ranks with keys take each other for strangers on other nodes, and use TCP.
                 host=f"node-{rank}" if shape.secure else HERE,
-                interface=LOOPBACK,
+                address=LOOPBACK,
                 link=f"ipc://{folder / 'l'}" if rank == 0 else None,
             ),
         )

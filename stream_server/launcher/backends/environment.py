@@ -50,6 +50,8 @@ RANK_VARIABLES = frozenset(
         "STREAM_NEXT",
     }
 )
+# A batch script with --export has these; srun would take from its own environment no more than they name.
+OF_SRUN = ("SLURM_EXPORT_ENV", "SLURM_GET_USER_ENV")
 # How many threads the libraries of a simulation start: OpenMP (torch too), OpenBLAS, MKL, BLIS, Accelerate and numba.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

@@ -17,6 +17,7 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import slurm_commands, slurm_job
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob
+from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.backends.local import GRACE_S, LocalBackend
 from stream_server.storage.disk import read_text
 
@@ -24,8 +25,8 @@ COMMANDS = ("srun", "scancel", "squeue")
 ALLOCATION = "SLURM_JOB_ID"
 # What srun would take for its own options: they are those of the batch script.
 OF_THE_SCRIPT = (
-    *("SLURM_CPUS_PER", "SLURM_EXACT", "SLURM_GPUS", "SLURM_JOB_NUM_NODES", "SLURM_MEM_PER", "SLURM_NNODES"),
-    *("SLURM_OVERLAP", "SLURM_WHOLE"),
+    *("SLURM_CPUS_PER", "SLURM_EXACT", *OF_SRUN, "SLURM_GPUS", "SLURM_JOB_NUM_NODES", "SLURM_MEM_PER"),
+    *("SLURM_NNODES", "SLURM_OVERLAP", "SLURM_WHOLE"),
 )
 LOOK_S = 3.0
 SIGNALLED = 128

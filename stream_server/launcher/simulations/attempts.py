@@ -14,23 +14,16 @@ from stream_server.config.placeholders import PLACEHOLDER
 from stream_server.failpoints import failpoint
 from stream_server.launcher.backends.backend import IDENTITY, LOG_FILE, JobSpec
 from stream_server.messages.connection import NEXT_VARIABLE
+from stream_server.messages.curve import KeyPair
 from stream_server.storage import disk
 
 CONNECTION_FILE = "connection.json"
 NEXT_FILE = "next.txt"
-# A shell's ${NAME} is none of ours.
 READERS = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
+# A shell's ${NAME} is none of ours.
 FILLED_IN = re.compile(r"(?<!\$)" + PLACEHOLDER.pattern)
 
 Value = float | int | str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptKeys:
-    """The CURVE keys of one attempt, as z85 text."""
-
-    public: str
-    secret: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +60,7 @@ class Attempts:
         attempt: int,
         parameters: Mapping[str, float],
         connection: Mapping[str, Any],
-        keys: AttemptKeys | None,
+        keys: KeyPair | None,
     ) -> JobSpec:
         """Make the folder of an attempt, its connection file and rendered templates.
 
@@ -145,7 +138,7 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _security(connection: Mapping[str, Any], keys: AttemptKeys) -> dict[str, str]:
+def _security(connection: Mapping[str, Any], keys: KeyPair) -> dict[str, str]:
     return {
         "server_public_key": connection["security"]["server_public_key"],
         "client_public_key": keys.public,

@@ -149,6 +149,10 @@ class Ensemble:
         now = time.monotonic()
         match message:
             case launcher_link.Here():
+                if self.server.was_interrupted:
+                    log.warning("rank 0 has connected anew: what was under way may be lost, and is asked for again")
+                    self.server.was_interrupted = False
+                    self.schedule.pause()
                 if self.schedule.away or message.incarnation != self._incarnation:
                     self.server.send(launcher_link.AskPlan())
             case launcher_link.Plan():

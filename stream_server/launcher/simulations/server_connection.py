@@ -6,31 +6,33 @@ from typing import Self
 
 import zmq
 
+from stream_server.launcher.simulations.remote_access import AccessDesk, RemoteAccess
 from stream_server.messages import launcher_link
 
 Readable = int | zmq.Socket[bytes]
-
-
-def key_pair() -> tuple[str, str]:
-    """A fresh CURVE key pair, public and secret, as z85 text."""
-    public, secret = zmq.curve_keypair()
-    return public.decode(), secret.decode()
 
 
 class ServerConnection:
     """A ROUTER bound to `address`, and the one poller for all that the launcher waits for. Main thread only.
 
     It speaks with one rank 0: the one that said `Here` or `Plan` last, unless its incarnation is an older one. What any
-    other says is dropped, for it is that of a server that is gone.
+    other says is dropped, for it is that of a server that is gone. With `remote` it can come from another node, too.
+
+    `place` is where ranks on other nodes connect to, "" without `remote`.
+    `was_interrupted`: the same rank 0 has come over another connection than before, so that messages may be lost.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, remote: RemoteAccess | None = None) -> None:
         self.address = address
+        self.remote = remote
+        self.place = ""
         self.incarnation = 0
+        self.was_interrupted = False
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._poller = zmq.Poller()
         self._peer: bytes | None = None
+        self._desk: AccessDesk | None = None
 
     def __enter__(self) -> Self:
         self._socket.linger = 0
@@ -38,12 +40,19 @@ class ServerConnection:
         self._socket.sndhwm = self._socket.rcvhwm = 0
         self._socket.bind(self.address)
         self.watch(self._socket)
+        if self.remote is not None:
+            self._desk = AccessDesk(self._context, self.remote.keys)
+            self.watch(self._desk.socket)
+            before = self.remote.before
+            self.place = self.remote.bind(self._socket, None if before is None else before.link)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._socket.close(linger=1000)
+        if self._desk is not None:
+            self._desk.socket.close(linger=0)
         self._context.term()
 
     @property
@@ -73,6 +82,8 @@ class ServerConnection:
             MalformedMessage: rank 0 and the launcher are of different versions.
         """
         messages = []
+        if self._desk is not None:
+            self._desk.answer()
         while self._socket.poll(0):
             peer, frame = self._socket.recv_multipart()
             message = launcher_link.to_launcher(frame)
@@ -91,5 +102,7 @@ class ServerConnection:
 
     def _is_heard(self, peer: bytes, message: launcher_link.ToLauncher) -> bool:
         if isinstance(message, launcher_link.Here | launcher_link.Plan) and message.incarnation >= self.incarnation:
+            is_same = message.incarnation == self.incarnation
+            self.was_interrupted |= is_same and self._peer not in (None, peer)
             self.incarnation, self._peer = message.incarnation, peer
         return peer == self._peer

@@ -14,9 +14,9 @@ from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.schedule.actions import Action, Continue, Submit
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
-from stream_server.launcher.simulations.attempts import AttemptKeys
-from stream_server.launcher.simulations.server_connection import ServerConnection, key_pair
+from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.messages import launcher_link
+from stream_server.messages.curve import KeyPair
 
 DISK_IS_TO_BLAME = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
@@ -125,11 +125,10 @@ class Starter:
         self.schedule.renumber(simulation, attempt)
         return simulation, attempt
 
-    def _new_keys(self) -> AttemptKeys | None:
+    def _new_keys(self) -> KeyPair | None:
         if self._connection.get("security") is None:
             return None
-        public, secret = key_pair()
-        return AttemptKeys(public=public, secret=secret)
+        return KeyPair.make()
 
     def _starting(self, members: Sequence[tuple[int, int]]) -> list[records.AttemptStarting]:
         job = str(self.attempts.folder(*members[0])) if len(members) > 1 else None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stream_server.config import load
 from stream_server.errors import StreamServerError
+from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.environment import server_environment
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, run_study
@@ -94,13 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             config=arguments.config,
             overrides=arguments.set,
             resume=arguments.resume,
-            ranks=config.server.ranks,
+            ranks=ServerSize.of(config).num_ranks,
             environment=server_environment(config),
         )
         if arguments.check:
             return command.check()
         with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
-            descriptors.require(2 * config.launcher.max_running + config.server.ranks, "jobs and ranks")
+            descriptors.require(2 * config.launcher.max_running + command.ranks, "jobs and ranks")
             if arguments.simulations_only:
                 return run_simulations(config, arguments.link)
             if arguments.fresh:

@@ -1,12 +1,14 @@
 """The liveness of the server's ranks: the launcher's second door to ZeroMQ.
 
-Each rank keeps one connection open. Heartbeats on it are answered by libzmq's own thread in the rank, whatever Python
-does there, so neither a full buffer nor user code that holds the interpreter for minutes looks like death; a rank that
-is stopped, or whose node is gone, does.
+Each rank keeps one connection open, over ipc or, from another node, over TCP. What the launcher asks there is echoed by
+libzmq in the rank, whatever Python does, so neither a full buffer nor user code that holds the interpreter for minutes
+looks like death; a rank that is stopped, or whose node is gone, does.
 """
 
+import errno
 import json
 import math
+from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,143 +16,173 @@ from typing import Self
 
 import zmq
 
+from stream_server.launcher.simulations.remote_access import AccessDesk, RemoteAccess
 from stream_server.machine.processes import Leader
+from stream_server.messages.launcher_link import rank_name, rank_of
+
+QUESTION = b""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeartbeatSettings:
-    """A rank is asked every `interval_s`, and has `answer_s` to answer; then its connection is cut.
+    """A rank is asked every `interval_s`. It is lost when it has not answered for `silent_s`.
 
-    It is lost when it has not come back after `return_s`: a rank that lives connects again within 0.1 s.
+    One whose connection has broken is lost after `return_s`: a rank that lives connects again within 0.1 s.
     """
 
     interval_s: float = 2.0
-    answer_s: float = 8.0
+    silent_s: float = 11.0
     return_s: float = 3.0
 
 
 class Presence:
-    """Counts connections against ranks. Pure; ranks that left in order are not missed.
+    """The ranks that answer. Pure; ranks that left in order are not missed.
 
-    After a takeover the ranks do not announce themselves again, so that one connection of each is expected from
-    `all_at` on.
+    Expected is every rank that was heard of, or, of a server that was `taken_over`, every rank that there is. Its clock
+    is wound by `tick`, by `interval_s` at most: time for which the launcher was stopped or busy is not held against
+    ranks.
     """
 
-    def __init__(self, num_ranks: int, *, all_at: float = math.inf) -> None:
+    def __init__(self, num_ranks: int, heartbeat: HeartbeatSettings, *, taken_over: bool = False) -> None:
         self.num_ranks = num_ranks
-        self.all_at = all_at
-        self.open: set[int] = set()
+        self.heartbeat = heartbeat
         self.known: set[int] = set()
         self.left: set[int] = set()
-        self._most = 0
-        self._missed_since = math.inf
+        self._now = 0.0
+        self._ticked_at = math.inf
+        self._heard_at = dict.fromkeys(range(num_ranks) if taken_over else (), 0.0)
+        self._broken_since: dict[int, float] = {}
 
-    def opened(self, connection: int) -> None:
-        self.open.add(connection)
-        self._most = max(self._most, len(self.open))
+    @property
+    def expected(self) -> Set[int]:
+        """The ranks that should answer."""
+        return self._heard_at.keys() - self.left
 
-    def closed(self, connection: int) -> None:
-        self.open.discard(connection)
+    @property
+    def lost(self) -> Set[int]:
+        """The ranks that should answer and have not for too long."""
+        settings, never = self.heartbeat, math.inf
+        return {
+            rank
+            for rank in self.expected
+            if self._now - self._heard_at[rank] >= settings.silent_s
+            or self._now - self._broken_since.get(rank, never) >= settings.return_s
+        }
 
-    def come(self, rank: int) -> None:
-        self.known.add(rank)
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+        self._now += min(max(0.0, now - self._ticked_at), self.heartbeat.interval_s)
+        self._ticked_at = now
+
+    def heard(self, rank: int) -> None:
+        """A rank has said something."""
+        if rank < self.num_ranks:
+            self.known.add(rank)
+            self._heard_at[rank] = self._now
+            self._broken_since.pop(rank, None)
+
+    def is_broken(self, rank: int) -> None:
+        """A rank has no connection."""
+        self._broken_since.setdefault(rank, self._now)
 
     def leave(self, rank: int) -> None:
         self.left.add(rank)
-
-    def num_missed(self, now: float) -> int:
-        """Number of ranks that should be connected and are not."""
-        expected = self.num_ranks if now >= self.all_at else max(len(self.known), min(self._most, self.num_ranks))
-        return max(0, expected - len(self.left) - len(self.open))
-
-    def missed_since(self, now: float) -> float:
-        """Since when some rank is missed, infinity when none is."""
-        self._missed_since = min(self._missed_since, now) if self.num_missed(now) else math.inf
-        return self._missed_since
 
 
 class Liveness:
     """The launcher's end of the ranks' connections. Main thread only.
 
-    `sockets` become readable when there is something to `take`. `all_at`: when all ranks must have come.
+    `sockets` become readable when there is something to `take`, which is due at `wake_at` at the latest. With `remote`
+    ranks on other nodes can connect, too, at `place`: that of the launcher `before`, if it is still free.
     """
 
     def __init__(
-        self, address: str, *, num_ranks: int, all_at: float = math.inf, heartbeat: HeartbeatSettings | None = None
+        self,
+        address: str,
+        *,
+        num_ranks: int,
+        taken_over: bool = False,
+        heartbeat: HeartbeatSettings | None = None,
+        remote: RemoteAccess | None = None,
+        before: str | None = None,
     ) -> None:
         self.address = address
         self.heartbeat = heartbeat or HeartbeatSettings()
-        self.presence = Presence(num_ranks, all_at=all_at)
+        self.presence = Presence(num_ranks, self.heartbeat, taken_over=taken_over)
         self.processes: dict[int, Leader] = {}
-        self._lost_at = math.inf
-        self._wake_at = self.presence.all_at
+        self.remote = remote
+        self.place = ""
+        self.wake_at = 0.0
+        self._before = before
+        self._desk: AccessDesk | None = None
 
     def __enter__(self) -> Self:
-        # It imports asyncio: a tenth of the start of every launcher, most of which have no server to watch.
-        from zmq.utils.monitor import recv_monitor_message
-
-        self._receive_event = recv_monitor_message
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
-        self._socket.heartbeat_ivl = round(self.heartbeat.interval_s * 1000)
-        # A rank may be stopped before it is through with the handshake, after which the heartbeats begin.
-        self._socket.handshake_ivl = self._socket.heartbeat_timeout = round(self.heartbeat.answer_s * 1000)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        # A rank that connects anew takes over its name from the connection that it has lost.
+        self._socket.router_handover = self._socket.router_mandatory = True
         self._socket.bind(self.address)
+        if self.remote is not None:
+            self._desk = AccessDesk(self._context, self.remote.keys)
+            self.place = self.remote.bind(self._socket, self._before)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+        for socket in self.sockets:
+            socket.close(linger=0)
         self._context.term()
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        return self._socket, self._monitor
-
-    @property
-    def wake_at(self) -> float:
-        """The time at which a rank that is missed now will be lost, or all must have come."""
-        return self._wake_at
+        return (self._socket,) if self._desk is None else (self._socket, self._desk.socket)
 
     def take(self, now: float) -> None:
-        """Take note of all that has come."""
-        while self._socket.poll(0):
-            self._hear(self._socket.recv_multipart()[-1])
-        while self._monitor.poll(0):
-            event = self._receive_event(self._monitor)
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                self.presence.opened(int(event["value"]))
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self.presence.closed(int(event["value"]))
-        self._lost_at = self.presence.missed_since(now) + self.heartbeat.return_s
-        all_at = self.presence.all_at
-        self._wake_at = min(self._lost_at, all_at) if now < all_at else self._lost_at
+        """Take note of all that has come, and ask again when it is time."""
+        self._receive()
+        self.presence.tick(now)
+        if now >= self.wake_at:
+            self.wake_at = now + self.heartbeat.interval_s
+            self._ask()
 
     @property
     def has_all_ranks(self) -> bool:
         """Every rank has said who it is."""
         return len(self.presence.known) >= self.presence.num_ranks
 
-    def is_lost(self, now: float) -> bool:
-        """Some rank does not answer any more, and did not say that it leaves."""
-        return now >= self._lost_at
+    def _receive(self) -> None:
+        if self._desk is not None:
+            self._desk.answer()
+        while self._socket.poll(0):
+            name, frame, *_ = [*self._socket.recv_multipart(), b""]
+            rank = rank_of(name)
+            if rank is not None and rank < self.presence.num_ranks:
+                self.presence.heard(rank)
+                self._hear(rank, frame)
 
-    def _hear(self, frame: bytes) -> None:
-        """Take a message of a rank; others are ignored, since the folder of the socket is ours alone."""
+    def _ask(self) -> None:
+        for rank in self.presence.expected:
+            try:
+                self._socket.send_multipart([rank_name(rank), QUESTION], zmq.NOBLOCK)
+            except zmq.Again:
+                continue
+            except zmq.ZMQError as error:
+                if error.errno != errno.EHOSTUNREACH:
+                    raise
+                self.presence.is_broken(rank)
+
+    def _hear(self, rank: int, frame: bytes) -> None:
+        """Take the words of a rank; most are echoes."""
         try:
             said = json.loads(frame)
-            rank = int(said["rank"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            is_leaving, pid = said.get("leaving"), said.get("pid")
+        except (ValueError, AttributeError, RecursionError):
             return
-        if said.get("leaving"):
+        if is_leaving:
             self.presence.leave(rank)
-        elif isinstance(pid := said.get("pid"), int):
-            self.presence.come(rank)
+        elif type(pid) is int:
             with suppress(OSError):
                 if (leader := Leader.of(pid)) is not None:
                     self.processes[rank] = leader

@@ -7,11 +7,13 @@ import signal
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
 from stream_server.launcher.backends.mpirun import Mpirun
 from stream_server.launcher.backends.registry import check_backend, load_backend
+from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import LauncherLeft
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
@@ -20,6 +22,7 @@ from stream_server.launcher.schedule.shared_jobs import MANY
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.simulations.attempts import Attempts
 from stream_server.launcher.simulations.ensemble import Ensemble
+from stream_server.launcher.simulations.remote_access import RemoteAccess, place_file, remove_old_places
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.launcher.supervision.server_restart import Restarts
@@ -56,7 +59,8 @@ def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) ->
         _start_log(config)
         address = begin(journal, jobs, config.output_dir, link=None).link
         folder = private_folder.of(address)
-        with ServerConnection(address) as link, closing(jobs.backend):
+        remote = _remote_access(config, command.ranks, folder, journal.history)
+        with ServerConnection(address, remote) as link, closing(jobs.backend):
             exit_code = Supervisor(
                 command=command,
                 ensemble=_make_ensemble(config, journal, link, jobs),
@@ -71,6 +75,7 @@ def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) ->
                 output_dir=config.output_dir,
                 folder=folder,
                 ends_at=ends_at,
+                remote=remote,
             ).run()
         private_folder.remove(folder)
         journal.note(LauncherLeft(exit_code=exit_code))
@@ -198,6 +203,14 @@ def _make_jobs(config: StudyConfig) -> AttemptJobs:
     return AttemptJobs(
         load_backend(config), attempts(config), Mpirun.of(config), are_workers=config.simulation.per_worker != 1
     )
+
+
+def _remote_access(config: StudyConfig, num_ranks: int, folder: Path, history: History) -> RemoteAccess | None:
+    """The access for ranks on other nodes, which those of a server that is taken over already have."""
+    number = 0 if history.server is None else history.server.starting.number
+    before = place_file(folder, config.output_dir, number)
+    remove_old_places(config.output_dir, keep=before)
+    return RemoteAccess.of(config, num_ranks, before)
 
 
 def _make_ensemble(config: StudyConfig, journal: Journal, link: ServerConnection, jobs: AttemptJobs) -> Ensemble:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,14 +43,16 @@ class ServerCommand:
     ranks: int
     environment: Mapping[str, str]
 
-    def start(self, *, link: str, alive: str, time_limit_s: float) -> list[str]:
+    def start(self, *, link: str, alive: str, place: Path | None, time_limit_s: float) -> list[str]:
         """Start the server; it is to leave by itself after `time_limit_s`, if that is not infinite.
+
+        Ranks on other nodes find the launcher by the file `place`.
 
         Raises:
             ConfigError: a program is missing.
         """
         limit = [] if time_limit_s == math.inf else ["--time-limit", clock(time_limit_s)]
-        hidden = ["--link", link, "--alive", alive]
+        hidden = ["--link", link, "--alive", alive, *([] if place is None else ["--launcher-place", str(place)])]
         return [*_mpirun(self.ranks), *self._server, *(["--resume"] if self.resume else []), *limit, *hidden]
 
     def check(self) -> int:
@@ -198,8 +200,8 @@ class RunningServer:
         self.job.look(now)
         if self.job.killed or self.job.is_over:
             return ""
-        if self.liveness.is_lost(now):
-            return "a rank of the server does not answer any more"
+        if lost := self.liveness.presence.lost:
+            return f"{_ranks(lost)} of the server does not answer any more"
         if (pid := self.job.stopped_pid(now)) is not None:
             return f"process {pid} of the server was stopped by a signal, and not continued"
         if self.liveness.has_all_ranks:
@@ -250,6 +252,10 @@ def program(name: str) -> str:
     if found is None:
         raise ConfigError(f"{name} was found neither beside {sys.executable} nor on PATH; install it or correct PATH")
     return found
+
+
+def _ranks(numbers: Set[int]) -> str:
+    return "rank " + ", rank ".join(map(str, sorted(numbers)))
 
 
 def _mpirun(ranks: int) -> list[str]:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from stream_server.errors import RankLost
 from stream_server.failpoints import failpoint
+from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.simulations.ensemble import Ensemble
+from stream_server.launcher.simulations.remote_access import RemoteAccess, place_file
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.launcher.supervision.liveness import HeartbeatSettings, Liveness
 from stream_server.launcher.supervision.server_job import RunningServer, ServerCommand, ServerJob
@@ -24,9 +26,9 @@ from stream_server.launcher.supervision.server_restart import EndReports, NoRest
 from stream_server.machine.screen import tell
 from stream_server.machine.signals import Signals
 from stream_server.messages import launcher_link
+from stream_server.messages.launcher_place import LauncherPlace
 
 EXIT_SAVED = 75
-ADOPTED_S = 10.0
 IPC_VARIABLE = "STREAM_IPC_FOLDER"
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,8 @@ log = logging.getLogger(__name__)
 class Supervisor:
     """Runs a study to its end, whatever the server dies of. Main thread only.
 
-    `folder` is the private one for sockets, `ends_at` the time limit on the monotonic clock.
+    `folder` is the private one for sockets, `ends_at` the time limit on the monotonic clock. With `remote` the server
+    may have ranks on other nodes.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Supervisor:
         folder: Path,
         ends_at: float = math.inf,
         heartbeat: HeartbeatSettings | None = None,
+        remote: RemoteAccess | None = None,
     ) -> None:
         self.command = command
         self.ensemble = ensemble
@@ -62,6 +66,7 @@ class Supervisor:
         self.folder = folder
         self.ends_at = ends_at
         self.heartbeat = heartbeat
+        self.remote = remote
         self._num_starts = journal.history.num_starts
         self._running: RunningServer | None = None
         self._start_at = 0.0
@@ -111,6 +116,9 @@ class Supervisor:
                 self._ask_to_leave()
             case launcher_link.Plan() if running is not None:
                 running.was_planned = True
+                # What we said over another connection may have been lost.
+                running.was_asked_to_leave = False
+                self._ask_to_leave()
             case launcher_link.Committed():
                 if self.restarts.num_in_a_row:
                     self.journal.note(message)
@@ -157,23 +165,44 @@ class Supervisor:
             alive=f"ipc://{self.folder}/alive-{self._num_starts}",
             reports_before=EndReports.versions(self.output_dir),
         )
-        line = self.command.start(link=self.link.address, alive=starting.alive, time_limit_s=self.ends_at - now)
+        line = self.command.start(
+            link=self.link.address,
+            alive=starting.alive,
+            place=None if self.remote is None else place_file(self.folder, self.output_dir, starting.number),
+            time_limit_s=self.ends_at - now,
+        )
         log.info("server, start %d: %s", starting.number, line)
         self.journal.note(starting)
-        # What a killed mpirun leaves in its temporary folder goes with ours.
-        environment = {**os.environ, "TMPDIR": starting.folder, **self.command.environment}
-        environment[IPC_VARIABLE] = starting.folder
+        # What a killed mpirun leaves in its temporary folder goes with ours, which other nodes do not have.
+        temporary = {"TMPDIR": starting.folder} if self.remote is None else {}
+        inherited = {name: value for name, value in os.environ.items() if name not in OF_SRUN}
+        environment = {**inherited, **temporary, **self.command.environment, IPC_VARIABLE: starting.folder}
         self._run(starting, lambda: ServerJob.start(line, environment, starting.folder))
         assert self._running is not None
         self._running.coming_since = now
 
     def _run(
-        self, starting: records.ServerStarting, begin: Callable[[], ServerJob], *, all_at: float = math.inf
+        self,
+        starting: records.ServerStarting,
+        begin: Callable[[], ServerJob],
+        *,
+        taken_over: bool = False,
+        before: LauncherPlace | None = None,
     ) -> None:
         with ExitStack() as stack:
             # The ranks must find us when they come.
-            liveness = Liveness(starting.alive, num_ranks=starting.ranks, all_at=all_at, heartbeat=self.heartbeat)
+            liveness = Liveness(
+                starting.alive,
+                num_ranks=starting.ranks,
+                taken_over=taken_over,
+                heartbeat=self.heartbeat,
+                remote=self.remote,
+                before=None if before is None else before.alive,
+            )
             stack.enter_context(liveness)
+            if self.remote is not None:
+                file = place_file(self.folder, self.output_dir, starting.number)
+                stack.enter_context(self.remote.told(file, link=self.link.place, alive=liveness.place))
             self.link.watch(*liveness.sockets)
             stack.callback(self.link.ignore, *liveness.sockets)
             failpoint("launcher.before_server_start")
@@ -194,7 +223,8 @@ class Supervisor:
             return
         log.info("server, start %d, is taken over", starting.number)
         # A rank that lives comes back at once; of one that died while nobody watched, mpirun may know nothing.
-        self._run(starting, lambda: job, all_at=time.monotonic() + ADOPTED_S)
+        before = None if self.remote is None else self.remote.before
+        self._run(starting, lambda: job, taken_over=True, before=before)
 
     def _ended(self, running: RunningServer, end: ServerEnd, now: float) -> None:
         running.close()

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
+from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.mpirun import missing_program, shown
 from stream_server.launcher.backends.registry import check_backend
+from stream_server.machine import network
 from stream_server.machine.descriptors import STRANGERS, verdict
 from stream_server.server.metrics.writers import writer_makers
 from stream_server.server.ranks.communicator import SoloRanks
@@ -66,7 +68,8 @@ def require_machine(config: StudyConfig, replay: Path | None = None) -> None:
         ConfigError: its ranks need more memory than this node has, a program is missing, or the scheduler would not
             take the jobs.
     """
-    if problem := memory_problem(config, config.server.ranks, config.server.ranks):
+    size = ServerSize.of(config)
+    if problem := memory_problem(config, size.num_ranks, size.num_on_node):
         raise ConfigError(problem)
     if replay is not None or config.simulation.command is None:
         return
@@ -83,7 +86,8 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
     samples = "unknown number of" if steps is None else f"{num_simulations * steps.num:,}"
     total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    cores = expected_cores(config)
+    cores, server = expected_cores(config), ServerSize.of(config)
+    interface = config.network.interface
     hard = None if limit == resource.RLIM_INFINITY else limit
     return [
         ("study", f"{config.study.name} -> {config.output_dir}"),
@@ -93,16 +97,18 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         *([("", f"NOT HERE: {missing}")] if (missing := missing_program(config)) else []),
         ("at once", _at_once(config)),
         ("server class", config.server.class_),
+        *([("ranks", f"{server.num_ranks}: {server.why}")] if server.why else []),
         *((key, str(component)) for key, component in config.training.components.items()),
         (
             "buffer",
             f"{config.buffer.policy}: {plan.capacity:,} samples per rank, watermark {plan.watermark:,}; with what is "
             f"under way {plan.num_slots:,} slots, {_bytes(plan.buffer_bytes)} per rank",
         ),
-        ("memory", f"{MemoryNeed.of(config, plan, config.server.ranks)} per rank; {_node()}"),
+        ("memory", f"{MemoryNeed.of(config, plan, server.num_ranks)} per rank; {_node()}"),
         ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
         ("batch size", f"{config.training.batch_size} per rank"),
         ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
+        *([] if interface is None else [("network", f"{network.chosen(interface)}")]),
         (
             "connections",
             f"{plan.connections} per rank, and {STRANGERS} of strangers; ulimit -Hn is "

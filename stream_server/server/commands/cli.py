@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     # stream-launcher passes these to the server that it starts.
     parser.add_argument("--link", help=argparse.SUPPRESS)
     parser.add_argument("--alive", help=argparse.SUPPRESS)
+    parser.add_argument("--launcher-place", type=Path, help=argparse.SUPPRESS)
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
         "--check", action="store_true", help="check study.json, print what the study takes, start nothing"
@@ -162,6 +163,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
         return evaluate(config, arguments.evaluate)
     from stream_server.machine.screen import outliving_a_full_disk
+    from stream_server.messages.launcher_place import LauncherPlace
     from stream_server.server.study.study import run_study
     from stream_server.storage.ownership import private_files
 
@@ -173,6 +175,8 @@ def _run(arguments: argparse.Namespace) -> int:
         link=arguments.link,
         alive=arguments.alive,
     )
+    if arguments.launcher_place is not None:
+        start = start.to_launcher_at(LauncherPlace.read(arguments.launcher_place))
     with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
         return run_study(config, start)
 

@@ -11,13 +11,14 @@ from stream_server.config import StudyConfig
 from stream_server.machine import private_folder
 from stream_server.messages.client import Away
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.messages.curve import KeyPair
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.sockets import Endpoints
 from stream_server.server.run import build
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.run.curve import CurveAccess
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.plan import RankPlan
 from stream_server.server.simulations.design import ParameterDesign

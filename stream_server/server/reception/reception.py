@@ -16,9 +16,11 @@ from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, ProducerFailed, RankLost
 from stream_server.failpoints import failpoint
+from stream_server.machine import network
 from stream_server.machine.descriptors import most_connections
 from stream_server.messages import launcher_link
 from stream_server.messages.operator import TrainingStatus
+from stream_server.messages.tcp import ANYWHERE
 from stream_server.server.checkpoint.restore import RankRestore, finished_simulations
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount
@@ -230,13 +232,14 @@ class Reception:
             raise ProducerFailed("the receiver failed after the last batch") from self.receiver.error
 
     def _make_receiver(self, ipc_folder: Path) -> Receiver:
-        link_address = self.start.link or launcher_address(ipc_folder)
+        link_address, interface = self.start.link or launcher_address(ipc_folder), self.config.network.interface
         settings = ReceiverSettings(
             ipc_folder=ipc_folder,
             host=socket.gethostname(),
-            interface=self.config.network.interface or "*",
+            address=ANYWHERE if interface is None else network.chosen(interface).address,
             ports=self.config.network.ports,
             link=link_address if self.ranks.rank == 0 else None,
+            link_keys=self.start.launcher_keys,
             max_connections=most_connections(self.plan.connections),
         )
         return Receiver(

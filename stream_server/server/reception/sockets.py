@@ -9,9 +9,10 @@ from typing import Any
 import numpy.typing as npt
 import zmq
 
-from stream_server.errors import ConfigError
 from stream_server.messages.client import MAX_PART_BYTES
+from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_peer_socket
 from stream_server.messages.ipc import Ways
+from stream_server.messages.tcp import ANYWHERE, bind_tcp
 from stream_server.server.reception.connection_guard import ConnectionGuard
 from stream_server.server.run.curve import CurveAccess
 
@@ -22,7 +23,6 @@ WORDS_BUFFER_BYTES = 16 * 1024
 MAX_NOTICE_BYTES = 256 * 1024 * 1024
 # ZeroMQ compares what is on the wire, where CURVE adds 33 bytes to a frame.
 MAX_FRAME_BYTES = MAX_PART_BYTES + 64
-ZAP_ADDRESS = "inproc://zeromq.zap.01"
 RANK = b"rank-"
 DATA, CONTROL, PEERS = "data", "control", "peers"
 # A server on a node of a cluster that died leaves connections that would otherwise stay for ever.
@@ -68,16 +68,17 @@ class ReceiverSettings:
     """Settings of a receiver, beside its collaborators.
 
     `ipc_folder` is private to this node (0700) and its path short: one of a socket has at most 107 bytes. `host` is
-    the name that other nodes know this one by; `interface` the address or the name of the network interface to
-    listen on, "*" for all; `ports` the range to choose from, None for any. `link` is the launcher's address (rank 0).
+    the name that other nodes know this one by; `address` the one to listen at, "*" for all that this node has; `ports`
+    the range to choose from, None for any. `link` is the launcher's address (rank 0), and `link_keys` what it asks for.
     At most `max_connections` may come over TCP, those of strangers included.
     """
 
     ipc_folder: Path
     host: str
-    interface: str = "*"
+    address: str = ANYWHERE
     ports: tuple[int, int] | None = None
     link: str | None = None
+    link_keys: KeyPair | None = None
     max_connections: int = 256
 
 
@@ -153,6 +154,8 @@ class Sockets:
         if self.rank > 0:
             self._peers.connect(self._way_to(zero))
         elif self.settings.link is not None:
+            if self.settings.link_keys is not None:
+                secure_peer_socket(self._link, self.settings.link_keys)
             self._link.connect(self._ways.connectable(self.settings.link))
 
     def close(self) -> None:
@@ -323,22 +326,10 @@ class Sockets:
         socket.bind(path)
         if self.access.encrypts_tcp:
             self.access.secure_server_socket(socket)
-        return path, self._bind_tcp(socket)
-
-    def _bind_tcp(self, socket: Socket) -> str:
-        interface, ports = self.settings.interface, self.settings.ports
+        settings = self.settings
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S
-        for port in ["*"] if ports is None else range(ports[0], ports[1] + 1):
-            try:
-                socket.bind(f"tcp://{interface}:{port}")
-            except zmq.ZMQError as error:
-                if error.errno == zmq.EADDRINUSE:
-                    continue
-                raise ConfigError(f"network.interface {interface}: cannot listen there, {error}") from error
-            bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-            return bound if interface != "*" else f"tcp://{self.settings.host}:{bound.rpartition(':')[2]}"
-        raise ConfigError(f"network.ports {ports}: none of them is free; a server rank takes 1, the first one 3")
+        return path, bind_tcp(socket, address=settings.address, host=settings.host, ports=settings.ports)
 
     def _way_to(self, zero: Endpoints) -> str:
         ipc, tcp = zero.peers

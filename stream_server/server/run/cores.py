@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stream_server.config import StudyConfig
 from stream_server.config.problems import counted
+from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.environment import PASSIVE, num_threads_of, simulation_environment
 from stream_server.machine.cgroups import within_quota
 
@@ -156,7 +157,7 @@ def wait_passively(node: NodeCores) -> None:
 def expected_cores(config: StudyConfig) -> NodeCores:
     """The shares in the cores of this node of a study with `server.ranks` ranks."""
     simulations = SimulationCores.of(config, os.environ)
-    num_ranks, num_cores = config.server.ranks, within_quota(len(os.sched_getaffinity(0)))
+    num_ranks, num_cores = ServerSize.of(config).num_on_node, within_quota(len(os.sched_getaffinity(0)))
     threads = num_threads_of(os.environ) or threads_of_rank(
         simulations, num_cores=num_cores, num_bound=num_cores, num_ranks=num_ranks
     )

@@ -1,30 +1,14 @@
-"""Access control over TCP: CURVE keys, an allow-list of them, and the answers to libzmq's ZAP requests."""
+"""Access control over TCP: which CURVE key may speak for whom."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import zmq
-from zmq.utils import z85
-
+from stream_server.messages import curve
 from stream_server.messages.client import ATTACHING, Hello, Invalidate, Open
+from stream_server.messages.curve import KeyPair
 
-DOMAIN = "stream"
-HANDSHAKE_MS = 5000
-ZAP_VERSION = b"1.0"
-ZAP_FRAMES = 7
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyPair:
-    """A CURVE key pair as z85 text."""
-
-    public: str
-    secret: str = field(repr=False)
-
-    @classmethod
-    def make(cls) -> "KeyPair":
-        public, secret = zmq.curve_keypair()
-        return cls(public=public.decode(), secret=secret.decode())
+if TYPE_CHECKING:
+    import zmq
 
 
 class CurveAccess:
@@ -90,25 +74,15 @@ class CurveAccess:
 
     def secure_server_socket(self, socket: "zmq.Socket[bytes]") -> None:
         """Make a socket authenticate its peers at the addresses that it is bound to from now on."""
-        socket.curve_server = True
-        socket.curve_secretkey = self.server.secret.encode()
-        socket.zap_domain = DOMAIN.encode()
-        socket.zap_enforce_domain = True
-        socket.handshake_ivl = HANDSHAKE_MS
+        curve.secure_server_socket(socket, self.server)
 
     def secure_peer_socket(self, socket: "zmq.Socket[bytes]") -> None:
         """Let a socket connect to another rank of this server."""
-        socket.curve_serverkey = self.server.public.encode()
-        socket.curve_publickey = self.server.public.encode()
-        socket.curve_secretkey = self.server.secret.encode()
+        curve.secure_peer_socket(socket, self.server)
 
     def answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """The reply to a ZAP request of libzmq: 200 and the key as the user's id, or 400."""
-        if len(request) != ZAP_FRAMES or request[0] != ZAP_VERSION:
-            return [ZAP_VERSION, request[1] if len(request) > 1 else b"", b"500", b"malformed request", b"", b""]
-        _, number, domain, _, _, mechanism, credentials = request
-        key = z85.encode(credentials).decode() if len(credentials) == 32 else ""
-        known = key in self._attempt_of or key in (self.server.public, self.attaching, self.operator)
-        if mechanism == b"CURVE" and domain == DOMAIN.encode() and key and known:
-            return [ZAP_VERSION, number, b"200", b"OK", key.encode(), b""]
-        return [ZAP_VERSION, number, b"400", b"this key is not on the list", b"", b""]
+        """The reply to a ZAP request of libzmq."""
+        return curve.zap_reply(request, self._is_known)
+
+    def _is_known(self, key: str) -> bool:
+        return key in self._attempt_of or key in (self.server.public, self.attaching, self.operator)

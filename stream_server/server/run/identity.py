@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from stream_server.server.run.curve import KeyPair
+from stream_server.messages.curve import KeyPair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,13 @@
 """The options with which a study was started."""
 
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from stream_server.messages.curve import KeyPair
+    from stream_server.messages.launcher_place import LauncherPlace
 
 # Ranks that find the same mistake give rank 0 so long to report it: Open MPI ends all as soon as one leaves.
 RANK_0_REPORTS_S = 2.0
@@ -13,7 +19,7 @@ class Start:
 
     `fresh` starts over, `resume` insists on an earlier run. `replay` is a record to train from instead of simulations.
     After `time_limit_s` the job ends whatever we do. `link` and `alive` are the addresses of a launcher that has
-    started us: rank 0 starts one of its own otherwise.
+    started us, which asks for `launcher_keys` where we come from another node: rank 0 starts one of its own otherwise.
     """
 
     fresh: bool = False
@@ -22,3 +28,10 @@ class Start:
     time_limit_s: float | None = None
     link: str | None = None
     alive: str | None = None
+    launcher_keys: "KeyPair | None" = None
+
+    def to_launcher_at(self, place: "LauncherPlace") -> Self:
+        """The same, but the launcher is reached over the network unless it is on this node."""
+        if place.host == socket.gethostname():
+            return self
+        return replace(self, link=place.link, alive=place.alive, launcher_keys=place.keys)

@@ -15,7 +15,7 @@ from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError, NoUsableCheckpoint, SamplesNotWritten
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal.journal import Journal
-from stream_server.machine import descriptors, run_folder
+from stream_server.machine import descriptors, network, run_folder
 from stream_server.machine.forced_exit import EXIT_FORCED, ForcedExit
 from stream_server.machine.screen import tell
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
@@ -70,7 +70,9 @@ def run_study(config: StudyConfig, start: Start) -> int:
         stack.enter_context(ForcedExit())
         stops.in_set_up = True
         stack.enter_context(stops.on_signals())
-        stack.enter_context(nullcontext() if start.alive is None else Heartbeat(start.alive, rank or 0))
+        stack.enter_context(
+            nullcontext() if start.alive is None else Heartbeat(start.alive, rank or 0, start.launcher_keys)
+        )
         stack.enter_context(watchdog)
         ranks: Ranks | None = None
         try:
@@ -105,6 +107,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
         load_h5py()
     _require_descriptors(config, ranks)
     _require_memory(config, ranks)
+    _require_network(config, ranks)
     folder = OutputFolder(config.output_dir)
     if not start.fresh and by_rank_0(ranks, lambda: folder.is_finished(config.study.simulations)):
         if ranks.rank == 0:
@@ -181,6 +184,24 @@ def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
     said = ranks.gather(descriptors.lacking(num, "connections of simulations and strangers", spare=descriptors.BURST))
     problem = ranks.broadcast(said and next(filter(None, said), ""))
     if problem:
+        raise ConfigError(problem)
+
+
+def _require_network(config: StudyConfig, ranks: Ranks) -> None:
+    """Refuse an interface that a node does not have, or by which it cannot be reached from the others."""
+    wanted, problem = config.network.interface, ""
+    if wanted is None:
+        return
+    try:
+        interface = network.chosen(wanted)
+    except ConfigError as error:
+        problem = str(error)
+    else:
+        if interface.is_loopback and ranks.num_nodes > 1:
+            problem = f"network.interface: the ranks are on {ranks.num_nodes} nodes, which do not reach each other by "
+            problem += f"{interface}. Name another interface, or the subnet in which all nodes have an address"
+    said = ranks.gather(problem)
+    if problem := ranks.broadcast(said and next(filter(None, said), "")):
         raise ConfigError(problem)
 
 

@@ -8,11 +8,12 @@ import numpy as np
 from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.messages import notices, wire
 from stream_server.messages.client import Message, Opened, Ping, Routing, TimeSteps
+from stream_server.messages.curve import KeyPair
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.reception.dispatcher import Dispatcher
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.run.curve import CurveAccess
 from tests.fuzz.hostile import FIELDS, INCARNATION, STUDY, Peer, Script, allowed, opening, u_block
 from tests.fuzz.target import Target
 from tests.support.intake_ranks import Frames

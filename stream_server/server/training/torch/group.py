@@ -1,6 +1,5 @@
 """The process group of torch, opened by the server's ranks."""
 
-import ipaddress
 import os
 import tempfile
 from datetime import timedelta
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from stream_server.machine import network
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.torch.lightning import ClusterEnvironment
 
@@ -72,7 +72,7 @@ class TorchGroup:
         self._ranks = ranks
         self._backend = backend
         self._shared = shared
-        self._interface = None if interface is None or _is_address(interface) else interface
+        self._interface = None if interface is None else network.chosen(interface).name
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "TorchGroup":
@@ -121,11 +121,3 @@ class TorchGroup:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

@@ -1,0 +1,91 @@
+"""The allocation of Slurm in which this process is, and how many ranks of the server it has room for."""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
+from stream_server.machine.cgroups import within_quota
+
+# Such as 3(x2),1: on each node, the tasks of the job.
+TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+SHARE_WITH_STEPS = ("local", "slurm-steps")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """The nodes and tasks of a job of Slurm; `cores_per_task` is what the job asked for."""
+
+    num_nodes: int
+    num_tasks: int
+    cores_per_task: int = 1
+
+    @classmethod
+    def found(cls, environment: Mapping[str, str] | None = None) -> Self | None:
+        """That of the job whose environment this is, None outside of any."""
+        of_job = os.environ if environment is None else environment
+        nodes, tasks = of_job.get("SLURM_JOB_NUM_NODES", ""), of_job.get("SLURM_TASKS_PER_NODE", "")
+        if "SLURM_JOB_ID" not in of_job or not nodes.isdigit():
+            return None
+        return cls(
+            num_nodes=int(nodes),
+            num_tasks=sum(int(num) * int(times or 1) for num, times in TASKS.findall(tasks)) or int(nodes),
+            cores_per_task=max(1, int(of_job.get("SLURM_CPUS_PER_TASK", "1"))),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSize:
+    """How many ranks the server has, at most `num_on_node` of them on one node; where it was chosen, `why`."""
+
+    num_ranks: int
+    num_on_node: int
+    why: str = ""
+
+    @classmethod
+    def of(cls, config: StudyConfig, environment: Mapping[str, str] | None = None) -> Self:
+        """The number of ranks with which stream-launcher starts the server, here and now.
+
+        It is what the simulations leave of the allocation, or, outside of one, of the cores of this node; where they
+        leave less than `server.ranks.min`, they wait for each other instead.
+
+        Raises:
+            ConfigError: the allocation, or the node, has less than `server.ranks.min` altogether.
+        """
+        wanted, allocation = config.server.ranks, Allocation.found(environment)
+        if wanted.min == wanted.max:
+            return cls(num_ranks=wanted.max, num_on_node=_bounded(wanted.max, allocation))
+        if allocation is None:
+            room, cores_each = within_quota(len(os.sched_getaffinity(0))), 1
+            there, more = f"this node has {room} cores", "Run it where there are more"
+        else:
+            room, cores_each = allocation.num_tasks, allocation.cores_per_task
+            there, more = f"the allocation has {room} tasks", "Ask for more (`sbatch --ntasks`)"
+        if room < wanted.min:
+            raise ConfigError(f"server.ranks: {there}, but min is {wanted.min}. {more}, or make min smaller")
+        taken = _taken_by_simulations(config, cores_each)
+        num_ranks = min(max(room - taken, wanted.min), wanted.max)
+        share = f", of which simulations take {taken}" if taken else ""
+        why = f"{there}{share}; server.ranks is {wanted}"
+        return cls(num_ranks=num_ranks, num_on_node=_bounded(num_ranks, allocation), why=why)
+
+
+def _bounded(num_ranks: int, allocation: Allocation | None) -> int:
+    """How many of these ranks mpirun puts on one node: as many as that has tasks, unless there are more in all."""
+    if allocation is None or num_ranks > allocation.num_tasks:
+        return num_ranks
+    return min(num_ranks, math.ceil(allocation.num_tasks / allocation.num_nodes))
+
+
+def _taken_by_simulations(config: StudyConfig, cores_each: int) -> int:
+    """The tasks, of `cores_each` cores, that simulations take where the server is; others have jobs of their own."""
+    simulation = config.simulation
+    if simulation.command is None or config.launcher.backend not in SHARE_WITH_STEPS:
+        return 0
+    num = min(config.launcher.max_running, config.study.simulations + config.validation.simulations)
+    cores = num * simulation.ranks * simulation.job.cores_per_rank
+    return math.ceil(cores / cores_each)

@@ -1,0 +1,77 @@
+"""The network interfaces of this node, and the one that `network.interface` chooses."""
+
+import array
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stream_server.errors import ConfigError
+
+SIOCGIFCONF = 0x8912
+ENTRY_BYTES = 40
+NAME_BYTES = 16
+MOST_ENTRIES = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interface:
+    """An IPv4 address of this node, and the name of the interface that has it."""
+
+    name: str
+    address: str
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether other nodes cannot reach it."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})"
+
+
+def interfaces() -> list[Interface]:
+    """All IPv4 addresses of this node; an interface may have several, or none."""
+    memory = array.array("B", bytes(ENTRY_BYTES * MOST_ENTRIES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        request = struct.pack("iP", len(memory), memory.buffer_info()[0])
+        num_bytes, _ = struct.unpack("iP", fcntl.ioctl(asked, SIOCGIFCONF, request))
+    entries = [memory[start : start + ENTRY_BYTES].tobytes() for start in range(0, num_bytes, ENTRY_BYTES)]
+    return [
+        Interface(
+            # A further address of an interface has a label, such as eth0:1.
+            name=entry[:NAME_BYTES].split(b"\0")[0].decode().partition(":")[0],
+            address=socket.inet_ntoa(entry[NAME_BYTES + 4 : NAME_BYTES + 8]),
+        )
+        for entry in entries
+    ]
+
+
+def chosen(wanted: str, among: Sequence[Interface] | None = None) -> Interface:
+    """The interface that `network.interface` names: by its name, an address of it, or a subnet such as 10.1.0.0/16.
+
+    Raises:
+        ConfigError: this node has none of that kind, or several.
+    """
+    there = interfaces() if among is None else among
+    found = [it for it in there if _is_meant(it, wanted)]
+    # An interface of that name may have several addresses.
+    if found and (len(found) == 1 or found[0].name == wanted):
+        return found[0]
+    told = ", ".join(map(str, there))
+    problem = f"{' and '.join(map(str, found))} are in {wanted}" if found else f"there is no {wanted}"
+    raise ConfigError(
+        f"network.interface: {problem} on node {socket.gethostname()}, which has {told}. Write the name of one of them "
+        "or the subnet in which all nodes have an address, such as 10.1.0.0/16"
+    )
+
+
+def _is_meant(interface: Interface, wanted: str) -> bool:
+    if wanted == interface.name:
+        return True
+    try:
+        return ipaddress.ip_address(interface.address) in ipaddress.ip_network(wanted, strict=False)
+    except ValueError:
+        return False

@@ -1,0 +1,57 @@
+"""CURVE on the server's and the launcher's sockets: key pairs, and the allow-list of those who may connect."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import zmq
+from zmq.utils import z85
+
+DOMAIN = "stream"
+HANDSHAKE_MS = 5000
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_VERSION = b"1.0"
+ZAP_FRAMES = 7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyPair:
+    """A CURVE key pair as z85 text."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def make(cls) -> Self:
+        public, secret = zmq.curve_keypair()
+        return cls(public=public.decode(), secret=secret.decode())
+
+
+def secure_server_socket(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
+    """Make a socket authenticate its peers at the addresses that it is bound to from now on.
+
+    libzmq asks for each of them at `ZAP_ADDRESS` of the same context (ZeroMQ's RFC 27), and refuses all while nobody
+    answers there; see `zap_reply`.
+    """
+    socket.curve_server = True
+    socket.curve_secretkey = keys.secret.encode()
+    socket.zap_domain = DOMAIN.encode()
+    socket.zap_enforce_domain = True
+    socket.handshake_ivl = HANDSHAKE_MS
+
+
+def secure_peer_socket(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
+    """Let a socket connect, from now on, to one that has the same keys."""
+    socket.curve_serverkey = socket.curve_publickey = keys.public.encode()
+    socket.curve_secretkey = keys.secret.encode()
+
+
+def zap_reply(request: Sequence[bytes], is_known: Callable[[str], bool]) -> list[bytes]:
+    """The reply to a ZAP request of libzmq: 200 and the key as the user's id, or 400."""
+    if len(request) != ZAP_FRAMES or request[0] != ZAP_VERSION:
+        return [ZAP_VERSION, request[1] if len(request) > 1 else b"", b"500", b"malformed request", b"", b""]
+    _, number, domain, _, _, mechanism, credentials = request
+    key = z85.encode(credentials).decode() if len(credentials) == 32 else ""
+    if mechanism == b"CURVE" and domain == DOMAIN.encode() and key and is_known(key):
+        return [ZAP_VERSION, number, b"200", b"OK", key.encode(), b""]
+    return [ZAP_VERSION, number, b"400", b"this key is not on the list", b"", b""]
