@@ -11,6 +11,7 @@ from stream_server.buffers.frozen import Frozen, FurtherState, SlotRetention
 from stream_server.buffers.pins import Draw, Pins
 from stream_server.buffers.policy import NO_SLOTS, Policy, SlotArray, State
 from stream_server.buffers.slots import Contents, FieldArrays, Slots
+from stream_server.buffers.windows import Windows
 from stream_server.errors import Closed, ProducerFailed, UserCodeError
 from stream_server.failpoints import failpoint
 
@@ -28,9 +29,12 @@ class Buffer:
     under way finds a slot all the same.
 
     Attributes:
+        windows: the samples, if they are not single time steps.
         on_room: called without the lock when the backlog found room: by a draw, in the training thread, or by a thaw,
             in the thread that writes.
     """
+
+    windows: Windows | None = None
 
     def __init__(
         self, policy: Policy, slots: Slots, on_room: Callable[[], None] | None = None, *, spare: int = 0
@@ -204,6 +208,14 @@ class Buffer:
     def gather(self, draw: Draw, out: FieldArrays | None = None) -> FieldArrays:
         """Copy the rows of a draw into the leading rows of `out`, or into new arrays. Training thread, no lock."""
         return self.slots.gather(self.rows_of(draw.slots), out)
+
+    def observe(self, draw: Draw) -> SlotArray:
+        """The slots of the time steps that this draw is the first to have. Training thread, after each draw, no lock."""
+        slots = draw.slots
+        if draw.num_first < len(slots):
+            slots, times = np.unique(slots, return_counts=True)
+            slots = slots[self.slots.seen[slots] == times]
+        return slots
 
     def release(self, draw: Draw) -> None:
         """Let go of the rows of a draw, once. Training thread."""

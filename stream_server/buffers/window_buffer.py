@@ -29,6 +29,8 @@ class WindowBuffer(Buffer):
     Beside them each sample of a full policy may have slots of its own.
     """
 
+    windows: Windows
+
     def __init__(
         self,
         policy: Policy,
@@ -132,7 +134,6 @@ class WindowBuffer(Buffer):
                 self._end(simulation)
 
     def observe(self, draw: Draw) -> SlotArray:
-        """The slots of the steps of a draw that were in no draw that was observed. Training thread, no lock."""
         slots = np.unique(self.rows_of(draw.slots))
         new = slots[~self._observed[slots]]
         self._observed[new] = True

@@ -47,6 +47,10 @@ class StepSet:
         self._num += len(indices)
         self._packed = None
 
+    def array(self) -> NDArray[np.int64]:
+        """The indices, in ascending order."""
+        return np.flatnonzero(np.frombuffer(self._flags, np.uint8))
+
     def packed(self) -> bytes:
         """One bit for each, in little-endian bit order; what did not change since the last call costs nothing."""
         if self._packed is None:
@@ -78,6 +82,10 @@ class LedgerEntry:
     @property
     def num_rejected(self) -> int:
         return len(self.rejected)
+
+    def accepted(self) -> NDArray[np.int64]:
+        """The accepted steps, in ascending order."""
+        return np.setdiff1d(self.settled.array(), self.rejected.array(), assume_unique=True)
 
     def accept(self, indices: range) -> None:
         self.settled.add(indices)
