@@ -15,6 +15,8 @@ from stream_server.buffers.windows import Windows
 from stream_server.errors import Closed, ProducerFailed, UserCodeError
 from stream_server.failpoints import failpoint
 
+NO_LIMIT = 2**62
+
 
 class Buffer:
     """A policy, the slots it decides over, and the lock and gate between two threads.
@@ -110,11 +112,19 @@ class Buffer:
             assert not self._closed or self._error, "enqueue after close"
             self._backlog.extend(slots)
 
-    def admit(self) -> list[int]:
-        """Move what there is room for from the backlog into the policy; gives those slots. Receiver thread."""
+    @property
+    def num_made(self) -> int:
+        """Samples of steps in the backlog that wait for room in the policy alone, and not for slots."""
+        return 0
+
+    def admit(self, most: int = NO_LIMIT) -> list[int]:
+        """Move what there is room for from the backlog into the policy, `most` at once; gives those slots.
+
+        Receiver thread.
+        """
         admitted: list[int] = []
         with self._lock:
-            while num := self._num_admissible():
+            while num := min(self._num_admissible(), most - len(admitted)):
                 admitted += self._put(num)
             if admitted:
                 self._wake_if_ready()

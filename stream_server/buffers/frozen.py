@@ -9,9 +9,7 @@ import numpy.typing as npt
 from stream_server.buffers.pins import Draw
 from stream_server.buffers.policy import SlotArray, State
 from stream_server.buffers.slots import Slots
-
-WINDOWS = "windows"
-"""The key of the state that only a buffer of windows has."""
+from stream_server.buffers.windows import WINDOWS
 
 FurtherState = Callable[[npt.NDArray[np.int64]], State]
 """What else belongs to the state of a buffer, given the row of each frozen slot."""

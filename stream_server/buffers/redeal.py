@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.buffers.frozen import WINDOWS
 from stream_server.buffers.policy import Policy, Seed, State, in_turn
+from stream_server.buffers.windows import WINDOWS
 from stream_server.errors import UserCodeError
 
 Rows = npt.NDArray[np.int64]

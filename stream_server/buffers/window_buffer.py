@@ -6,15 +6,13 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.buffers.buffer import Buffer
-from stream_server.buffers.frozen import WINDOWS, FurtherState, SlotRetention
+from stream_server.buffers.buffer import NO_LIMIT, Buffer
+from stream_server.buffers.frozen import FurtherState, SlotRetention
 from stream_server.buffers.pins import Draw
 from stream_server.buffers.policy import Policy, SlotArray, State
 from stream_server.buffers.slots import Slots
-from stream_server.buffers.windows import Windows, WindowShape
+from stream_server.buffers.windows import WINDOWS, Windows, WindowShape
 from stream_server.failpoints import failpoint
-
-NO_LIMIT = 2**62
 
 
 class WindowBuffer(Buffer):
@@ -63,6 +61,11 @@ class WindowBuffer(Buffer):
     def rows_of(self, samples: SlotArray) -> SlotArray:
         """The slots of the time steps of each window, shape (num, length)."""
         return self.windows.slots[samples]
+
+    @property
+    def num_made(self) -> int:
+        """Windows that wait for room in the policy."""
+        return len(self._made)
 
     def admit(self, most: int = NO_LIMIT) -> list[int]:
         """Take steps of the backlog in as far as there is room for their windows, of which at most `most` are put.
@@ -228,3 +231,12 @@ class WindowBuffer(Buffer):
     def _retired(self, state: State) -> SlotArray:
         windows = np.asarray(state[WINDOWS]["windows"], np.intp)[:, 0]
         return windows[~np.isin(windows, [*self.policy.slots(), *self._made])]
+
+
+def num_windows_waiting(state: State, shape: WindowShape) -> int:
+    """How many windows of a saved buffer wait for room, or are of steps that wait."""
+    saved, ids, labels = state[WINDOWS], state["simulation_ids"], state["time_steps"]
+    windows = Windows(shape, len(ids), most_kept=len(ids))
+    windows.load_state_dict(saved, np.asarray(saved["windows"], np.intp), ())
+    waiting = np.asarray(state["backlog"])[saved["num_taken"] :].tolist()
+    return len(saved["made"]) + windows.num_made_by((int(ids[row]), int(labels[row]), row) for row in waiting)

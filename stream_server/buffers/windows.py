@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from stream_server.buffers.policy import SlotArray, State
 
+WINDOWS = "windows"
+"""The key of the state that only a buffer of windows has."""
+
 Steps = npt.NDArray[np.int64]
 
 
@@ -52,15 +55,15 @@ class WindowShape:
 
     def num_among(self, steps: Steps) -> int:
         """How many windows these distinct steps make."""
-        if not len(steps):
-            return 0
-        here = np.zeros(int(steps.max()) + 1, bool)
-        here[steps] = True
-        num_starts = max(0, len(here) - self.span)
-        whole = here[:num_starts].copy()
-        for step in self.steps(0)[1:]:
-            whole &= here[step : step + num_starts]
-        return int(np.count_nonzero(whole[:: self.stride]))
+        return len(self.places_among(steps))
+
+    def places_among(self, steps: Steps) -> npt.NDArray[np.int64]:
+        """The windows that these distinct steps make, by their first steps: where each step of them is, (n, length)."""
+        place = np.full(int(steps.max(initial=-1)) + 1, -1, np.int64)
+        place[steps] = np.arange(len(steps))
+        starts = np.arange(0, max(0, len(place) - self.span), self.stride)
+        windows = place[starts[:, None] + np.arange(0, self.span + 1, self.spacing)]
+        return windows[(windows >= 0).all(axis=1)]
 
 
 @dataclass(slots=True)
