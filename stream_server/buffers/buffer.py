@@ -220,7 +220,7 @@ class Buffer:
         return self.slots.gather(self.rows_of(draw.slots), out)
 
     def observe(self, draw: Draw) -> SlotArray:
-        """The slots of the time steps that this draw is the first to have. Training thread, after each draw, no lock."""
+        """The slots of the time steps that this draw is the first to have. Training thread, after each draw."""
         slots = draw.slots
         if draw.num_first < len(slots):
             slots, times = np.unique(slots, return_counts=True)

@@ -95,7 +95,9 @@ def _dealt_windows(
     offsets = list(zip(saved, starts, strict=False))
     windows: Rows = np.concatenate([it["windows"] + start for it, start in offsets])
     windows = windows[np.argsort(windows[:, 0])]
-    taken = np.concatenate([s["backlog"][: it["num_taken"]] + start for s, (it, start) in zip(states, offsets, strict=True)])
+    taken = np.concatenate(
+        [s["backlog"][: it["num_taken"]] + start for s, (it, start) in zip(states, offsets, strict=True)]
+    )
     waiting = np.concatenate(
         [s["backlog"][it["num_taken"] :] + start for s, (it, start) in zip(states, offsets, strict=True)]
     )

@@ -62,7 +62,7 @@ class WindowShape:
         place = np.full(int(steps.max(initial=-1)) + 1, -1, np.int64)
         place[steps] = np.arange(len(steps))
         starts = np.arange(0, max(0, len(place) - self.span), self.stride)
-        windows = place[starts[:, None] + np.arange(0, self.span + 1, self.spacing)]
+        windows: npt.NDArray[np.int64] = place[starts[:, None] + np.arange(0, self.span + 1, self.spacing)]
         return windows[(windows >= 0).all(axis=1)]
 
 

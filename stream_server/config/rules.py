@@ -221,9 +221,7 @@ def _a_window_fits_into_a_simulation(config: StudyConfig) -> Iterator[Problem]:
 
 def _files_hold_steps(config: StudyConfig) -> Iterator[Problem]:
     if config.window is not None and config.offline.write_files:
-        yield Problem(
-            "samples.window", "files of samples hold time steps, so it would be ignored", "Leave samples out"
-        )
+        yield Problem("samples.window", "files of samples hold time steps, so it would be ignored", "Leave samples out")
 
 
 def _capacity_covers_the_watermark(config: StudyConfig) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.killing import killed_at, model_of, run_through
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
+from tests.support.runs import NUMPY_STUDY, Run, run_study
 
 NUM_STEPS = 20
 LENGTH = 3
@@ -18,7 +18,9 @@ WINDOWS: dict[str, Any] = {
     "buffer.routing": "simulations",
     "buffer.policy": "reservoir",
     "buffer.capacity": 16,
+    "training.draws_per_sample": 2,
     "checkpoint.every_batches": 1,
+    "validation.every_batches": None,
 }
 
 Window = tuple[int, ...]
@@ -50,11 +52,13 @@ def assert_windows(run: Run, expected: set[Window], *, num_expected: int) -> Non
     assert trained_in(run) == expected
 
 
-@pytest.mark.parametrize("policy", ["fifo", "firo", "reservoir"])
+@pytest.mark.parametrize(
+    "policy", [*(pytest.param(it, marks=pytest.mark.full) for it in ("fifo", "firo")), "reservoir"]
+)
 def test_each_window_of_a_study_is_trained(run: Callable[..., Run], policy: str) -> None:
-    done = run(mpi=None, settings=WINDOWS | {"buffer.policy": policy})
+    bound = WINDOWS["training.draws_per_sample"] if policy == "reservoir" else None
+    done = run(mpi=None, settings=WINDOWS | {"buffer.policy": policy, "training.draws_per_sample": bound})
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
-    assert_complete(done, num_simulations=6)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,7 @@ def test_a_study_of_windows_that_is_killed_trains_each_window(tmp_path: Path, po
 def test_a_study_of_windows_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     output_dir, settings = tmp_path / "run", WINDOWS | {"launcher.max_running": 3}
     killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
-    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=1, settings=settings)
+    killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, output_dir, num_ranks=1, settings=settings)
     done = run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
 
@@ -95,24 +99,26 @@ def test_windows_with_a_rejected_step_and_of_a_simulation_that_ends_early_are_im
     assert oracle([1, 2, 3, 4, 6], missing) <= trained_in(done) <= expected
 
 
+@pytest.mark.full
 def test_a_study_that_does_not_know_how_many_steps_come_trains_each_window(run: Callable[..., Run]) -> None:
     done = run(mpi=None, settings=WINDOWS | {"study.time_steps": None})
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
 
 
-@pytest.mark.parametrize("policy", ["reservoir", "firo"])
+@pytest.mark.parametrize("policy", ["reservoir", pytest.param("firo", marks=pytest.mark.full)])
 def test_a_replay_makes_the_same_windows_and_ends_with_the_same_weights_after_a_kill(
     tmp_path: Path, policy: str
 ) -> None:
-    settings = WINDOWS | {"buffer.policy": policy, "buffer.capacity": 12, "checkpoint.record": True}
-    if policy == "reservoir":
-        settings["training.draws_per_sample"] = 2
+    settings = WINDOWS | {"buffer.policy": policy, "buffer.capacity": 12, "training.batch_size": 2}
+    settings["checkpoint.record"] = True
+    if policy == "firo":
+        settings["training.draws_per_sample"] = None
     recorded = run_study(NUMPY_STUDY, tmp_path / "recorded", mpi=None, settings=settings)
     assert_windows(recorded, oracle(range(1, 7)), num_expected=6 * 6)
     options: dict[str, Any] = {"mpi": None, "settings": settings, "arguments": ["--replay", str(tmp_path / "recorded")]}
     whole = run_study(NUMPY_STUDY, tmp_path / "whole", **options)
     assert_windows(whole, oracle(range(1, 7)), num_expected=6 * 6)
-    again = run_through(["checkpoint.renamed=kill@3"], NUMPY_STUDY, tmp_path / "again", **options)
+    again = run_through(["buffer.drawn=kill@7", "checkpoint.renamed=kill@2"], NUMPY_STUDY, tmp_path / "again", **options)
     assert_windows(again, oracle(range(1, 7)), num_expected=6 * 6)
     assert again.report["validation"] == whole.report["validation"]
     assert model_of(again.output_dir) == model_of(whole.output_dir)

@@ -104,9 +104,7 @@ class RankRestore:
         """
         for part in self.parts:
             state, fields = part.state["held_out"], part.held_out()
-            rows = held_out_rows(
-                part, rank, num_ranks, is_own=self.is_own, whole_simulations=self.whole_simulations
-            )
+            rows = held_out_rows(part, rank, num_ranks, is_own=self.is_own, whole_simulations=self.whole_simulations)
             store.load(
                 {
                     "simulation_ids": state["simulation_ids"][rows],
@@ -237,7 +235,8 @@ def _num_accepted(
     if windows is None:
         return sum(int(np.unpackbits(it["settled"]).sum()) - int(np.unpackbits(it["rejected"]).sum()) for it in marks)
     accepted = [np.setdiff1d(_indices(it["settled"]), _indices(it["rejected"])) for it in marks]
-    return sum(map(windows.num_among, accepted)) - sum(buffer[WINDOWS]["num_late"].values())
+    num_late: int = sum(buffer[WINDOWS]["num_late"].values())
+    return sum(map(windows.num_among, accepted)) - num_late
 
 
 def _num_left(buffer: Mapping[str, Any], windows: WindowShape | None) -> int:
@@ -245,7 +244,7 @@ def _num_left(buffer: Mapping[str, Any], windows: WindowShape | None) -> int:
     seen, slots = buffer["seen"], buffer["policy"]["slots"]
     waiting = slots if windows is not None else np.concatenate([slots, buffer["backlog"]])
     num_unseen = int(np.count_nonzero(seen[waiting] == 0))
-    return num_unseen if windows is None else num_unseen + num_windows_waiting(buffer, windows)
+    return num_unseen if windows is None else num_unseen + num_windows_waiting(dict(buffer), windows)
 
 
 def _indices(packed: NDArray[np.uint8]) -> NDArray[np.int64]:

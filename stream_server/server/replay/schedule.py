@@ -20,8 +20,8 @@ Place = tuple[int, int]
 class ReplaySchedule:
     """Deals the files of `num_recorded` ranks to the `num_ranks` ranks of a replay.
 
-    With as many ranks as files, each rank is given one file, if it `keeps_ranks`. Otherwise each rank goes through all files at once, in
-    turn an entry of each, and takes what belongs to it by the study's routing.
+    With as many ranks as files, each rank is given one file, if it `keeps_ranks`. Otherwise each rank goes through all
+    files at once, in turn an entry of each, and takes what belongs to it by the study's routing.
     """
 
     num_recorded: int

@@ -122,7 +122,13 @@ class ReplayShare:
             time_steps=build.time_steps(config),
             keeps_ranks=config.window is None,
         )
-        return cls(config, ranks.rank, recording, schedule, _count(ranks, recording, schedule, keeps_labels=config.window is not None))
+        return cls(
+            config,
+            ranks.rank,
+            recording,
+            schedule,
+            _count(ranks, recording, schedule, keeps_labels=config.window is not None),
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -228,8 +234,8 @@ def open_recording(config: StudyConfig, folder: Path) -> Recording | FileRecordi
     files = [] if is_record(folder) else files_in(folder)
     if files and config.window is not None:
         raise ConfigError(
-            f"samples.window: windows cannot be trained from files of simulations yet, as those in {folder}. Leave samples "
-            "out, or replay the record of a study that ran with checkpoint.record = true"
+            f"samples.window: {folder} holds files of simulations, from which windows cannot be trained yet. Leave "
+            "samples out, or replay the record of a study that ran with checkpoint.record = true"
         )
     return FileRecording(files, config) if files else Recording(folder)
 

@@ -1,8 +1,8 @@
 """The linear model on windows: from all steps but the last to the last. Each rank notes the windows of its batches."""
 
 import numpy as np
-from server import STEP_SIZE
 from ripple import signal_at
+from server import STEP_SIZE
 
 from stream_server import StreamServer
 

@@ -24,7 +24,7 @@ _END = object()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutWindows:
-    """Windows of held-out simulations: the `rows` of the steps of each, shape (n, length), in a batch of all `steps`."""
+    """Windows of held-out simulations: of each the `rows` of its steps in a batch of all `steps`, shape (n, length)."""
 
     steps: SimulationBatch
     rows: NDArray[np.int64]
@@ -100,9 +100,7 @@ class ValidationSets:
     samples (`held_out` gives them) are where they were received.
     """
 
-    def __init__(
-        self, server: Any, ranks: Ranks, *, held_out: Callable[[], HeldOut | None], batch_size: int
-    ) -> None:
+    def __init__(self, server: Any, ranks: Ranks, *, held_out: Callable[[], HeldOut | None], batch_size: int) -> None:
         self._server = server
         self._ranks = ranks
         self._held_out = held_out
