@@ -238,4 +238,4 @@ class WindowBufferMachine(RuleBasedStateMachine):
 
 
 TestWindowBufferBehavesAsItsModel: Any = WindowBufferMachine.TestCase
-TestWindowBufferBehavesAsItsModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestWindowBufferBehavesAsItsModel.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

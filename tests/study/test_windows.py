@@ -76,9 +76,9 @@ def test_a_study_of_windows_that_is_killed_trains_each_window(tmp_path: Path, po
 
 
 def test_a_study_of_windows_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
-    output_dir, settings = tmp_path / "run", WINDOWS | {"launcher.max_running": 3}
+    output_dir, settings = tmp_path / "run", WINDOWS | {"launcher.max_running": 3, "training.batch_size": 2}
     killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
-    killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, output_dir, num_ranks=1, settings=settings)
+    killed_at("buffer.drawn=kill@4", NUMPY_STUDY, output_dir, num_ranks=1, settings=settings)
     done = run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
 
