@@ -34,7 +34,6 @@ def results() -> Iterator[Result]:
                 cpu_rate(Gathered(buffer, num).step, num),
             )
 
-
     for size, sample_bytes in SAMPLE_BYTES.items():
         windows = filled_with_windows(sample_bytes)
         for num in BATCH_SIZES:

@@ -59,7 +59,8 @@ def redeal(
     ]
     keys = _joined_keys(states)
     if WINDOWS in states[0]:
-        return _dealt_windows(states, policies, [draws[rank::num] for rank in range(num)], keys, starts, rank_of)
+        dealer = _WindowDealer(states, starts, rank_of)
+        return [dealer.deal(rank, dealt, draws[rank::num]) for rank, dealt in enumerate(policies)]
     return [
         _dealt(dealt, backlog[first::num], draws[rank::num], keys, starts)
         for rank, (dealt, first) in enumerate(zip(policies, backlog_starts, strict=True))
@@ -82,72 +83,71 @@ def _dealt(
     return Dealt(state=state, ranks=ranks, rows=all_rows - starts[ranks])
 
 
-def _dealt_windows(
-    states: Sequence[State],
-    policies: Sequence[State],
-    draws: Sequence[list[State]],
-    keys: State,
-    starts: Rows,
-    rank_of: Callable[[int], int],
-) -> list[Dealt]:
-    """The shares of all ranks."""
-    saved = [state[WINDOWS] for state in states]
-    offsets = list(zip(saved, starts, strict=False))
-    windows: Rows = np.concatenate([it["windows"] + start for it, start in offsets])
-    windows = windows[np.argsort(windows[:, 0])]
-    taken = np.concatenate(
-        [s["backlog"][: it["num_taken"]] + start for s, (it, start) in zip(states, offsets, strict=True)]
-    )
-    waiting = np.concatenate(
-        [s["backlog"][it["num_taken"] :] + start for s, (it, start) in zip(states, offsets, strict=True)]
-    )
-    made = np.concatenate([it["made"] + start for it, start in offsets])
-    kept = np.concatenate([it["kept"] + [0, 0, start] for it, start in offsets])
-    observed = np.concatenate([it["observed"] for it in saved])
-    simulations = keys["simulation_ids"]
-    ranks_of = {int(it): rank_of(int(it)) for it in np.unique(simulations)}
+class _WindowDealer:
+    """Deals the windows of all old ranks, one new rank after the other, whose states the policy has dealt."""
 
-    def of_rank(rows: Rows, rank: int) -> Rows:
-        return rows[[ranks_of[int(it)] == rank for it in simulations[rows]]]
+    def __init__(self, states: Sequence[State], starts: Rows, rank_of: Callable[[int], int]) -> None:
+        self._saved = [state[WINDOWS] for state in states]
+        self._starts = starts
+        self._rank_of = rank_of
+        self._keys = _joined_keys(states)
+        self._windows = self._joined("windows", 1)
+        self._windows = self._windows[np.argsort(self._windows[:, 0])]
+        self._made = self._joined("made", 1)
+        self._kept = self._joined("kept", [0, 0, 1])
+        self._observed = np.concatenate([saved["observed"] for saved in self._saved])
+        begun = [
+            (state["backlog"] + start, state[WINDOWS]["num_taken"])
+            for state, start in zip(states, starts, strict=False)
+        ]
+        self._taken = np.concatenate([backlog[:num] for backlog, num in begun])
+        self._waiting = np.concatenate([backlog[num:] for backlog, num in begun])
 
-    dealt, counted = [], np.zeros(len(simulations), bool)
-    for rank, policy in enumerate(policies):
-        mine = {
-            name: np.concatenate([it[name] for it in saved]).reshape(-1, width)
-            for name, width in (("missing", 3), ("late", 3), ("impossible", 2))
-        }
-        mine = {name: rows[[rank_of(int(it)) == rank for it in rows[:, 0]]] for name, rows in mine.items()}
-        my_made, my_taken, my_waiting = (of_rank(rows, rank) for rows in (made, taken, waiting))
-        my_kept = kept[[ranks_of[int(it)] == rank for it in kept[:, 0]]]
-        anchors = np.unique(np.concatenate([policy["slots"], my_made, *(draw["rows"] for draw in draws[rank])]))
-        my_windows = windows[np.searchsorted(windows[:, 0], anchors)]
-        share = _dealt(
-            policy,
-            np.concatenate([my_taken, my_waiting]),
-            draws[rank],
-            keys,
-            starts,
-            [my_windows.reshape(-1), my_kept[:, 2]],
+    def deal(self, rank: int, policy: State, draws: list[State]) -> Dealt:
+        """The share of a rank: the windows that its policy and its draws have, and what is not a window yet."""
+        made, taken, waiting = (
+            rows[self._are_of(rank, self._keys["simulation_ids"][rows])]
+            for rows in (self._made, self._taken, self._waiting)
         )
-        rows = share.rows + starts[share.ranks]
-        my_kept = np.column_stack([my_kept[:, :2], np.searchsorted(rows, my_kept[:, 2])])
-        share.state[WINDOWS] = {
-            **mine,
-            "windows": np.searchsorted(rows, my_windows),
-            "made": np.searchsorted(rows, my_made),
-            "kept": my_kept,
-            "num_taken": len(my_taken),
-            "ended": [it for state in saved for it in state["ended"] if rank_of(it) == rank],
+        kept = self._kept[self._are_of(rank, self._kept[:, 0])]
+        first: Rows = np.unique(np.concatenate([policy["slots"], made, *(draw["rows"] for draw in draws)]))
+        windows = self._windows[np.searchsorted(self._windows[:, 0], first)]
+        backlog = np.concatenate([taken, waiting])
+        dealt = _dealt(policy, backlog, draws, self._keys, self._starts, [windows.reshape(-1), kept[:, 2]])
+        rows = dealt.rows + self._starts[dealt.ranks]
+        dealt.state[WINDOWS] = {
+            "windows": np.searchsorted(rows, windows),
+            "made": np.searchsorted(rows, made),
+            "kept": np.column_stack([kept[:, :2], np.searchsorted(rows, kept[:, 2])]),
+            "num_taken": len(taken),
+            **{name: self._of_simulations(rank, name) for name in ("missing", "late", "impossible")},
+            "ended": [it for saved in self._saved for it in saved["ended"] if self._rank_of(it) == rank],
             "num_late": {
-                int(it): num for state in saved for it, num in state["num_late"].items() if rank_of(int(it)) == rank
+                int(it): num
+                for saved in self._saved
+                for it, num in saved["num_late"].items()
+                if self._rank_of(int(it)) == rank
             },
-            "num_made": sum(state["num_made"] for state in saved) if rank == 0 else 0,
-            # A step that several ranks have is to be observed by one of them.
-            "observed": observed[rows] | counted[rows],
+            "num_made": sum(saved["num_made"] for saved in self._saved) if rank == 0 else 0,
+            "observed": self._observed[rows],
         }
-        counted[rows] = True
-        dealt.append(share)
-    return dealt
+        # A step that several ranks have is observed by the first of them alone.
+        self._observed[rows] = True
+        return dealt
+
+    def _joined(self, name: str, rows: int | list[int]) -> Rows:
+        """An array of all old ranks, whose columns that are `rows` count all of them."""
+        parts = [
+            saved[name] + start * np.asarray(rows) for saved, start in zip(self._saved, self._starts, strict=False)
+        ]
+        return np.concatenate(parts)
+
+    def _of_simulations(self, rank: int, name: str) -> Rows:
+        table = np.concatenate([saved[name] for saved in self._saved])
+        return table[self._are_of(rank, table[:, 0])]
+
+    def _are_of(self, rank: int, simulations: Rows) -> npt.NDArray[np.bool_]:
+        return np.array([self._rank_of(it) == rank for it in simulations.tolist()], bool)
 
 
 def _joined_keys(states: Sequence[State]) -> State:

@@ -118,7 +118,9 @@ def test_a_replay_makes_the_same_windows_and_ends_with_the_same_weights_after_a_
     options: dict[str, Any] = {"mpi": None, "settings": settings, "arguments": ["--replay", str(tmp_path / "recorded")]}
     whole = run_study(NUMPY_STUDY, tmp_path / "whole", **options)
     assert_windows(whole, oracle(range(1, 7)), num_expected=6 * 6)
-    again = run_through(["buffer.drawn=kill@7", "checkpoint.renamed=kill@2"], NUMPY_STUDY, tmp_path / "again", **options)
+    again = run_through(
+        ["buffer.drawn=kill@7", "checkpoint.renamed=kill@2"], NUMPY_STUDY, tmp_path / "again", **options
+    )
     assert_windows(again, oracle(range(1, 7)), num_expected=6 * 6)
     assert again.report["validation"] == whole.report["validation"]
     assert model_of(again.output_dir) == model_of(whole.output_dir)
