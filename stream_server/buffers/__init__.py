@@ -12,6 +12,8 @@ from stream_server.buffers.policy import Drawn, Policy, deal_evenly, policy_clas
 from stream_server.buffers.redeal import Dealt, redeal
 from stream_server.buffers.reservoir import Reservoir
 from stream_server.buffers.slots import Contents, Slots
+from stream_server.buffers.window_buffer import WindowBuffer
+from stream_server.buffers.windows import WindowShape
 
 __all__ = [
     "Buffer",
@@ -25,6 +27,8 @@ __all__ = [
     "Policy",
     "Reservoir",
     "Slots",
+    "WindowBuffer",
+    "WindowShape",
     "deal_evenly",
     "num_slots_to_load",
     "policy_class",

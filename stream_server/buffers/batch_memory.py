@@ -26,15 +26,16 @@ def no_memory(error: MemoryError) -> str:
 
 
 class BatchMemory:
-    """Hands out arrays for `batch_size` rows of every field, and reuses them once nothing refers to them.
+    """Hands out arrays for `batch_size` samples of every field, and reuses them once nothing refers to them.
 
-    A copy into memory that was just allocated costs up to half as much again as one into pages in use. A user's view,
-    or a tensor made from one, refers to the array, so what a user still has is never written over.
+    Their shape is (batch_size, *sample_shape, …). A copy into memory that was just allocated costs up to half as much
+    again as one into pages in use. A user's view, or a tensor made from one, refers to the array, so what a user still
+    has is never written over.
     """
 
-    def __init__(self, slots: Slots, batch_size: int) -> None:
+    def __init__(self, slots: Slots, batch_size: int, sample_shape: tuple[int, ...] = ()) -> None:
         self._slots = slots
-        self._batch_size = batch_size
+        self._shape = (batch_size, *sample_shape)
         self._sets: list[FieldArrays] = []
 
     def take(self) -> FieldArrays:
@@ -43,8 +44,7 @@ class BatchMemory:
             if _most_references(arrays) == _UNUSED:
                 return arrays
         arrays = {
-            name: np.empty((self._batch_size, *array.shape[1:]), array.dtype)
-            for name, array in self._slots.arrays.items()
+            name: np.empty((*self._shape, *array.shape[1:]), array.dtype) for name, array in self._slots.arrays.items()
         }
         if len(self._sets) < MAX_SETS:
             self._sets.append(arrays)

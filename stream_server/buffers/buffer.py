@@ -7,12 +7,15 @@ from threading import Condition, Lock
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.buffers.frozen import Frozen, SlotRetention
+from stream_server.buffers.frozen import Frozen, FurtherState, SlotRetention
 from stream_server.buffers.pins import Draw, Pins
 from stream_server.buffers.policy import NO_SLOTS, Policy, SlotArray, State
 from stream_server.buffers.slots import Contents, FieldArrays, Slots
+from stream_server.buffers.windows import Windows
 from stream_server.errors import Closed, ProducerFailed, UserCodeError
 from stream_server.failpoints import failpoint
+
+NO_LIMIT = 2**62
 
 
 class Buffer:
@@ -28,9 +31,12 @@ class Buffer:
     under way finds a slot all the same.
 
     Attributes:
+        windows: the samples, if they are not single time steps.
         on_room: called without the lock when the backlog found room: by a draw, in the training thread, or by a thaw,
             in the thread that writes.
     """
+
+    windows: Windows | None = None
 
     def __init__(
         self, policy: Policy, slots: Slots, on_room: Callable[[], None] | None = None, *, spare: int = 0
@@ -71,8 +77,23 @@ class Buffer:
 
     @property
     def num_waiting(self) -> int:
-        """Samples in the backlog, for which there is no room yet."""
+        """Time steps in the backlog, for which there is no room yet."""
         return len(self._backlog)
+
+    @property
+    def num_never_drawn(self) -> int:
+        """Samples that were never drawn: in the population, or for which there is no room yet."""
+        with self._lock:
+            return self.policy.num_unseen + len(self._backlog)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The axes of a sample before those of its fields: none, for it is one time step."""
+        return ()
+
+    def rows_of(self, samples: SlotArray) -> SlotArray:
+        """The slots of the time steps of each sample, shape (num, *sample_shape)."""
+        return samples
 
     def claim(self, num: int) -> list[int]:
         """Take `num` free slots to fill, or none at all when there are fewer. Receiver thread."""
@@ -91,11 +112,19 @@ class Buffer:
             assert not self._closed or self._error, "enqueue after close"
             self._backlog.extend(slots)
 
-    def admit(self) -> list[int]:
-        """Move what there is room for from the backlog into the policy; gives those slots. Receiver thread."""
+    @property
+    def num_made(self) -> int:
+        """Samples of steps in the backlog that wait for room in the policy alone, and not for slots."""
+        return 0
+
+    def admit(self, most: int = NO_LIMIT) -> list[int]:
+        """Move what there is room for from the backlog into the policy, `most` at once; gives those slots.
+
+        Receiver thread.
+        """
         admitted: list[int] = []
         with self._lock:
-            while num := self._num_admissible():
+            while num := min(self._num_admissible(), most - len(admitted)):
                 admitted += self._put(num)
             if admitted:
                 self._wake_if_ready()
@@ -121,6 +150,12 @@ class Buffer:
         failpoint("buffer.withdrawn")
         return len(waiting) + num_unseen
 
+    def leave_out(self, simulation_id: int, time_step: int) -> None:
+        """Say that a time step will never come: nothing that is here waits for it. Receiver thread."""
+
+    def end(self, simulation_ids: Sequence[int]) -> None:
+        """Say that nothing more comes of these simulations: nothing that is here waits for it. Receiver thread."""
+
     def close(self, error: BaseException | None = None) -> None:
         """Say that nothing comes any more: the rest is drawn, or, with an error, `draw` raises it. Any thread.
 
@@ -130,6 +165,7 @@ class Buffer:
             self._error = self._error or error
             if not self._closed and not error:
                 assert not self._backlog, "close before the backlog was admitted"
+                self._end_all()
                 self._free(self._pins.retire(self.policy.close()))
             self._closed = True
             self._changed.notify_all()
@@ -181,7 +217,15 @@ class Buffer:
 
     def gather(self, draw: Draw, out: FieldArrays | None = None) -> FieldArrays:
         """Copy the rows of a draw into the leading rows of `out`, or into new arrays. Training thread, no lock."""
-        return self.slots.gather(draw.slots, out)
+        return self.slots.gather(self.rows_of(draw.slots), out)
+
+    def observe(self, draw: Draw) -> SlotArray:
+        """The slots of the time steps that this draw is the first to have. Training thread, after each draw."""
+        slots = draw.slots
+        if draw.num_first < len(slots):
+            slots, times = np.unique(slots, return_counts=True)
+            slots = slots[self.slots.seen[slots] == times]
+        return slots
 
     def release(self, draw: Draw) -> None:
         """Let go of the rows of a draw, once. Training thread."""
@@ -202,17 +246,27 @@ class Buffer:
                 self.slots.free(self._retention.thaw_all())
             policy, backlog, draws = self.policy.state_dict(), self._backlog.copy(), self._pins.held()
             frozen = np.zeros(self.slots.num_slots, bool)
-            for slots in (policy["slots"], backlog, *(draw.slots for draw in draws)):
-                frozen[slots] = True
+            for samples in (policy["slots"], *(draw.slots for draw in draws)):
+                frozen[self.rows_of(samples)] = True
+            frozen[backlog] = True
             seen = self.slots.seen.copy()
-            limit = self.policy.capacity + self.spare
-            retention = self._retention = SlotRetention(frozen, num_waiting=len(backlog), limit=limit)
+            retention, further = self._freeze(frozen)
+            self._retention = retention
             slots = np.flatnonzero(frozen)
             room_for_backlog = self._num_admissible()
         failpoint("buffer.frozen")
         if room_for_backlog and self.on_room:
             self.on_room()
-        return Frozen(self.slots, slots, policy=policy, backlog=backlog, draws=draws, seen=seen, retention=retention)
+        return Frozen(
+            self.slots,
+            slots,
+            policy=policy,
+            backlog=backlog,
+            draws=draws,
+            seen=seen,
+            retention=retention,
+            further=further,
+        )
 
     def thaw(self, frozen: Frozen, start: int, stop: int) -> None:
         """Say that frozen rows `start` to `stop` are on disk. The thread that writes them."""
@@ -238,12 +292,10 @@ class Buffer:
         self.policy.load_state_dict(state["policy"])
         self._closed = state["policy"]["closed"]
         self._backlog = np.asarray(state["backlog"]).tolist()
-        retired = np.ones(num, bool)
-        retired[self.policy.slots()] = False
-        retired[self._backlog] = False
+        self._load(state)
         for saved in state["draws"]:
             self._restored.append(self._pins.pin(np.array(saved["rows"], np.intp), saved["num_first"], NO_SLOTS))
-        freed = self._pins.retire(np.flatnonzero(retired))
+        freed = self._pins.retire(self._retired(state))
         assert not freed, "samples that nobody holds"
         failpoint("buffer.loaded")
 
@@ -251,12 +303,13 @@ class Buffer:
         """Copy all samples that can be drawn. Training thread; the receiver waits meanwhile."""
         with self._lock:
             slots = self.policy.slots()
+            rows = self.rows_of(slots)
             return Contents(
                 simulation_ids=self.slots.simulation_ids[slots],
-                time_steps=self.slots.time_steps[slots],
+                time_steps=self.slots.time_steps[rows],
                 seen=self.slots.seen[slots],
-                fields=self.slots.gather(slots),
-                present={name: present[slots] for name, present in self.slots.present.items()},
+                fields=self.slots.gather(rows),
+                present={name: present[rows] for name, present in self.slots.present.items()},
             )
 
     def seen_counts(self) -> npt.NDArray[np.uint32]:
@@ -289,16 +342,37 @@ class Buffer:
     def _put(self, num: int) -> list[int]:
         slots = self._backlog[:num]
         del self._backlog[:num]
-        evicted = self.policy.put(slots)
-        self._num_put += num
-        self._put_at[slots] = self._num_put
         if self._retention is not None:
             self._retention.admit(num)
+        self._put_samples(slots)
+        return slots
+
+    def _put_samples(self, slots: list[int]) -> None:
+        evicted = self.policy.put(slots)
+        self._num_put += len(slots)
+        self._put_at[slots] = self._num_put
         if len(evicted):
             if not self.slots.seen[evicted].all():
                 raise UserCodeError(f"{type(self.policy).__name__}.put evicted a sample that was never drawn")
             self._free(self._pins.retire(evicted))
-        return slots
+
+    def _freeze(self, frozen: npt.NDArray[np.bool_]) -> tuple[SlotRetention, FurtherState]:
+        """The retention of the frozen slots, and what else there is to save."""
+        limit = self.policy.capacity + self.spare
+        return SlotRetention(frozen, num_waiting=len(self._backlog), limit=limit), lambda row_of: {}
+
+    def _load(self, state: State) -> None:
+        """Continue with what else was saved."""
+
+    def _retired(self, state: State) -> SlotArray:
+        """The samples of a state that was loaded that only draws hold."""
+        retired = np.ones(len(state["simulation_ids"]), bool)
+        retired[self.policy.slots()] = False
+        retired[self._backlog] = False
+        return np.flatnonzero(retired)
+
+    def _end_all(self) -> None:
+        """Nothing more comes of any simulation."""
 
     def _free(self, slots: list[int]) -> None:
         self.slots.free(slots if self._retention is None else self._retention.retain(slots))

@@ -1,6 +1,6 @@
 """The samples of a buffer at one moment, to be written while the buffer goes on, and the slots kept back for them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,10 @@ import numpy.typing as npt
 from stream_server.buffers.pins import Draw
 from stream_server.buffers.policy import SlotArray, State
 from stream_server.buffers.slots import Slots
+from stream_server.buffers.windows import WINDOWS
+
+FurtherState = Callable[[npt.NDArray[np.int64]], State]
+"""What else belongs to the state of a buffer, given the row of each frozen slot."""
 
 
 class Frozen:
@@ -28,6 +32,7 @@ class Frozen:
         draws: Sequence[Draw],
         seen: npt.NDArray[np.uint32],
         retention: "SlotRetention",
+        further: FurtherState,
     ) -> None:
         self.slots = slots
         self.retention = retention
@@ -36,6 +41,7 @@ class Frozen:
         self._backlog = backlog
         self._draws = draws
         self._seen = seen
+        self._further = further
         self._state: State | None = None
         self._scratch: dict[str, npt.NDArray[Any]] = {}
 
@@ -81,6 +87,7 @@ class Frozen:
             "time_steps": store.time_steps.take(slots),
             "seen": self._seen.take(slots),
             "present": {name: present.take(slots) for name, present in store.present.items()},
+            **self._further(row_of),
         }
 
 
@@ -90,6 +97,8 @@ def num_slots_to_load(state: State, *, capacity: int, planned: int) -> int:
     What exceeds the capacity, waits, or is held by draws of another number of ranks has slots of its own.
     """
     population = len(state["policy"]["slots"])
+    if WINDOWS in state:
+        return planned + len(state["simulation_ids"])
     return planned + max(0, population - capacity) + len(state["simulation_ids"]) - population
 
 

@@ -1,12 +1,13 @@
 """Redistribution of the buffers of some ranks to another number of ranks. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stream_server.buffers.policy import Policy, Seed, State, in_turn
+from stream_server.buffers.windows import WINDOWS
 from stream_server.errors import UserCodeError
 
 Rows = npt.NDArray[np.int64]
@@ -24,12 +25,17 @@ class Dealt:
     rows: Rows
 
 
-def redeal(states: Sequence[State], *, policy: type[Policy], seeds: Sequence[Seed]) -> list[Dealt]:
+def redeal(
+    states: Sequence[State], *, policy: type[Policy], seeds: Sequence[Seed], rank_of: Callable[[int], int]
+) -> list[Dealt]:
     """Deal the states of all old ranks, as `Frozen.state` gave them, to one new rank for each of `seeds`.
 
     The `policy` deals its population. The samples of the backlog are dealt one by one in the order of arrival, as far
     as it can be told across ranks. A draw that was not released goes to one rank as a whole, and its samples that are
     in the population still go where all the others go, so that a row may be dealt twice.
+
+    Windows are dealt as other samples are, each with the rows of all its steps. What has not become a window yet goes
+    to the rank of its simulation, which `rank_of` gives.
 
     Raises:
         UserCodeError: the policy has lost a sample, or dealt one twice.
@@ -52,15 +58,20 @@ def redeal(states: Sequence[State], *, policy: type[Policy], seeds: Sequence[See
         for draw in state["draws"]
     ]
     keys = _joined_keys(states)
+    if WINDOWS in states[0]:
+        dealer = _WindowDealer(states, starts, rank_of)
+        return [dealer.deal(rank, dealt, draws[rank::num]) for rank, dealt in enumerate(policies)]
     return [
         _dealt(dealt, backlog[first::num], draws[rank::num], keys, starts)
         for rank, (dealt, first) in enumerate(zip(policies, backlog_starts, strict=True))
     ]
 
 
-def _dealt(policy: State, backlog: Rows, draws: list[State], keys: State, starts: Rows) -> Dealt:
-    """The share of one rank, with the rows numbered anew."""
-    all_rows: Rows = np.unique(np.concatenate([policy["slots"], backlog, *(draw["rows"] for draw in draws)]))
+def _dealt(
+    policy: State, backlog: Rows, draws: list[State], keys: State, starts: Rows, further: Sequence[Rows] = ()
+) -> Dealt:
+    """The share of one rank, with the rows numbered anew; `further` are rows that it has besides."""
+    all_rows: Rows = np.unique(np.concatenate([policy["slots"], backlog, *(draw["rows"] for draw in draws), *further]))
     ranks = np.searchsorted(starts, all_rows, "right") - 1
     state = {
         "policy": {**policy, "slots": np.searchsorted(all_rows, policy["slots"])},
@@ -70,6 +81,73 @@ def _dealt(policy: State, backlog: Rows, draws: list[State], keys: State, starts
         "present": {name: present[all_rows] for name, present in keys["present"].items()},
     }
     return Dealt(state=state, ranks=ranks, rows=all_rows - starts[ranks])
+
+
+class _WindowDealer:
+    """Deals the windows of all old ranks, one new rank after the other, whose states the policy has dealt."""
+
+    def __init__(self, states: Sequence[State], starts: Rows, rank_of: Callable[[int], int]) -> None:
+        self._saved = [state[WINDOWS] for state in states]
+        self._starts = starts
+        self._rank_of = rank_of
+        self._keys = _joined_keys(states)
+        self._windows = self._joined("windows", 1)
+        self._windows = self._windows[np.argsort(self._windows[:, 0])]
+        self._made = self._joined("made", 1)
+        self._kept = self._joined("kept", [0, 0, 1])
+        self._observed = np.concatenate([saved["observed"] for saved in self._saved])
+        begun = [
+            (state["backlog"] + start, state[WINDOWS]["num_taken"])
+            for state, start in zip(states, starts, strict=False)
+        ]
+        self._taken = np.concatenate([backlog[:num] for backlog, num in begun])
+        self._waiting = np.concatenate([backlog[num:] for backlog, num in begun])
+
+    def deal(self, rank: int, policy: State, draws: list[State]) -> Dealt:
+        """The share of a rank: the windows that its policy and its draws have, and what is not a window yet."""
+        made, taken, waiting = (
+            rows[self._are_of(rank, self._keys["simulation_ids"][rows])]
+            for rows in (self._made, self._taken, self._waiting)
+        )
+        kept = self._kept[self._are_of(rank, self._kept[:, 0])]
+        first: Rows = np.unique(np.concatenate([policy["slots"], made, *(draw["rows"] for draw in draws)]))
+        windows = self._windows[np.searchsorted(self._windows[:, 0], first)]
+        backlog = np.concatenate([taken, waiting])
+        dealt = _dealt(policy, backlog, draws, self._keys, self._starts, [windows.reshape(-1), kept[:, 2]])
+        rows = dealt.rows + self._starts[dealt.ranks]
+        dealt.state[WINDOWS] = {
+            "windows": np.searchsorted(rows, windows),
+            "made": np.searchsorted(rows, made),
+            "kept": np.column_stack([kept[:, :2], np.searchsorted(rows, kept[:, 2])]),
+            "num_taken": len(taken),
+            **{name: self._of_simulations(rank, name) for name in ("missing", "late", "impossible")},
+            "ended": [it for saved in self._saved for it in saved["ended"] if self._rank_of(it) == rank],
+            "num_late": {
+                int(it): num
+                for saved in self._saved
+                for it, num in saved["num_late"].items()
+                if self._rank_of(int(it)) == rank
+            },
+            "num_made": sum(saved["num_made"] for saved in self._saved) if rank == 0 else 0,
+            "observed": self._observed[rows],
+        }
+        # A step that several ranks have is observed by the first of them alone.
+        self._observed[rows] = True
+        return dealt
+
+    def _joined(self, name: str, rows: int | list[int]) -> Rows:
+        """An array of all old ranks, whose columns that are `rows` count all of them."""
+        parts = [
+            saved[name] + start * np.asarray(rows) for saved, start in zip(self._saved, self._starts, strict=False)
+        ]
+        return np.concatenate(parts)
+
+    def _of_simulations(self, rank: int, name: str) -> Rows:
+        table = np.concatenate([saved[name] for saved in self._saved])
+        return table[self._are_of(rank, table[:, 0])]
+
+    def _are_of(self, rank: int, simulations: Rows) -> npt.NDArray[np.bool_]:
+        return np.array([self._rank_of(it) == rank for it in simulations.tolist()], bool)
 
 
 def _joined_keys(states: Sequence[State]) -> State:

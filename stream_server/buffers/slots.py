@@ -113,10 +113,10 @@ class Slots:
         self.arrays[name][slots] = 0
 
     def gather(self, slots: SlotArray, out: FieldArrays | None = None) -> FieldArrays:
-        """Copy the rows of `slots` into the leading rows of `out`, or into new arrays."""
+        """Copy the rows of `slots`, of any shape, into the leading rows of `out`, or into new arrays."""
         num = len(slots)
         if out is None:
-            out = {name: np.empty((num, *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}
+            out = {name: np.empty((*slots.shape, *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}
         # mode="clip" lets NumPy write into `out` directly; "raise" would copy once more.
         return {name: array.take(slots, 0, out[name][:num], "clip") for name, array in self.arrays.items()}
 

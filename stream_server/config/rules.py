@@ -185,12 +185,43 @@ def _ports_are_a_range(config: StudyConfig) -> Iterator[Problem]:
 
 
 def _routing_fits_the_policy(config: StudyConfig) -> Iterator[Problem]:
+    # Windows know no other routing, and one rank alone waits for nobody.
+    if config.window is None:
+        yield from _runs_out(config, 'Write "steps", or write "policy": "reservoir"')
+
+
+def _runs_out(config: StudyConfig, instead: str) -> Iterator[Problem]:
     if config.buffer.routing == "simulations" and config.buffer.policy in ("fifo", "firo"):
         yield Problem(
             "buffer.routing",
             f'"simulations" is for the reservoir; ranks of a {config.buffer.policy} could run out of samples',
-            'Write "steps", or write "policy": "reservoir"',
+            instead,
         )
+
+
+def _windows_are_made_on_one_rank(config: StudyConfig) -> Iterator[Problem]:
+    if config.window is not None and config.buffer.routing != "simulations":
+        yield Problem(
+            "buffer.routing",
+            f"{shown(config.buffer.routing)} deals the steps of a window to several ranks, which is not built yet",
+            'Write "routing": "simulations"',
+        )
+
+
+def _a_window_fits_into_a_simulation(config: StudyConfig) -> Iterator[Problem]:
+    window, steps = config.window, config.study.time_steps
+    if window is not None and steps is not None and not window.num_in(steps.num):
+        yield Problem(
+            "samples.window",
+            f"{window.length} steps with a spacing of {window.spacing} reach over {window.span + 1} time steps, but a "
+            f"simulation has {steps.num}",
+            "Write a smaller length or spacing, or more study.time_steps",
+        )
+
+
+def _files_hold_steps(config: StudyConfig) -> Iterator[Problem]:
+    if config.window is not None and config.offline.write_files:
+        yield Problem("samples.window", "files of samples hold time steps, so it would be ignored", "Leave samples out")
 
 
 def _capacity_covers_the_watermark(config: StudyConfig) -> Iterator[Problem]:
@@ -229,18 +260,19 @@ def _watermark_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem
     steps = config.study.time_steps
     if steps is None or config.buffer.policy == "fifo":
         return
-    num_samples = config.study.simulations * steps.num
+    per_simulation = config.num_samples_of(steps.num)
     if config.buffer.routing == "simulations":
-        per_rank = config.study.simulations // num_ranks * steps.num
+        per_rank = config.study.simulations // num_ranks * per_simulation
     else:
-        per_rank = num_samples // num_ranks
-    if per_rank < config.buffer.watermark:
+        per_rank = config.study.simulations * per_simulation // num_ranks
+    if per_simulation and per_rank < config.buffer.watermark:
+        unit = "time step" if config.window is None else "window"
         ranks = f" on {num_ranks} ranks" if num_ranks > 1 else ""
         instead = f"Write {per_rank} or less" if per_rank else "Run more simulations or fewer ranks"
         yield Problem(
             "buffer.watermark",
             f"{config.buffer.watermark} samples can never wait: the study sends {per_rank} to a rank in all"
-            f" ({counted(config.study.simulations, 'simulation')} of {counted(steps.num, 'time step')}{ranks})",
+            f" ({counted(config.study.simulations, 'simulation')} of {counted(per_simulation, unit)}{ranks})",
             f"{instead}; training starts at the watermark",
         )
 
@@ -253,6 +285,8 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
             f'"simulations" needs {num_ranks} simulations at once, one for each rank, but at most {at_once} run',
             f'Write "steps", or raise launcher.max_running to {num_ranks}',
         )
+    if config.window is not None and num_ranks > 1:
+        yield from _runs_out(config, 'Write "policy": "reservoir", or train on 1 rank')
 
 
 def _a_model_has_an_optimizer(config: StudyConfig) -> Iterator[Problem]:
@@ -371,6 +405,9 @@ CHECKS: tuple[Check, ...] = (
     *COMMAND_CHECKS,
     *FILE_CHECKS,
     _routing_fits_the_policy,
+    _windows_are_made_on_one_rank,
+    _a_window_fits_into_a_simulation,
+    _files_hold_steps,
     _capacity_covers_the_watermark,
     _capacity_covers_a_batch,
     _watermark_is_reachable,

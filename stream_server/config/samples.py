@@ -1,4 +1,4 @@
-"""The fields of a sample, and the time steps of a simulation."""
+"""The fields of a time step, the time steps of a simulation, and the samples that are made of them."""
 
 import math
 import re
@@ -76,6 +76,29 @@ class TimeStepRange(Section):
     def labels(self) -> range:
         """The labels in the order of their indices."""
         return range(self.first, self.last + 1, self.every)
+
+
+class WindowSettings(Section):
+    """`samples.window`: a sample is `length` time steps of one simulation, `spacing` apart."""
+
+    length: Annotated[int, Field(ge=2)] = Field(description="Time steps of a sample.", examples=[5])
+    spacing: Count = Field(default=1, description="Distance of two neighbouring steps of a sample, in time steps.")
+    stride: Count = Field(default=1, description="A sample begins at every so many-th time step of a simulation.")
+
+    @property
+    def span(self) -> int:
+        """How far the last step of a sample is from its first, in time steps."""
+        return (self.length - 1) * self.spacing
+
+    def num_in(self, num_steps: int) -> int:
+        """How many samples a simulation of `num_steps` time steps makes."""
+        return max(0, -(-(num_steps - self.span) // self.stride))
+
+
+class SampleSettings(Section):
+    """`samples`: how samples are made of the time steps that simulations send."""
+
+    window: WindowSettings = Field(description="A sample is several time steps of one simulation.")
 
 
 def _from_shape(value: Any) -> Any:

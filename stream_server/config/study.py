@@ -13,6 +13,7 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import GenerateJsonSchema
 
+from stream_server.config.samples import SampleSettings, WindowSettings
 from stream_server.config.sections import (
     Buffer,
     Checkpoint,
@@ -47,6 +48,9 @@ class StudyConfig(Section):
     study: StudySettings = Field(
         description="The ensemble and the samples it produces.",
         examples=[{"simulations": 100, "fields": {"temperature": [100, 100]}}],
+    )
+    samples: SampleSettings | None = Field(
+        default=None, description="How samples are made of time steps; null: each step is one."
     )
     parameters: Parameters = Field(
         description="The parameters that differ between simulations.", examples=[{"bounds": {"initial": [100, 500]}}]
@@ -87,7 +91,9 @@ class StudyConfig(Section):
         capacity = raw.get("capacity") if isinstance(raw, dict) else None
         if study is None or not isinstance(capacity, str):
             return raw
-        num = (size_in_bytes(capacity) or 0) // sum(field.num_bytes for field in study.fields.values())
+        samples = info.data.get("samples")
+        num_steps = 1 if samples is None else samples.window.length
+        num = (size_in_bytes(capacity) or 0) // (num_steps * sum(field.num_bytes for field in study.fields.values()))
         return {**raw, "capacity": num or capacity}
 
     @field_validator("training", mode="before")
@@ -116,6 +122,21 @@ class StudyConfig(Section):
         """How many simulations can be connected at the same time: started ones and attached ones."""
         started = self.launcher.max_running if self.simulation.command is not None else 0
         return started + self.client.max_attached
+
+    @property
+    def window(self) -> WindowSettings | None:
+        """The steps of a sample; None where each time step is one."""
+        return None if self.samples is None else self.samples.window
+
+    @property
+    def samples_per_simulation(self) -> int | None:
+        """How many samples a simulation makes that sends all its time steps; None if their number is not known."""
+        steps = self.study.time_steps
+        return None if steps is None else self.num_samples_of(steps.num)
+
+    def num_samples_of(self, num_steps: int) -> int:
+        """How many samples so many time steps of one simulation make, none of which is missing."""
+        return num_steps if self.window is None else self.window.num_in(num_steps)
 
     def resolved(self) -> dict[str, Any]:
         """The study as plain JSON; a file with this content loads to an equal object from any folder."""

@@ -185,6 +185,8 @@ def account_rows(facts: RunFacts) -> list[tuple[str, str]]:
         return []
     names = ("expected", "accepted", "rejected", "never_produced", "trained", "skipped", "withdrawn", "untrained")
     rows = [(_words(name), f"{_total(samples[name]):,}") for name in names if name in samples]
+    if isinstance(windows := samples.get("windows"), dict):
+        rows += [(f"windows {_words(name)}", f"{num:,}") for name, num in windows.items()]
     rows.append(("account", "balanced" if facts.state.report.get("balanced") else "NOT BALANCED"))
     return [*rows, *(("", str(text)) for text in facts.state.report.get("unbalanced", ()))]
 

@@ -386,3 +386,52 @@ def test_redrawing_from_a_design_file_needs_rows_to_spare(folder: StudyFolder) -
 def test_a_sampler_beside_a_file_would_be_ignored(folder: StudyFolder) -> None:
     folder.write("design.csv", "initial,left\n1,2\n3,4\n")
     assert "would be ignored" in folder.problem({**FROM_FILE, "parameters": {"file": "design.csv", "sampler": "lhs"}})
+
+
+WINDOWS: dict[str, Any] = {"samples": {"window": {"length": 5, "spacing": 2}}, "buffer.routing": "simulations"}
+
+
+def test_windows_are_made_on_the_rank_that_has_the_whole_simulation(folder: StudyFolder) -> None:
+    assert folder.load(WINDOWS).samples_per_simulation == 92
+    problem = folder.problem({**WINDOWS, "buffer.routing": "steps"})
+    assert problem.startswith(
+        'buffer.routing: "steps" deals the steps of a window to several ranks, which is not built'
+    )
+
+
+def test_a_window_must_fit_into_a_simulation(folder: StudyFolder) -> None:
+    changes = {**WINDOWS, "study.time_steps": 9}
+    assert folder.load(changes).samples_per_simulation == 1
+    assert folder.problem({**changes, "study.time_steps": 8}) == (
+        "samples.window: 5 steps with a spacing of 2 reach over 9 time steps, but a simulation has 8. Write a smaller "
+        "length or spacing, or more study.time_steps."
+    )
+
+
+def test_a_window_has_several_steps(folder: StudyFolder) -> None:
+    assert "samples.window.length" in folder.problem({**WINDOWS, "samples": {"window": {"length": 1}}})
+
+
+def test_the_watermark_counts_windows(folder: StudyFolder) -> None:
+    changes = {**WINDOWS, "study.simulations": 4, "buffer.watermark": 4 * 92}
+    assert folder.load(changes)
+    assert "(4 simulations of 92 windows)" in folder.problem({**changes, "buffer.watermark": 4 * 92 + 1})
+
+
+def test_a_capacity_in_bytes_has_room_for_all_steps_of_its_windows(folder: StudyFolder) -> None:
+    changes = {"study.fields": {"u": {"shape": [100, 100], "dtype": "float32"}}, "buffer.capacity": "40MB"}
+    assert folder.load(changes).buffer.capacity == 1000
+    assert folder.load({**WINDOWS, **changes}).buffer.capacity == 200
+
+
+@pytest.mark.parametrize("policy", ["fifo", "firo"])
+def test_windows_that_are_drawn_in_turn_are_for_one_rank(folder: StudyFolder, policy: str) -> None:
+    config = folder.load({**WINDOWS, "buffer.policy": policy})
+    check_ranks(config, 1)
+    with pytest.raises(ConfigError, match=f"ranks of a {policy} could run out of samples.* or train on 1 rank"):
+        check_ranks(config, 2)
+
+
+def test_files_of_samples_are_written_without_windows(folder: StudyFolder) -> None:
+    problem = folder.problem({**WINDOWS, "offline.write_files": True})
+    assert "samples.window: files of samples hold time steps, so it would be ignored" in problem

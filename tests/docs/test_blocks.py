@@ -201,7 +201,7 @@ def files_by_section() -> dict[str, dict[str, str]]:
 
 
 def test_the_tutorials_have_whole_studies() -> None:
-    assert len(files_by_section()) == 3
+    assert len(files_by_section()) == 4
     assert all({"simulation.py", "study.json", "server.py"} <= set(it) for it in files_by_section().values())
 
 

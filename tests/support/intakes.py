@@ -31,6 +31,7 @@ class Waiting:
             leave_out=lambda name, slots: None,
         )
         self.freed: list[int] = []
+        self.windows = None
         self._next = count()
 
     def claim(self, num: int) -> list[int]:
@@ -47,6 +48,12 @@ class Waiting:
 
     def withdraw(self, simulation_id: int) -> int:
         return 0
+
+    def leave_out(self, simulation_id: int, time_step: int) -> None:
+        pass
+
+    def end(self, simulation_ids: Sequence[int]) -> None:
+        pass
 
     def close(self, error: BaseException | None = None) -> None:
         raise NotImplementedError

@@ -86,6 +86,7 @@ class Continuation:
             num_held_out=config.validation.simulations,
             policy=policy_class(config.buffer.policy, config.study_dir),
             seed=self.seed(config, build.BUFFER_STREAM, ranks.size),
+            windows=build.window_shape(config),
         )
 
 

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.buffers import Buffer, Policy
+from stream_server.buffers import Buffer, Policy, WindowShape
 from stream_server.buffers.redeal import Dealt, redeal
+from stream_server.buffers.window_buffer import num_windows_waiting
+from stream_server.buffers.windows import WINDOWS
 from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.client import Routing
+from stream_server.messages.routing import server_rank
 from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, rank_folder
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.saved_ledger import redealt, saved_entries
@@ -58,13 +61,15 @@ class RankRestore:
     """The state that a rank takes back: its own as it was saved, or, on another number of ranks, its share of all.
 
     `state` is what `StudyCapture` saves of a rank, of a share without the random generators. `dealt` is this rank's
-    share of all buffers, None where it has its own. `incarnation` is the one that saved it.
+    share of all buffers, None where it has its own. `incarnation` is the one that saved it. `whole_simulations`: the
+    steps of a held-out simulation belong together.
     """
 
     incarnation: int
     parts: Sequence[SavedRank]
     state: dict[str, Any]
     dealt: Dealt | None
+    whole_simulations: bool = False
 
     @property
     def is_own(self) -> bool:
@@ -94,13 +99,13 @@ class RankRestore:
         buffer.load(self.buffer)
 
     def into_store(self, store: ValidationStore, rank: int, num_ranks: int) -> None:
-        """Fill a new validation store with this rank's rows: all of its own part, or every so many-th of all parts.
+        """Fill a new validation store with this rank's rows: all of its own part, or a share of all parts.
 
         Which simulations are complete, the ranks have to agree on.
         """
         for part in self.parts:
             state, fields = part.state["held_out"], part.held_out()
-            rows = slice(None) if self.is_own else slice(rank, None, num_ranks)
+            rows = held_out_rows(part, rank, num_ranks, is_own=self.is_own, whole_simulations=self.whole_simulations)
             store.load(
                 {
                     "simulation_ids": state["simulation_ids"][rows],
@@ -145,11 +150,13 @@ def restore_rank(
     num_held_out: int,
     policy: type[Policy],
     seed: Sequence[int],
+    windows: WindowShape | None = None,
 ) -> RankRestore:
     """Read what rank `rank` of `num_ranks` takes back from a checkpoint of an `incarnation` of `num_saved` ranks.
 
     The first `num_held_out` simulations are not trained on. Where parts are dealt out again, the class `policy` of the
-    buffer deals, and `seed`, with the rank, begins the buffer's random stream anew.
+    buffer deals, and `seed`, with the rank, begins the buffer's random stream anew. `windows` are the samples, if these
+    are not single time steps.
 
     Raises:
         DamagedCheckpoint: a file cannot be what was saved.
@@ -160,18 +167,24 @@ def restore_rank(
     parts = [SavedRank(folder, each) for each in range(num_saved)]
     states = [part.state for part in parts]
     dealt = redeal(
-        [state["buffer"] for state in states], policy=policy, seeds=[(*seed, each) for each in range(num_ranks)]
+        [state["buffer"] for state in states],
+        policy=policy,
+        seeds=[(*seed, each) for each in range(num_ranks)],
+        rank_of=lambda simulation: server_rank(routing, simulation, 0, num_ranks),
     )
     ledgers = [state["reception"]["intake"]["ledger"] for state in states]
     trained_on = [
-        _num_accepted(redealt(ledgers, each, num_ranks, routing), num_held_out) - _num_left(dealt[each].state)
+        _num_accepted(redealt(ledgers, each, num_ranks, routing), num_held_out, windows, dealt[each].state)
+        - _num_left(dealt[each].state, windows)
         for each in range(num_ranks)
     ]
     state = _dealt_out(states, redealt(ledgers, rank, num_ranks, routing), is_first=rank == 0)
     # A rank accounts for what its ledger has accepted, wherever that was drawn; rank 0 for what does not add up.
     num_drawn = sum(state["num_drawn"] for state in states)
     state["num_drawn"] = trained_on[rank] if rank else num_drawn - sum(trained_on[1:])
-    return RankRestore(incarnation=incarnation, parts=parts, state=state, dealt=dealt[rank])
+    return RankRestore(
+        incarnation=incarnation, parts=parts, state=state, dealt=dealt[rank], whole_simulations=windows is not None
+    )
 
 
 def seed_of(numbers: Sequence[int]) -> int:
@@ -215,14 +228,39 @@ def _complete(state: Mapping[str, Any]) -> dict[int, int | None]:
     return {simulation: it.total for simulation, it in saved_entries(ledger) if it.complete}
 
 
-def _num_accepted(ledger: Mapping[str, Any], num_held_out: int) -> int:
-    return sum(it.num_accepted for simulation, it in saved_entries(ledger) if simulation >= num_held_out)
+def _num_accepted(
+    ledger: Mapping[str, Any], num_held_out: int, windows: WindowShape | None, buffer: Mapping[str, Any]
+) -> int:
+    """The samples of all accepted steps in a ledger."""
+    entries = [it for simulation, it in saved_entries(ledger) if simulation >= num_held_out]
+    if windows is None:
+        return sum(it.num_accepted for it in entries)
+    accepted = [np.setdiff1d(_indices(it.settled), _indices(it.rejected)) for it in entries]
+    num_late: int = sum(buffer[WINDOWS]["num_late"].values())
+    return sum(map(windows.num_among, accepted)) - num_late
 
 
-def _num_left(buffer: Mapping[str, Any]) -> int:
+def _num_left(buffer: Mapping[str, Any], windows: WindowShape | None) -> int:
     """The samples in a buffer that were never drawn."""
-    waiting = np.concatenate([buffer["policy"]["slots"], buffer["backlog"]])
-    return int(np.count_nonzero(buffer["seen"][waiting] == 0))
+    seen, slots = buffer["seen"], buffer["policy"]["slots"]
+    waiting = slots if windows is not None else np.concatenate([slots, buffer["backlog"]])
+    num_unseen = int(np.count_nonzero(seen[waiting] == 0))
+    return num_unseen if windows is None else num_unseen + num_windows_waiting(dict(buffer), windows)
+
+
+def _indices(packed: bytes) -> NDArray[np.int64]:
+    return np.flatnonzero(np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little"))
+
+
+def held_out_rows(
+    part: SavedRank, rank: int, num_ranks: int, *, is_own: bool, whole_simulations: bool
+) -> slice | NDArray[np.intp]:
+    """The held-out rows of a part that come to a rank: all of its own, or every so many-th row or simulation."""
+    if is_own:
+        return slice(None)
+    if not whole_simulations:
+        return slice(rank, None, num_ranks)
+    return np.flatnonzero(part.state["held_out"]["simulation_ids"] % num_ranks == rank)
 
 
 def _dealt_out(states: Sequence[Mapping[str, Any]], ledger: dict[str, Any], *, is_first: bool) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
     num_simulations = config.study.simulations + config.validation.simulations
     steps = config.study.time_steps
     size = plan.sample_bytes
-    samples = "unknown number of" if steps is None else f"{num_simulations * steps.num:,}"
+    num_samples = config.samples_per_simulation
+    samples = "unknown number of" if num_samples is None else f"{num_simulations * num_samples:,}"
     total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     cores, server = expected_cores(config), ServerSize.of(config)
@@ -92,7 +93,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
     return [
         ("study", f"{config.study.name} -> {config.output_dir}"),
         ("simulations", f"{config.study.simulations} for training, {config.validation.simulations} for validation"),
-        ("samples", f"{samples} samples of {_bytes(size)}{total}"),
+        ("samples", f"{samples} {_of_steps(config)} of {_bytes(size)}{total}"),
         ("command", shown(config)),
         *([("", f"NOT HERE: {missing}")] if (missing := missing_program(config)) else []),
         ("at once", _at_once(config)),
@@ -115,6 +116,16 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
             f"{'unlimited' if hard is None else hard}: {verdict(plan.connections, hard)}",
         ),
     ]
+
+
+def _of_steps(config: StudyConfig) -> str:
+    window = config.window
+    if window is None:
+        return "samples"
+    return (
+        f"windows, each of {window.length} time steps with a spacing of {window.spacing}, from every "
+        f"{'' if window.stride == 1 else f'{window.stride}. '}time step on; time steps"
+    )
 
 
 def _at_once(config: StudyConfig) -> str:

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -15,13 +17,14 @@ from stream_server.errors import ConfigError, PeerFailed
 from stream_server.machine.forced_exit import ForcedExit
 from stream_server.machine.screen import tell
 from stream_server.server.checkpoint.continuation import by_rank_0
-from stream_server.server.checkpoint.restore import SavedRank
+from stream_server.server.checkpoint.restore import SavedRank, held_out_rows
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, environment_rank, ranks_from_environment
+from stream_server.server.run.build import window_shape
 from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.saved_server import set_up_saved
 from stream_server.server.study.watchdog import Watchdog
@@ -85,30 +88,30 @@ def validate(config: StudyConfig, ranks: Ranks, saved: SavedModel, stack: ExitSt
         UserCodeError: the user's class raised, or makes another model than the saved one.
         DamagedCheckpoint: a file of the checkpoint cannot be what was saved.
     """
-    samples = read_held_out(saved, config.validation.simulations, ranks)
+    samples = read_held_out(saved, config, ranks)
     evaluation = set_up_saved(config, ranks, saved, stack)
     barrier(ranks)
     return evaluation.make_validation(samples).run()
 
 
-def read_held_out(saved: SavedModel, num_held_out: int, ranks: Ranks) -> HeldOutSamples:
-    """This rank's share of the held-out samples that go with a model: its own part, or every so many-th of all parts.
+def read_held_out(saved: SavedModel, config: StudyConfig, ranks: Ranks) -> HeldOutSamples:
+    """This rank's share of the held-out samples that go with a model: its own part, or a share of all parts.
 
     Raises:
         DamagedCheckpoint: a file cannot be what was saved.
     """
-    store = ValidationStore(num_held_out)
+    store, windows = ValidationStore(config.validation.simulations), window_shape(config)
     parameters = SimulationParameters()
     if saved.checkpoint is not None:
         is_own = saved.num_ranks == ranks.size
-        rows = slice(None) if is_own else slice(ranks.rank, None, ranks.size)
         for rank in [ranks.rank] if is_own else range(saved.num_ranks):
             part = SavedRank(Path(saved.checkpoint), rank)
             reception = part.state["reception"]
             if REPLAY not in reception:
                 parameters.load_state_dict(reception["parameters"])
+            rows = held_out_rows(part, ranks.rank, ranks.size, is_own=is_own, whole_simulations=windows is not None)
             store.load(_rows_of(part.state["held_out"], rows), {name: it[rows] for name, it in part.held_out().items()})
-    return HeldOutSamples(store=store, parameters_of=parameters.__getitem__)
+    return HeldOutSamples(store=store, parameters_of=parameters.__getitem__, window_shape=windows)
 
 
 def table(values: Mapping[str, float]) -> Table:
@@ -127,7 +130,7 @@ def _where(config: StudyConfig, checkpoint: Path) -> Path:
     return config.checkpoint.dir if is_output and config.checkpoint.dir is not None else checkpoint
 
 
-def _rows_of(state: Mapping[str, Any], rows: slice) -> dict[str, Any]:
+def _rows_of(state: Mapping[str, Any], rows: slice | NDArray[np.intp]) -> dict[str, Any]:
     return {
         "simulation_ids": state["simulation_ids"][rows],
         "time_steps": state["time_steps"][rows],

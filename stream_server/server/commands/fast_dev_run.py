@@ -17,7 +17,7 @@ from stream_server.server.metrics.writers import open_writers
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.run.build import make_policy
+from stream_server.server.run.build import make_policy, window_shape
 from stream_server.server.run.cores import share_cores
 from stream_server.server.study.composition import Composition
 from stream_server.server.study.failure import classified
@@ -102,7 +102,11 @@ class Trial:
             trial.make_step(stack, make_callbacks(trial.server))
             trial.make_stream(source)
             trial.make_validation(
-                HeldOutSamples(store=source.validation_store, parameters_of=source.parameters_of),
+                HeldOutSamples(
+                    store=source.validation_store,
+                    parameters_of=source.parameters_of,
+                    window_shape=window_shape(config),
+                ),
                 record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),
             )
             trial.make_training(source, log_every=1).run()

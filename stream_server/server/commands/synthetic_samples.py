@@ -12,7 +12,7 @@ from stream_server.buffers import Buffer, Fifo
 from stream_server.config import StudyConfig
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.validation_store import ValidationStore
-from stream_server.server.run.build import make_slots
+from stream_server.server.run.build import make_buffer
 from stream_server.server.simulations.design import ParameterDesign
 
 UNKNOWN_DTYPE = "float64"
@@ -75,7 +75,9 @@ class SyntheticSamples:
     def __init__(self, config: StudyConfig) -> None:
         self._config = config
         self._fields = config.study.fields
-        self._labels = range(NUM_UNKNOWN_STEPS) if config.study.time_steps is None else config.study.time_steps.labels
+        window, steps = config.window, config.study.time_steps
+        num_unknown = NUM_UNKNOWN_STEPS + (0 if window is None else window.span)
+        self._labels = range(num_unknown) if steps is None else steps.labels
         self._random = np.random.default_rng(config.study.seed)
 
     def of(self, simulations: Sequence[int]) -> Iterator[SyntheticSample]:
@@ -86,10 +88,16 @@ class SyntheticSamples:
 
     def buffer(self, simulations: Sequence[int], num: int) -> Buffer:
         """A closed buffer with `num` samples of these simulations in it."""
-        slots = make_slots(self._config, num)
+        window, kept = self._config.window, self._num_kept(simulations)
+        num_slots = num * (1 if window is None else window.length) + 2 * kept + 1
+        buffer = make_buffer(self._config, Fifo(capacity=num), num_slots, most_kept=kept)
+        slots = buffer.slots
         slots.allocate({name: spec.dtype or UNKNOWN_DTYPE for name, spec in self._fields.items()})
-        buffer = Buffer(Fifo(capacity=num), slots)
-        for slot, sample in zip(buffer.claim(num), self.of(simulations), strict=False):
+        last = self._labels[-1]
+        for sample in self.of(simulations):
+            if not buffer.policy.room:
+                break
+            [slot] = buffer.claim(1)
             slots.simulation_ids[slot], slots.time_steps[slot] = sample.simulation, sample.time_step
             for name in self._fields:
                 if name in sample.fields:
@@ -97,20 +105,33 @@ class SyntheticSamples:
                 else:
                     slots.leave_out(name, [slot])
             buffer.enqueue([slot])
-        buffer.admit()
+            buffer.admit()
+            if sample.time_step == last:
+                buffer.end([sample.simulation])
         buffer.close()
         return buffer
 
     def store(self, simulations: Sequence[int], num: int) -> ValidationStore:
-        """A validation store with `num` samples of these simulations, all complete; empty if there are none."""
-        store = ValidationStore(len(simulations))
-        for sample in islice(self.of(simulations), num if simulations else 0):
+        """A validation store with `num` samples of these simulations, all complete; empty if there are none.
+
+        Of windows there may be more, or fewer if the simulations are short.
+        """
+        store, window = ValidationStore(len(simulations)), self._config.window
+        num_steps = num
+        if window is not None:
+            # A time step must not come twice.
+            num_steps = min(num * window.stride + self._num_kept(simulations), len(self._labels) * len(simulations))
+        for sample in islice(self.of(simulations), num_steps if simulations else 0):
             fields = {name: sample.fields.get(name, self._zeros(name)) for name in self._fields}
             present = {name: name in sample.fields for name in self._fields}
             store.add(sample.simulation, sample.time_step, fields, present)
         for simulation in simulations:
             store.complete(simulation)
         return store
+
+    def _num_kept(self, simulations: Sequence[int]) -> int:
+        """The steps of these simulations that windows may wait for, or that wait for others."""
+        return 0 if self._config.window is None else 2 * (self._config.window.span + 1) * len(simulations)
 
     def _values(self, without_optional: bool) -> dict[str, NDArray[Any]]:
         wanted = {name: spec for name, spec in self._fields.items() if not (spec.optional and without_optional)}

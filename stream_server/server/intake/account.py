@@ -3,11 +3,16 @@
     expected = accepted + rejected + never produced
     accepted = trained + skipped + withdrawn + untrained
 
+Where samples are windows, the first line counts time steps, and the second one windows that were made:
+
+    expected windows = made + impossible (a step is missing or rejected) + late (a step came after they were given up)
+    made = trained + skipped + withdrawn + untrained
+
 The samples of held-out validation simulations are counted apart, since none of them is trained.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,11 +24,51 @@ MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WindowCounts:
+    """The windows of one simulation in one rank's ledger.
+
+    `of_accepted` are those whose steps are all accepted. Of these `late` were given up before their last step came.
+    `of_settled` are those whose steps are accepted or rejected.
+    """
+
+    of_accepted: int = 0
+    of_settled: int = 0
+    late: int = 0
+
+    @property
+    def made(self) -> int:
+        """Windows that entered the stream, or are going to."""
+        return self.of_accepted - self.late
+
+    def __add__(self, other: "WindowCounts") -> "WindowCounts":
+        return WindowCounts(
+            of_accepted=self.of_accepted + other.of_accepted,
+            of_settled=self.of_settled + other.of_settled,
+            late=self.late + other.late,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Received:
-    """The counts of one simulation in one rank's ledger: steps accepted, and rejected by reason."""
+    """The counts of one simulation in one rank's ledger: steps accepted, and rejected by reason.
+
+    `windows` is None where each step is a sample.
+    """
 
     accepted: int
     rejected: Mapping[str, int] = field(default_factory=dict)
+    windows: WindowCounts | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """The samples that the accepted steps make."""
+        return self.accepted if self.windows is None else self.windows.made
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "Received":
+        """What `asdict` gave."""
+        windows = plain.get("windows")
+        return cls(**{**plain, "windows": None if windows is None else WindowCounts(**windows)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +93,7 @@ class RankAccount:
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "RankAccount":
         """The account of another rank; JSON turns the ids of simulations into strings."""
-        intake = {int(simulation): Received(**of_one) for simulation, of_one in plain["intake"].items()}
+        intake = {int(simulation): Received.from_json(of_one) for simulation, of_one in plain["intake"].items()}
         return cls(**{**plain, "intake": intake})
 
 
@@ -83,7 +128,8 @@ class SimulationEnd:
 class Account:
     """The account of the whole study; `problems` are sentences, one for each thing that does not add up.
 
-    `rejected` counts by reason, `rejected_of` the same time steps by simulation.
+    `rejected` counts by reason, `rejected_of` the same time steps by simulation. `windows` is None where each time step
+    is a sample.
     """
 
     expected: int
@@ -99,6 +145,7 @@ class Account:
     untrained_reasons: Mapping[str, int]
     held_out: Mapping[str, int]
     problems: Sequence[str]
+    windows: Mapping[str, int] | None = None
 
     @property
     def untrained(self) -> int:
@@ -124,16 +171,23 @@ class Account:
             "untrained_reasons": dict(self.untrained_reasons),
             "withdrawn": self.withdrawn,
             "held_out": dict(self.held_out),
+            "windows": None if self.windows is None else dict(self.windows),
         }
 
 
 def close_account(
-    ranks: Sequence[RankAccount | None], simulations: Mapping[int, SimulationEnd], learned: Learned, *, complete: bool
+    ranks: Sequence[RankAccount | None],
+    simulations: Mapping[int, SimulationEnd],
+    learned: Learned,
+    *,
+    complete: bool,
+    num_samples_of: Callable[[int], int] = int,
 ) -> Account:
     """Close the account from what each rank, the roster and the training say.
 
     `ranks[r]` is None when rank r was lost. `complete` says that the study came to its normal end, after
     which every simulation has ended and nothing is left untrained, unless the study chose `uneven: "stop"`.
+    `num_samples_of` says how many samples so many steps of a simulation make, if none of these is missing.
     """
     known = [account for account in ranks if account is not None]
     totals = [_sum_up(i, end, known) for i, end in simulations.items()]
@@ -168,6 +222,7 @@ def close_account(
             "rejected": sum(entry.rejected.total() for entry in held_out),
             "never_produced": sum(entry.missing for entry in held_out),
         },
+        windows=_count_windows(training, num_samples_of),
         problems=[
             *(f"rank {rank} was lost, and its account with it" for rank, it in enumerate(ranks) if it is None),
             *_problems_of_simulations(totals, known, complete),
@@ -185,6 +240,7 @@ class _Totals:
     end: SimulationEnd
     accepted: int
     rejected: Counter[str]
+    windows: WindowCounts | None
 
     @property
     def arrived(self) -> int:
@@ -211,7 +267,27 @@ def _sum_up(simulation: int, end: SimulationEnd, ranks: Sequence[RankAccount]) -
     rejected: Counter[str] = Counter()
     for intake in intakes:
         rejected.update(intake.rejected)
-    return _Totals(simulation=simulation, end=end, accepted=sum(i.accepted for i in intakes), rejected=rejected)
+    windows = [intake.windows for intake in intakes if intake.windows is not None]
+    return _Totals(
+        simulation=simulation,
+        end=end,
+        accepted=sum(i.accepted for i in intakes),
+        rejected=rejected,
+        windows=sum(windows, WindowCounts()) if windows else None,
+    )
+
+
+def _count_windows(totals: Sequence[_Totals], num_samples_of: Callable[[int], int]) -> dict[str, int] | None:
+    """The windows of all training simulations; None if nothing was received, or samples are no windows."""
+    if all(entry.windows is None for entry in totals):
+        return None
+    known = [(entry, entry.windows or WindowCounts()) for entry in totals]
+    expected = sum(
+        windows.of_settled if entry.end.num_steps is None else num_samples_of(entry.end.num_steps)
+        for entry, windows in known
+    )
+    made, late = (sum(getattr(windows, name) for _, windows in known) for name in ("made", "late"))
+    return {"expected": expected, "made": made, "impossible": expected - made - late, "late": late}
 
 
 def _problems_of_simulations(totals: Sequence[_Totals], ranks: Sequence[RankAccount], complete: bool) -> Iterator[str]:
@@ -238,7 +314,7 @@ def _problems_of_ranks(ranks: Sequence[RankAccount | None], simulations: Mapping
         if account is None:
             continue
         accepted = sum(
-            intake.accepted
+            intake.num_samples
             for i, intake in account.intake.items()
             if i not in simulations or not simulations[i].held_out
         )

@@ -18,7 +18,7 @@ from stream_server.messages.client import (
     Refusal,
 )
 from stream_server.messages.notices import Share
-from stream_server.server.intake.account import RankAccount, Received
+from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.admission import Admission
 from stream_server.server.intake.assembly import Assembly
 from stream_server.server.intake.attempts import (
@@ -31,6 +31,7 @@ from stream_server.server.intake.attempts import (
 )
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.filling import Payload, Unfit, fill_part, fill_steps
+from stream_server.server.intake.ledger import LedgerEntry
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
@@ -290,13 +291,24 @@ class Intake:
         """The account of this rank so far."""
         ledger = self.state.ledger
         return RankAccount(
-            intake={
-                simulation: Received(accepted=entry.num_accepted, rejected=dict(entry.reasons))
-                for simulation, entry in ledger.entries.items()
-            },
+            intake={simulation: self._received(simulation, entry) for simulation, entry in ledger.entries.items()},
             duplicates=ledger.duplicates,
             withdrawn=self.settlement.num_withdrawn,
             refused=dict(self.state.refused),
+        )
+
+    def _received(self, simulation: int, entry: LedgerEntry) -> Received:
+        windows = self.settlement.buffer.windows
+        return Received(
+            accepted=entry.num_accepted,
+            rejected=dict(entry.reasons),
+            windows=None
+            if windows is None
+            else WindowCounts(
+                of_accepted=windows.shape.num_among(entry.accepted()),
+                of_settled=windows.shape.num_among(entry.settled.array()),
+                late=windows.num_late[simulation],
+            ),
         )
 
     @property

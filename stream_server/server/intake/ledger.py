@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stream_server.server.intake.saved_ledger import LedgerColumns, SavedEntry, saved_entries
 
@@ -48,6 +49,10 @@ class StepSet:
         flags[indices.start : indices.stop : indices.step] = b"\1" * len(indices)
         self._num += len(indices)
         self._packed = None
+
+    def array(self) -> NDArray[np.int64]:
+        """The indices, in ascending order."""
+        return np.flatnonzero(np.frombuffer(self._unpacked(), np.uint8))
 
     def packed(self) -> bytes:
         """One bit for each, in little-endian bit order; what did not change since the last call costs nothing."""
@@ -113,6 +118,10 @@ class LedgerEntry:
         """Take less memory: nothing more is expected."""
         self.settled.shrink()
         self.rejected.shrink()
+
+    def accepted(self) -> NDArray[np.int64]:
+        """The accepted steps, in ascending order."""
+        return np.setdiff1d(self.settled.array(), self.rejected.array(), assume_unique=True)
 
     def accept(self, indices: range) -> None:
         self.settled.add(indices)

@@ -71,6 +71,7 @@ class Settlement:
         self.freed: list[int] = []
         self.touched: dict[bytes, Connection] = {}
         self.changed: dict[int, AttemptState] = {}
+        self._finished: list[int] = []
         self._ready: list[int] = []
         self._waiting: deque[StepRun] = deque()
         self._checked: list[str] = []
@@ -158,6 +159,9 @@ class Settlement:
                 '"stop"; "reject" would leave such samples out'
             )
         run.attempt.entry.reject(run.indices, REJECTED)
+        if run.attempt.simulation not in self.validation:
+            for index in run.indices:
+                self.buffer.leave_out(run.attempt.simulation, self.numbering.label(index))
         self._arrive(run)
         self.drop(run)
 
@@ -171,6 +175,10 @@ class Settlement:
         if self._ready:
             self.buffer.enqueue(self._ready)
             self._ready = []
+        if self._finished:
+            # Only these: of one that was given up more may come after all, when an older checkpoint is restored.
+            self.buffer.end(self._finished)
+            self._finished = []
         if self._waiting:
             admitted = self.buffer.admit()
             if self.recorder is not None:
@@ -204,6 +212,7 @@ class Settlement:
 
     def finish(self, simulation: int) -> None:
         """Note that every step of a simulation is settled, on all ranks."""
+        self._finished.append(simulation)
         if simulation in self.validation:
             self.validation.complete(simulation)
         if self.recorder is not None:

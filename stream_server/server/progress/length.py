@@ -39,10 +39,10 @@ class TrainingLength:
 
         `draws_per_sample` is that of the buffer's policy.
         """
-        training, steps = config.training, config.study.time_steps
+        training, per_simulation = config.training, config.samples_per_simulation
         shares = samples_of_ranks
-        if shares is None and steps is not None:
-            num = config.study.simulations * steps.num
+        if shares is None and per_simulation is not None:
+            num = config.study.simulations * per_simulation
             shares = [(num + rank) // num_ranks for rank in range(num_ranks)]
         draws, batches = None, None
         if shares is not None and draws_per_sample is not None:

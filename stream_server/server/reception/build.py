@@ -109,6 +109,7 @@ def make_roster(
         num_held_out=config.validation.simulations,
         num_ranks=len(endpoints),
         starts_jobs=config.simulation.command is not None,
+        num_samples_of=config.num_samples_of,
     )
 
 

@@ -20,19 +20,20 @@ Place = tuple[int, int]
 class ReplaySchedule:
     """Deals the files of `num_recorded` ranks to the `num_ranks` ranks of a replay.
 
-    With as many ranks as files, each rank is given one file. Otherwise each rank goes through all files at once, in
-    turn an entry of each, and takes what belongs to it by the study's routing.
+    With as many ranks as files, each rank is given one file, if it `keeps_ranks`. Otherwise each rank goes through all
+    files at once, in turn an entry of each, and takes what belongs to it by the study's routing.
     """
 
     num_recorded: int
     num_ranks: int
     routing: Routing
     time_steps: TimeSteps
+    keeps_ranks: bool = True
 
     @property
     def is_same(self) -> bool:
         """Every rank of the replay has a file of its own."""
-        return self.num_ranks == self.num_recorded
+        return self.keeps_ranks and self.num_ranks == self.num_recorded
 
     def files(self, rank: int) -> range:
         """The files that a rank goes through."""
@@ -45,6 +46,10 @@ class ReplaySchedule:
     def index(self, time_step: int) -> int:
         """The index of a time step, which counts from 0 whatever the steps are called."""
         return (time_step - self.time_steps.first) // self.time_steps.every
+
+    def steps_of(self, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The indices of time steps."""
+        return (labels - self.time_steps.first) // self.time_steps.every
 
     def places(self, rank: int, lengths: Sequence[int], position: int = 0) -> Iterator[Place]:
         """The entries that a rank goes through, as pairs of file and number.
@@ -65,14 +70,17 @@ class RecordCounts:
         ended: for each file, the simulations of which it says that all steps have come.
         finished: those of which all files that must say so do.
         withdrawn: those that are not to be trained on.
+        labels: for each simulation its time steps, if it `keeps_labels`.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, *, keeps_labels: bool = False) -> None:
         self.samples: list[Counter[int]] = [Counter() for _ in range(num_ranks)]
         self.parameters: dict[int, npt.NDArray[np.float64]] = {}
         self.ended: dict[int, set[int]] = {}
         self.finished: set[int] = set()
         self.withdrawn: set[int] = set()
+        self.labels: dict[int, npt.NDArray[np.int64]] = {}
+        self._keeps_labels = keeps_labels
 
     def agree(self, files: Sequence[int]) -> None:
         """Set `finished`, once everything was added.
@@ -101,6 +109,9 @@ class RecordCounts:
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
             simulation, remainder = divmod(pair, num)
             self.samples[schedule.owner(file, simulation, remainder)][simulation] += count
+        if self._keeps_labels:
+            for simulation in np.unique(samples["simulation"]).tolist():
+                self._add_labels(simulation, samples["time_step"][samples["simulation"] == simulation])
         self.ended.setdefault(file, set()).update(_simulations(heads, EntryKind.FINISHED))
         self.withdrawn |= _simulations(heads, EntryKind.WITHDRAWN)
 
@@ -111,6 +122,7 @@ class RecordCounts:
             "parameters": {simulation: values.tolist() for simulation, values in self.parameters.items()},
             "ended": {file: sorted(simulations) for file, simulations in self.ended.items()},
             "withdrawn": sorted(self.withdrawn),
+            "labels": {simulation: labels.tolist() for simulation, labels in self.labels.items()},
         }
 
     @classmethod
@@ -124,7 +136,13 @@ class RecordCounts:
                 total.parameters[int(simulation)] = np.array(values, np.float64)
             total.ended.update({int(file): set(simulations) for file, simulations in plain["ended"].items()})
             total.withdrawn.update(plain["withdrawn"])
+            for simulation, labels in plain["labels"].items():
+                total._add_labels(int(simulation), np.array(labels, np.int64))
         return total
+
+    def _add_labels(self, simulation: int, labels: npt.NDArray[np.int64]) -> None:
+        before = self.labels.get(simulation)
+        self.labels[simulation] = labels.astype(np.int64) if before is None else np.concatenate([before, labels])
 
 
 def in_turn(lengths: Sequence[int], position: int) -> Iterator[Place]:

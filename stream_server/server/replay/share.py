@@ -1,6 +1,6 @@
 """The share of one rank in a replay: the samples that it is given of a record, counted before the first is read."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self, TypeVar
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedRecord
-from stream_server.server.intake.account import RankAccount, Received
+from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.replay.file_recording import FileRecording, FilesRecord, files_in
@@ -96,6 +96,7 @@ class ReplayShare:
         self._rank = rank
         self._recording = recording
         self._schedule = schedule
+        self._windows = build.window_shape(config)
 
     @classmethod
     def open(
@@ -119,8 +120,15 @@ class ReplayShare:
             num_ranks=ranks.size,
             routing=build.routing(config),
             time_steps=build.time_steps(config),
+            keeps_ranks=config.window is None,
         )
-        return cls(config, ranks.rank, recording, schedule, _count(ranks, recording, schedule))
+        return cls(
+            config,
+            ranks.rank,
+            recording,
+            schedule,
+            _count(ranks, recording, schedule, keeps_labels=config.window is not None),
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -139,20 +147,40 @@ class ReplayShare:
         """The types in which the fields are kept."""
         return self._recording.dtypes(self._config)
 
-    @property
-    def account(self) -> RankAccount:
-        """All that was recorded counts as accepted by the rank that is given it."""
+    def account(self, num_late: Mapping[int, int]) -> RankAccount:
+        """All that was recorded counts as accepted by the rank that is given it.
+
+        `num_late` are the windows of each simulation that were given up.
+        """
         mine = self.counts.samples[self._rank]
         withdrawn = self.counts.withdrawn
+        received = {
+            simulation: self._received(simulation, num, num_late.get(simulation, 0)) for simulation, num in mine.items()
+        }
         return RankAccount(
-            intake={simulation: Received(accepted=num) for simulation, num in mine.items()},
-            withdrawn=sum(num for i, num in mine.items() if i in withdrawn and not self._is_held_out(i)),
+            intake=received,
+            withdrawn=sum(it.num_samples for i, it in received.items() if i in withdrawn and not self._is_held_out(i)),
         )
 
     @property
     def samples_of_ranks(self) -> list[int]:
         """The number of samples that each rank is given to train on."""
-        return [sum(num for i, num in mine.items() if self._is_trained(i)) for mine in self.counts.samples]
+        return [
+            sum(self._received(i, num).num_samples for i, num in mine.items() if self._is_trained(i))
+            for mine in self.counts.samples
+        ]
+
+    @property
+    def num_steps(self) -> Mapping[int, int]:
+        """The number of time steps of each simulation that this rank is given."""
+        return self.counts.samples[self._rank]
+
+    def _received(self, simulation: int, num: int, num_late: int = 0) -> Received:
+        if self._windows is None:
+            return Received(accepted=num)
+        # Whole simulations are on one rank.
+        made = self._windows.num_among(self._schedule.steps_of(self.counts.labels[simulation]))
+        return Received(accepted=num, windows=WindowCounts(of_accepted=made, of_settled=made, late=num_late))
 
     @property
     def num_samples(self) -> int:
@@ -204,6 +232,11 @@ def open_recording(config: StudyConfig, folder: Path) -> Recording | FileRecordi
         ConfigError: there is neither, or it cannot be read.
     """
     files = [] if is_record(folder) else files_in(folder)
+    if files and config.window is not None:
+        raise ConfigError(
+            f"samples.window: {folder} holds files of simulations, from which windows cannot be trained yet. Leave "
+            "samples out, or replay the record of a study that ran with checkpoint.record = true"
+        )
     return FileRecording(files, config) if files else Recording(folder)
 
 
@@ -224,8 +257,10 @@ def on_all_ranks(ranks: Ranks, act: Callable[[], T]) -> T:
     return done[0]
 
 
-def _count(ranks: Ranks, recording: Recording | FileRecording, schedule: ReplaySchedule) -> RecordCounts:
-    mine = RecordCounts(ranks.size)
+def _count(
+    ranks: Ranks, recording: Recording | FileRecording, schedule: ReplaySchedule, *, keeps_labels: bool
+) -> RecordCounts:
+    mine = RecordCounts(ranks.size, keeps_labels=keeps_labels)
 
     def count() -> None:
         for record in recording.ranks[ranks.rank :: ranks.size]:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -119,6 +120,7 @@ class ReplaySource:
         self._share: ReplayShare | None = None
         self._playback: Playback | None = None
         self._finished: set[int] = set()
+        self._num_steps: Counter[int] = Counter()
         self._closed = False
         self._stack = ExitStack()
         self._has_room = Event()
@@ -169,12 +171,17 @@ class ReplaySource:
     @property
     def account(self) -> RankAccount | None:
         """The account of what this rank has been or will be given; None before the record was opened."""
-        return None if self._share is None else self._share.account
+        windows = self.buffer.windows
+        return None if self._share is None else self._share.account({} if windows is None else windows.num_late)
 
     @property
     def num_left(self) -> int:
         """The number of samples to train on that have not been put into the buffer yet."""
-        return 0 if self._share is None else self._share.num_samples - self.num_received
+        if self._share is None:
+            return 0
+        windows = self.buffer.windows
+        num_fed = self.num_received if windows is None else windows.num_made + windows.num_late.total()
+        return self._share.num_samples - num_fed
 
     def parameters_of(self, simulation: int) -> npt.NDArray[np.float64]:
         """The parameters of a simulation, in the order of study.json."""
@@ -227,6 +234,7 @@ class ReplaySource:
                 "told": sorted(self._finished),
                 "closed": self._closed,
                 "num_entries": self._playback.num_entries,
+                "num_steps": dict(self._num_steps),
             },
             "receive_s": self.receive_s,
         }
@@ -245,6 +253,8 @@ class ReplaySource:
         self.num_received = int(replay["num_fed"])
         self.receive_s = float(state["receive_s"])
         self._finished = set(replay["told"])
+        # A checkpoint of an earlier release knows no windows.
+        self._num_steps = Counter({int(it): num for it, num in replay.get("num_steps", {}).items()})
         self._closed = bool(replay["closed"])
         if self._closed:
             self.buffer.close()
@@ -257,26 +267,41 @@ class ReplaySource:
         return policy.room > 0
 
     def _feed(self) -> None:
-        """Put the next sample, or close the buffer after the last one.
+        """Put the next sample or time step, or close the buffer after the last one.
 
         One by one, since how many are put at once decides which ones a reservoir evicts, and a checkpoint that is being
         written may keep slots back for a time that nobody knows.
         """
-        sample = self._next_sample()
-        if sample is None:
-            self._closed = True
-            self.buffer.close()
-            self._events.append(mailbox.ReceptionEnded())
-            return
-        [slot] = self.buffer.claim(1)
-        self._fill_slot(slot, sample)
-        self.buffer.enqueue([slot])
+        if not self.buffer.num_waiting:
+            sample = self._next_sample()
+            if sample is None:
+                self._closed = True
+                self.buffer.close()
+                self._events.append(mailbox.ReceptionEnded())
+                return
+            [slot] = self.buffer.claim(1)
+            self._fill_slot(slot, sample)
+            self.buffer.enqueue([slot])
+            self._count_step(sample.simulation)
         while True:
             self._has_room.clear()
-            if self.buffer.admit():
-                break
+            if admitted := self.buffer.admit(1):
+                self.num_received += len(admitted)
+                return
+            if self.buffer.num_made:
+                # There is room for further windows of this step after the next draw at the latest.
+                return
             self._has_room.wait()
-        self.num_received += 1
+
+    def _count_step(self, simulation: int) -> None:
+        """Count a step that is put, and say that no other comes after the last of a simulation."""
+        if self.buffer.windows is None:
+            return
+        assert self._share is not None
+        self._num_steps[simulation] += 1
+        if self._num_steps[simulation] == self._share.num_steps[simulation]:
+            del self._num_steps[simulation]
+            self.buffer.end([simulation])
 
     def _next_sample(self) -> RecordEntry | None:
         assert self._playback is not None

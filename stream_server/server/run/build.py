@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from stream_server.buffers import Policy, Slots, policy_class
+from stream_server.buffers import Buffer, Policy, Slots, WindowBuffer, WindowShape, policy_class
 from stream_server.config import StudyConfig
 from stream_server.config.sections import WATERMARK_PART
 from stream_server.errors import ConfigError, UserCodeError
@@ -53,6 +53,29 @@ def make_policy(config: StudyConfig, rank: int) -> Policy:
 def make_slots(config: StudyConfig, num_slots: int) -> Slots:
     """The rows in which samples wait."""
     return Slots({name: spec.shape for name, spec in config.study.fields.items()}, num_slots)
+
+
+def window_shape(config: StudyConfig) -> WindowShape | None:
+    """The windows that are the samples; None where each time step is one."""
+    window, steps = config.window, time_steps(config)
+    if window is None:
+        return None
+    return WindowShape(
+        length=window.length,
+        spacing=window.spacing,
+        stride=window.stride,
+        first=steps.first,
+        every=steps.every,
+        num_steps=steps.num,
+    )
+
+
+def make_buffer(config: StudyConfig, policy: Policy, num_slots: int, *, spare: int = 0, most_kept: int = 0) -> Buffer:
+    """A buffer of what this study has for samples; `spare` and `most_kept` are those of the plan."""
+    slots, shape = make_slots(config, num_slots), window_shape(config)
+    if shape is None:
+        return Buffer(policy, slots, spare=spare)
+    return WindowBuffer(policy, slots, shape=shape, most_kept=most_kept, spare=spare)
 
 
 def field_specs(config: StudyConfig) -> tuple[FieldSpec, ...]:

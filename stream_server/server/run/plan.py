@@ -9,6 +9,7 @@ from stream_server.machine.cgroups import CGROUPS, own_groups
 from stream_server.server.intake.credit import credit_per_simulation
 
 HELD_BATCHES = 2
+KEPT_SPANS = 2
 SPARE_SHARE = 10
 
 PROC = Path("/proc")
@@ -22,6 +23,11 @@ class RankPlan:
     `credit` is how many steps one simulation may have unacknowledged at this rank. All of them have a
     place beside a full buffer, so `num_slots` is capacity + credit × simulations at once + held batches + `spare`.
     The spare slots are for what leaves the buffer while a checkpoint is written and is not on disk yet.
+
+    Where samples are windows, each of a full buffer may have slots of its own, so that capacity and held batches count
+    `length` times. `most_kept` slots more are for steps that wait for others of their simulation, twice as many as
+    simulations that send in order keep, and those of two windows for the step that is taken in. Memory is used for
+    slots in use alone.
     """
 
     capacity: int
@@ -29,6 +35,7 @@ class RankPlan:
     credit: int
     max_clients: int
     spare: int
+    most_kept: int
     num_slots: int
     sample_bytes: int
     connections: int
@@ -50,15 +57,19 @@ def make_plan(config: StudyConfig) -> RankPlan:
     credit = credit_per_simulation(
         window_bytes=config.client.window, sample_bytes=size, capacity=capacity, max_simulations=max_clients
     )
-    under_way, held = credit * max_clients, HELD_BATCHES * config.training.batch_size
-    spare = max(-(-capacity // SPARE_SHARE), held, under_way)
+    window = config.window
+    length, span = (1, 0) if window is None else (window.length, window.span)
+    full, held = capacity * length, HELD_BATCHES * config.training.batch_size * length
+    under_way, most_kept = credit * max_clients, KEPT_SPANS * span * max_clients
+    spare = max(-(-full // SPARE_SHARE), held, under_way)
     return RankPlan(
         capacity=capacity,
         watermark=config.buffer.watermark,
         credit=credit,
         max_clients=max_clients,
         spare=spare,
-        num_slots=capacity + under_way + held + 1 + spare,
+        most_kept=most_kept,
+        num_slots=full + under_way + held + 1 + spare + most_kept + (0 if window is None else 2 * length),
         sample_bytes=size,
         connections=max_clients * config.simulation.ranks + 2,
     )

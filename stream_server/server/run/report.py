@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -93,7 +93,12 @@ class StudyReport:
     security: str = "curve"
 
 
-def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankReport | None]) -> dict[str, Any]:
+def build_report(
+    outcome: Outcome,
+    study: StudyReport,
+    ranks: Sequence[RankReport | None],
+    num_samples_of: Callable[[int], int] = int,
+) -> dict[str, Any]:
     """The whole of report.json; `ranks[r]` is None when rank r was lost.
 
     A study that would have ended well but whose account does not balance ends with the exit code of
@@ -102,7 +107,9 @@ def build_report(outcome: Outcome, study: StudyReport, ranks: Sequence[RankRepor
     known = [rank for rank in ranks if rank is not None]
     complete = outcome.reason == "finished" and outcome.exit_code == 0
     accounts = [None if rank is None else rank.account for rank in ranks]
-    account = close_account(accounts, study.simulations, study.learned, complete=complete)
+    account = close_account(
+        accounts, study.simulations, study.learned, complete=complete, num_samples_of=num_samples_of
+    )
     outcome = _judge(outcome, account)
     return {
         "format": FORMAT,

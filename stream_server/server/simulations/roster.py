@@ -4,7 +4,7 @@ Rank 0 only; pure: events in, actions out.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -29,7 +29,8 @@ class Roster:
     *finished* when every rank says that its share is complete: the ledgers decide, whatever a scheduler says.
     `num_settled` counts the samples that all ranks have accepted or rejected.
     `num_survived` counts simulations that went on, while they ran, after the server had been away. `num_missing` are
-    the steps of training simulations that will never come; those that redraws bring in their place are taken off.
+    the samples of training simulations that will never come; those that redraws bring in their place are taken off.
+    `num_samples_of` says how many samples so many steps of one simulation make, as if none between them was missing.
     Unless the study `starts_jobs`, simulations only attach by themselves. `final`: every simulation has its terminal
     state and no other will come.
     """
@@ -43,8 +44,10 @@ class Roster:
         num_held_out: int,
         num_ranks: int,
         starts_jobs: bool = True,
+        num_samples_of: Callable[[int], int] = int,
     ) -> None:
         self.facts = facts
+        self._num_samples_of = num_samples_of
         self.num_ranks = num_ranks
         self.failures: list[dict[str, object]] = []
         self._retried: dict[int, dict[str, object]] = {}
@@ -168,7 +171,9 @@ class Roster:
         self.num_survived = state["num_survived"]
         num_redrawn = len(self.entries) - num_planned
         ended = [i for i, entry in self.entries.items() if entry.phase.terminal]
-        self.num_missing = sum(map(self._num_missing_of, ended)) - num_redrawn * (self.facts.time_steps.num or 0)
+        self.num_missing = sum(map(self._num_missing_of, ended)) - num_redrawn * self._num_samples_of(
+            self.facts.time_steps.num or 0
+        )
 
     @property
     def ends(self) -> dict[int, SimulationEnd]:
@@ -313,7 +318,7 @@ class Roster:
         redrawn = next(self._spare, None) if message.redraw and message.simulation >= self._num_held_out else None
         if redrawn is not None:
             self._add(redrawn, SimulationState(parameters=dict(self._parameters[redrawn])))
-            self.num_missing -= self.facts.time_steps.num or 0
+            self.num_missing -= self._num_samples_of(self.facts.time_steps.num or 0)
             actions.append(launcher_link.AddSimulation(simulation=redrawn, parameters=self.entries[redrawn].parameters))
         return actions + self._end(message.simulation, SimulationPhase.GIVEN_UP, message.reason)
 
@@ -429,7 +434,8 @@ class Roster:
         entry, steps = self.entries[simulation], self.facts.time_steps.num
         if steps is None or simulation < self._num_held_out:
             return 0
-        return steps - ((entry.num_steps or steps) if entry.phase is SimulationPhase.FINISHED else entry.num_settled)
+        num_came = (entry.num_steps or steps) if entry.phase is SimulationPhase.FINISHED else entry.num_settled
+        return self._num_samples_of(steps) - self._num_samples_of(num_came)
 
     def _progress(self, simulation: int) -> launcher_link.ProgressReport:
         entry = self.entries[simulation]

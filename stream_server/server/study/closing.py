@@ -96,7 +96,7 @@ class Closing:
             print("a newer start of the server has taken over: this one writes no report", file=sys.stderr, flush=True)
             return StaleIncarnation.exit_code
         simulations = None if results is None else results.simulations
-        report = build_report(outcome, self._study_report(outcome, results), parts)
+        report = build_report(outcome, self._study_report(outcome, results), parts, self.config.num_samples_of)
         try:
             if simulations is not None:
                 write_csv(self.folder.parameters, simulations.parameters)

@@ -3,14 +3,14 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from stream_server.buffers import Buffer, Fifo
+from stream_server.buffers import Fifo
 from stream_server.config import StudyConfig
 from stream_server.server.checkpoint.folder import STUDY
 from stream_server.server.model.saved_model import SavedModel, load_model
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.run.build import make_policy, make_slots
+from stream_server.server.run.build import make_buffer, make_policy
 from stream_server.server.run.cores import share_cores
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.study.composition import Composition
@@ -34,7 +34,7 @@ def set_up_saved(config: StudyConfig, ranks: Ranks, saved: SavedModel, stack: Ex
         output_dir=config.output_dir,
         parameter_names=ParameterDesign(config).names,
         progress=_saved_progress(config, ranks, saved),
-        buffer=Buffer(Fifo(capacity=1), make_slots(config, 1)),
+        buffer=make_buffer(config, Fifo(capacity=1), 1),
         num_threads=share_cores(ranks).threads[ranks.rank],
     )
     composition.make_server(load_server_class(config), stack)

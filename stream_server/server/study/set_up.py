@@ -39,7 +39,7 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.reception import Reception
 from stream_server.server.replay.source import ReplaySource
-from stream_server.server.run.build import NOISE_STREAM, make_policy, make_slots
+from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, window_shape
 from stream_server.server.run.cores import NO_SIMULATIONS, SimulationCores, share_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
@@ -196,7 +196,8 @@ class StudySetUp(Composition):
         num_slots = plan.num_slots
         if self.restored is not None:
             num_slots = num_slots_to_load(self.restored.buffer, capacity=plan.capacity, planned=num_slots)
-        return Buffer(make_policy(config, rank), make_slots(config, num_slots), spare=plan.spare)
+        policy = make_policy(config, rank)
+        return make_buffer(config, policy, num_slots, spare=plan.spare, most_kept=plan.most_kept)
 
     def _make_source(self, start: Start, plan: RankPlan, design: ParameterDesign) -> Source:
         if start.replay is not None:
@@ -370,7 +371,11 @@ class StudySetUp(Composition):
     def _make_scheduled_validation(self) -> None:
         source, settings, stops = self.source, self.config.validation, self.stops
         self.make_validation(
-            HeldOutSamples(store=source.validation_store, parameters_of=source.parameters_of),
+            HeldOutSamples(
+                store=source.validation_store,
+                parameters_of=source.parameters_of,
+                window_shape=window_shape(self.config),
+            ),
             schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= self.leave_at_s,
             save_before=self.checkpoints.take_before_validation if settings.save_before else lambda: None,

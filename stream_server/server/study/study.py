@@ -373,7 +373,7 @@ class StudyRank:
             refused=received.refused,
             drawn=self.set_up.stream.num_drawn,
             withdrawn=received.withdrawn,
-            left=buffer.num_unseen + buffer.num_waiting + source.num_left,
+            left=buffer.num_never_drawn + source.num_left,
         )
 
 

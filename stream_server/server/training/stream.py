@@ -48,7 +48,7 @@ class StreamDataset:
         self._server = server
         self._parameters = ParameterTable(parameters_of)
         server.enter_stream(self._parameters.take)
-        self._memory = BatchMemory(buffer.slots, batch_size)
+        self._memory = BatchMemory(buffer.slots, batch_size, buffer.sample_shape)
         self._batch_size = batch_size
         self._phases = phases
         self._before_draw = before_draw
@@ -85,15 +85,15 @@ class StreamDataset:
         return self._form(self._held)
 
     def _form(self, draw: Draw) -> Batch:
-        slots = self._buffer.slots
+        slots, rows = self._buffer.slots, self._buffer.rows_of(draw.slots)
         with self._phases.measure("gather"):
             keys = np.empty((2, len(draw.slots)), np.int64)
             slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
             slots.time_steps.take(draw.slots, 0, keys[1], "clip")
             parameters = self._parameters.take(keys[0])
-            present = {name: sent.take(draw.slots) for name, sent in slots.present.items()}
+            present = {name: sent.take(rows) for name, sent in slots.present.items()}
         form = self._form_at_once if self._vectorised else self._form_singly
-        data = form(draw.slots, keys, parameters, present)
+        data = form(rows, keys, parameters, present)
         return Batch(data=data, size=keys.shape[1], keys=keys, num_first=draw.num_first)
 
     def release(self) -> None:
@@ -113,11 +113,8 @@ class StreamDataset:
         return draw
 
     def _observe(self, draw: Draw) -> None:
-        """Let the statistics see the samples that were drawn for the first time, each once."""
-        slots, normalization, rows = self._buffer.slots, self._server.normalization, draw.slots
-        if draw.num_first < len(rows):
-            rows, times = np.unique(rows, return_counts=True)
-            rows = rows[slots.seen[rows] == times]
+        """Let the statistics see the time steps that were drawn for the first time, each once."""
+        slots, normalization, rows = self._buffer.slots, self._server.normalization, self._buffer.observe(draw)
         with self._phases.measure("gather"):
             fields = {name: slots.arrays[name][rows[slots.present[name][rows]]] for name in normalization.fields}
             normalization.observe(fields, self._parameters.take(slots.simulation_ids[rows]))
@@ -125,28 +122,35 @@ class StreamDataset:
     def _form_at_once(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
     ) -> Any:
-        with self._phases.measure("gather"):
-            fields = self._buffer.slots.gather(rows, self._memory.take())
+        batch = self._gathered(rows, keys, parameters, present)
         with self._phases.measure("transform"):
             server = self._server
-            batch = SimulationBatch(
-                simulation_ids=keys[0].copy(),
-                time_steps=keys[1].copy(),
-                parameters=parameters,
-                fields=fields,
-                present=present,
-            )
             name = f"{type(server).__name__}.process_batch"
             made = call_user(name, server.process_batch, batch, server.config)
             return call_user(f"converting what {name} returned", server.collate.convert, made)
 
+    def _gathered(
+        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
+    ) -> SimulationBatch:
+        with self._phases.measure("gather"):
+            fields = self._buffer.slots.gather(rows, self._memory.take())
+        return SimulationBatch(
+            simulation_ids=keys[0].copy(),
+            time_steps=keys[1].copy() if rows.ndim == 1 else self._buffer.slots.time_steps[rows],
+            parameters=parameters,
+            fields=fields,
+            present=present,
+        )
+
     def _form_singly(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
     ) -> Any:
+        # The steps of a window lie apart, so that only a copy has them together.
+        batch = None if rows.ndim == 1 else self._gathered(rows, keys, parameters, present)
         with self._phases.measure("transform"):
             server = self._server
             name = f"{type(server).__name__}.process_simulation_data"
-            samples = self._samples(rows, keys, read_only(parameters), present)
+            samples = self._samples(rows, keys, read_only(parameters), present) if batch is None else batch.samples()
             made = [self._process(name, sample) for sample in samples]
             return call_user(f"stacking what {name} returned", server.collate, made)
 

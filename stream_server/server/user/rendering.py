@@ -30,17 +30,25 @@ class Prediction:
 def render(sample: SimulationData, prediction: Prediction, denormalize: Callable[[str, Array], Array]) -> Rendering:
     """The field that the model predicts, in its shape and unit; the bare output beside its target if it is no field.
 
-    It is taken for a field only if the target, after `denormalize`, has that field's values.
+    Of a window it is that of the last steps, as many as the target has. It is taken for a field only if the target,
+    after `denormalize`, has that field's values.
     """
     if prediction.target is None:
         return {}
     target, output = prediction.target, prediction.output
-    for name, field in sample.fields.items():
+    for name, whole in sample.fields.items():
+        field = whole if sample.time_steps is None else _last_steps(whole, target.size)
         if target.size != field.size or output.size != field.size:
             continue
         if np.allclose(denormalize(name, target.reshape(field.shape)), field, rtol=1e-2, atol=_noise(field)):
             return {name: (field, denormalize(name, output.reshape(field.shape)))}
     return {OUTPUT: (target, output.reshape(target.shape))} if output.size == target.size else {}
+
+
+def _last_steps(window: Array, size: int) -> Array:
+    """The last steps of a field that have so many values in all; one alone comes without an axis for steps."""
+    num = size // max(1, window[0].size)
+    return window[-1] if num == 1 else window[-num:] if num else window
 
 
 def _noise(field: Array) -> float:

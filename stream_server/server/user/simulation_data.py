@@ -10,23 +10,29 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationData:
-    """One time step of one simulation.
+    """One sample: one time step of one simulation, or with `samples.window` in study.json several of them.
 
     `parameters` has shape (P,), float64, in the order of study.json. The arrays are read-only views, valid until
     the batch is formed: copy what must live longer. An optional field is in `fields` only when it was sent.
+
+    Of a window the arrays in `fields` have shape (length, …), `time_steps` has shape (length,), and `time_step` is the
+    first of them. An optional field is there only if it was sent in all of these steps. `time_steps` is None where a
+    sample is one time step.
     """
 
     simulation_id: int
     time_step: int
     parameters: NDArray[np.float64]
     fields: dict[str, NDArray[Any]]
+    time_steps: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationBatch:
-    """B time steps, stacked along a first axis; `len()` is B. The arrays are the batch's own: write into them at will.
+    """B samples, stacked along a first axis; `len()` is B. The arrays are the batch's own: write into them at will.
 
-    `present` says for each field in which rows it was sent; the other rows are zero.
+    `time_steps` has shape (B,), of windows (B, length); the arrays in `fields` have this shape before that of the
+    field. `present` says for each field, in the same shape, where it was sent; it is zero elsewhere.
     """
 
     simulation_ids: NDArray[np.int64]
@@ -42,12 +48,15 @@ class SimulationBatch:
         """The rows one by one, as read-only views."""
         parameters = read_only(self.parameters)
         fields = {name: read_only(array) for name, array in self.fields.items()}
+        time_steps = read_only(self.time_steps)
+        is_window = time_steps.ndim > 1
         for row in range(len(self)):
             yield SimulationData(
                 simulation_id=int(self.simulation_ids[row]),
-                time_step=int(self.time_steps[row]),
+                time_step=int(time_steps[row, 0] if is_window else time_steps[row]),
                 parameters=parameters[row],
-                fields={name: array[row, ...] for name, array in fields.items() if self.present[name][row]},
+                fields={name: array[row, ...] for name, array in fields.items() if self.present[name][row].all()},
+                time_steps=time_steps[row] if is_window else None,
             )
 
 

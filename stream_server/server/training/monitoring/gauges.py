@@ -68,17 +68,17 @@ class InputGauge:
         held = self._buffer.peek(NUM_SAMPLES, self._random)
         try:
             if len(held.slots):
-                for name, values in self._values(held.slots):
+                for name, values in self._values(held.slots, self._buffer.rows_of(held.slots).reshape(-1)):
                     metrics.log_histogram(name, np.abs(values) if np.iscomplexobj(values) else values)
         finally:
             self._buffer.release(held)
 
-    def _values(self, rows: SlotArray) -> Iterator[tuple[str, NDArray[Any]]]:
+    def _values(self, samples: SlotArray, rows: SlotArray) -> Iterator[tuple[str, NDArray[Any]]]:
         slots = self._buffer.slots
         for name, array in slots.arrays.items():
             sent = rows[slots.present[name][rows]]
             yield f"field/{name}", self._some(array.reshape(len(array), -1), sent)
-        simulations = slots.simulation_ids[rows].tolist()
+        simulations = slots.simulation_ids[samples].tolist()
         parameters = np.array([self._parameters_of(simulation) for simulation in simulations])
         for position, name in enumerate(self._parameter_names):
             yield f"parameter/{name}", parameters[:, position]

@@ -76,7 +76,7 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     samples, rate = report["samples"], report["throughput"]
     rows = [
         ("simulations", _simulations(report)),
-        ("samples", _counts(samples, ("expected", "accepted", "trained", "skipped", "withdrawn", "untrained"))),
+        *_samples(samples),
     ]
     if report["failures"]:
         rows.append(("failed", _some(_failures(report["failures"]))))
@@ -120,6 +120,18 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     elif report["exit_code"] == 0:
         rows.append(("account", "balanced"))
     return rows
+
+
+def _samples(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was received, and the use that the training made of it."""
+    used = ("trained", "skipped", "withdrawn", "untrained")
+    windows = samples["windows"]
+    if windows is None:
+        return [("samples", _counts(samples, ("expected", "accepted", *used)))]
+    return [
+        ("time steps", _counts(samples, ("expected", "accepted"))),
+        ("windows", _counts({**samples, **windows}, ("expected", "made", "impossible", "late", *used))),
+    ]
 
 
 def _over_variance(ratio: float) -> str:

@@ -1,5 +1,5 @@
 """How good the model is on samples that it is never trained on.
 
 Offers: validation, validation_batches, validation_record.
-May import: server.intake, server.metrics, server.progress, server.ranks, server.user, storage.
+May import: buffers, server.intake, server.metrics, server.progress, server.ranks, server.user, storage.
 """

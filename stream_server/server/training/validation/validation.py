@@ -10,12 +10,11 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.validation.validation_batches import ValidationSet, ValidationSets
+from stream_server.server.training.validation.validation_batches import HeldOut, ValidationSet, ValidationSets
 from stream_server.server.training.validation.validation_pass import LOSS, ValidationPass
 from stream_server.server.training.validation.validation_record import ValidationRecord, batches_to_keep
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step
-from stream_server.server.user.simulation_data import SimulationBatch
 
 PREFIX = "val/"
 OVER_VARIANCE = "error_over_variance"
@@ -45,7 +44,7 @@ class Validation(Callback):
         callbacks: Callbacks,
         step: Step,
         *,
-        held_out: Callable[[], SimulationBatch | None],
+        held_out: Callable[[], HeldOut | None],
         batch_size: int,
         progress: Progress,
         metrics: Metrics,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_server.buffers import WindowShape
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
@@ -22,23 +23,58 @@ _END = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutWindows:
+    """Windows of held-out simulations: of each the `rows` of its steps in a batch of all `steps`, shape (n, length)."""
+
+    steps: SimulationBatch
+    rows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def simulation_ids(self) -> NDArray[np.int64]:
+        return self.steps.simulation_ids[self.rows[:, 0]]
+
+    @property
+    def time_steps(self) -> NDArray[np.int64]:
+        return self.steps.time_steps[self.rows]
+
+
+HeldOut = SimulationBatch | HeldOutWindows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutSamples:
-    """Calling it gives all samples of this rank of the complete held-out simulations, with their parameters."""
+    """Calling it gives all samples of this rank of the complete held-out simulations, with their parameters.
+
+    `window_shape` is None where each time step is a sample.
+    """
 
     store: ValidationStore
     parameters_of: Callable[[int], NDArray[np.float64]]
+    window_shape: WindowShape | None = None
 
-    def __call__(self) -> SimulationBatch | None:
+    def __call__(self) -> HeldOut | None:
         stacked = self.store.stacked()
         if stacked is None:
             return None
-        return SimulationBatch(
+        steps = SimulationBatch(
             simulation_ids=stacked.simulation_ids,
             time_steps=stacked.time_steps,
             parameters=np.stack([self.parameters_of(simulation) for simulation in stacked.simulation_ids.tolist()]),
             fields=stacked.fields,
             present=stacked.present,
         )
+        return steps if self.window_shape is None else self._windows(steps, self.window_shape)
+
+    def _windows(self, steps: SimulationBatch, shape: WindowShape) -> HeldOutWindows | None:
+        found = [np.empty((0, shape.length), np.int64)]
+        for simulation in np.unique(steps.simulation_ids):
+            rows = np.flatnonzero(steps.simulation_ids == simulation)
+            found.append(rows[shape.places_among((steps.time_steps[rows] - shape.first) // shape.every)])
+        windows = np.concatenate(found)
+        return HeldOutWindows(steps=steps, rows=windows) if len(windows) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +100,7 @@ class ValidationSets:
     samples (`held_out` gives them) are where they were received.
     """
 
-    def __init__(
-        self, server: Any, ranks: Ranks, *, held_out: Callable[[], SimulationBatch | None], batch_size: int
-    ) -> None:
+    def __init__(self, server: Any, ranks: Ranks, *, held_out: Callable[[], HeldOut | None], batch_size: int) -> None:
         self._server = server
         self._ranks = ranks
         self._held_out = held_out
@@ -125,11 +159,11 @@ class ValidationSets:
             )
         ]
 
-    def _raw(self, samples: SimulationBatch | None, index: int) -> SimulationBatch:
+    def _raw(self, samples: HeldOut | None, index: int) -> SimulationBatch:
         assert samples is not None
         return take(samples, slices(len(samples), self._batch_size)[index])
 
-    def _held_out_batches(self, samples: SimulationBatch | None, start: int) -> Iterator[Item]:
+    def _held_out_batches(self, samples: HeldOut | None, start: int) -> Iterator[Item]:
         if samples is None:
             return
         for rows in slices(len(samples), self._batch_size)[start:]:
@@ -145,7 +179,7 @@ class ValidationSets:
         return call_user(f"{type(self._server).__name__}.{method}", getattr(self._server, method), *arguments)
 
 
-def _signature_of(samples: SimulationBatch | None) -> list[int]:
+def _signature_of(samples: HeldOut | None) -> list[int]:
     """The number of a rank's samples, and a checksum of which they are."""
     if samples is None:
         return [0, 0]
@@ -199,8 +233,17 @@ def slices(num: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, num, size)]
 
 
-def take(batch: SimulationBatch, rows: slice) -> SimulationBatch:
-    """Some rows of a batch, as a copy that its reader may write into."""
+def take(batch: HeldOut, rows: slice) -> SimulationBatch:
+    """Some samples of a batch, as a copy that its reader may write into."""
+    if isinstance(batch, HeldOutWindows):
+        steps, windows = batch.steps, batch.rows[rows]
+        return SimulationBatch(
+            simulation_ids=steps.simulation_ids[windows[:, 0]],
+            time_steps=steps.time_steps[windows],
+            parameters=steps.parameters[windows[:, 0]],
+            fields={name: array[windows] for name, array in steps.fields.items()},
+            present={name: array[windows] for name, array in steps.present.items()},
+        )
     return SimulationBatch(
         simulation_ids=batch.simulation_ids[rows].copy(),
         time_steps=batch.time_steps[rows].copy(),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stream_server.errors import UserCodeError
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.squared_error import SquaredError
+from stream_server.server.training.validation.validation_batches import HeldOut
 from stream_server.server.user.losses import numbers
 from stream_server.server.user.rendering import Prediction
 from stream_server.server.user.simulation_data import SimulationBatch
@@ -69,7 +70,7 @@ class ValidationRecord:
         self._told: set[str] = set()
         self._clear()
 
-    def begin(self, signature: Any, samples: SimulationBatch | None) -> None:
+    def begin(self, signature: Any, samples: HeldOut | None) -> None:
         """Choose the samples that are rendered, unless the sets are those of the last time. Collective."""
         self._clear()
         if signature != self._chosen_of:
@@ -93,7 +94,7 @@ class ValidationRecord:
             return
         unknown = np.full(len(raw), np.nan)
         self._simulations.append(raw.simulation_ids)
-        self._time_steps.append(raw.time_steps)
+        self._time_steps.append(first_steps(raw))
         self._losses.append(unknown if losses is None else losses)
         self._squared.append(unknown if squares is None else squares)
 
@@ -266,8 +267,14 @@ def thinned(array: Array) -> Array:
     return array[(slice(None, None, stride),) * array.ndim].copy()
 
 
-def _keys(samples: SimulationBatch) -> list[Key]:
-    return list(zip(samples.simulation_ids.tolist(), samples.time_steps.tolist(), strict=True))
+def _keys(samples: HeldOut) -> list[Key]:
+    return list(zip(samples.simulation_ids.tolist(), first_steps(samples).tolist(), strict=True))
+
+
+def first_steps(samples: HeldOut) -> Array:
+    """The time step of each sample; of a window, its first."""
+    time_steps = samples.time_steps
+    return time_steps if time_steps.ndim == 1 else time_steps[:, 0]
 
 
 def held_out_record(folder: Path, server: StreamServer, ranks: Ranks, *, is_strict: bool = False) -> ValidationRecord:

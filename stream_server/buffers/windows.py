@@ -1,0 +1,277 @@
+"""Windows: samples that are several time steps of one simulation, and how they share the slots of these steps."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.buffers.policy import SlotArray, State
+
+WINDOWS = "windows"
+"""The key of the state that only a buffer of windows has."""
+
+Steps = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowShape:
+    """The windows of a simulation: `length` steps each, `spacing` apart, one from every `stride`-th step on.
+
+    Steps are counted from 0, whatever they are called: step i is labelled `first` + i × `every`. There are `num_steps`;
+    None: nobody knows how many. A window is known by its first step.
+    """
+
+    length: int
+    spacing: int = 1
+    stride: int = 1
+    first: int = 0
+    every: int = 1
+    num_steps: int | None = None
+
+    @property
+    def span(self) -> int:
+        """How far the last step of a window is from its first."""
+        return (self.length - 1) * self.spacing
+
+    def step(self, label: int) -> int:
+        """The step of this label."""
+        return (label - self.first) // self.every
+
+    def steps(self, start: int) -> range:
+        """The steps of the window that begins at step `start`."""
+        return range(start, start + self.span + 1, self.spacing)
+
+    def starts(self, step: int) -> list[int]:
+        """The windows that a step is in."""
+        last = step if self.num_steps is None else min(step, self.num_steps - 1 - self.span)
+        first = step - self.span
+        if first < 0:
+            first %= self.spacing
+        return [start for start in range(first, last + 1, self.spacing) if start % self.stride == 0]
+
+    def num_among(self, steps: Steps) -> int:
+        """How many windows these distinct steps make."""
+        return len(self.places_among(steps))
+
+    def places_among(self, steps: Steps) -> npt.NDArray[np.int64]:
+        """The windows that these distinct steps make, by their first steps: where each step of them is, (n, length)."""
+        place = np.full(int(steps.max(initial=-1)) + 1, -1, np.int64)
+        place[steps] = np.arange(len(steps))
+        starts = np.arange(0, max(0, len(place) - self.span), self.stride)
+        windows: npt.NDArray[np.int64] = place[starts[:, None] + np.arange(0, self.span + 1, self.spacing)]
+        return windows[(windows >= 0).all(axis=1)]
+
+
+@dataclass(slots=True)
+class _Trajectory:
+    """The steps of one simulation that open windows need: their `slots`, in the order in which the steps came.
+
+    A window is open as long as it may still be made. `num_open` tells of each of these steps how many open windows it
+    is in, `missing` of each open window that has such a step how many others have yet to come. A window that is
+    `impossible` never gets all its steps; one in `late` was given up when so many were missing.
+    """
+
+    slots: dict[int, int] = field(default_factory=dict)
+    num_open: dict[int, int] = field(default_factory=dict)
+    missing: dict[int, int] = field(default_factory=dict)
+    impossible: set[int] = field(default_factory=set)
+    late: dict[int, int] = field(default_factory=dict)
+
+    def arrive(self, shape: WindowShape, step: int, slot: int) -> tuple[list[int], int]:
+        """Take a step in; gives the windows that are whole now, and how many it was too late for."""
+        whole, num_open, num_late = [], 0, 0
+        for start in shape.starts(step):
+            if start in self.impossible:
+                continue
+            if start in self.late:
+                self.late[start] -= 1
+                num_late += not self.late[start]
+                continue
+            num_open += 1
+            left = self.missing[start] = self.missing.get(start, shape.length) - 1
+            if not left:
+                whole.append(start)
+        self.slots[step] = slot
+        self.num_open[step] = num_open
+        return whole, num_late
+
+    def close(self, shape: WindowShape, start: int) -> list[int]:
+        """Note that a window is not open any more; gives the slots that no open one needs now."""
+        if self.missing.pop(start, None) is None:
+            return []
+        for step in (closed := [step for step in shape.steps(start) if step in self.slots]):
+            self.num_open[step] -= 1
+        return self.release(step for step in closed if not self.num_open[step])
+
+    def leave_out(self, shape: WindowShape, step: int) -> list[int]:
+        """Note that a step will never come; gives the slots that no open window needs now."""
+        starts = shape.starts(step)
+        self.impossible.update(starts)
+        for start in starts:
+            self.late.pop(start, None)
+        return [slot for start in starts for slot in self.close(shape, start)]
+
+    def give_up(self, shape: WindowShape, step: int) -> list[int]:
+        """Give up the open windows that a step is in; gives the slots that no open one needs now."""
+        starts = [start for start in shape.starts(step) if start in self.missing]
+        self.late.update((start, self.missing[start]) for start in starts)
+        return [slot for start in starts for slot in self.close(shape, start)]
+
+    def release(self, steps: Iterable[int]) -> list[int]:
+        """Forget steps; gives their slots."""
+        released = []
+        for step in steps:
+            del self.num_open[step]
+            released.append(self.slots.pop(step))
+        return released
+
+
+class Windows:
+    """The windows of a buffer and the slots that they share. For one thread at a time.
+
+    A window goes by the slot of its first step: that is the number that policies and draws know, and its row in
+    `slots`, shape (num_slots, length), has the slots of all its steps. A slot is in use as long as a window has it, a
+    window that may still be made needs it, or it is held. At most `most_kept` slots are kept for windows that may still
+    be made: of more, the simulation that has the most gives up the windows that need its oldest one.
+
+    Attributes:
+        num_made: windows that were made.
+        num_late: by simulation, windows that were given up although their last step came in the end.
+        num_used: slots in use.
+    """
+
+    def __init__(self, shape: WindowShape, num_slots: int, *, most_kept: int) -> None:
+        self.shape = shape
+        self.slots: SlotArray = np.zeros((num_slots, shape.length), np.intp)
+        self.num_made = 0
+        self.num_late: Counter[int] = Counter()
+        self.num_used = 0
+        self._most_kept = most_kept
+        self._num_kept = 0
+        self._uses = [0] * num_slots
+        self._trajectories: dict[int, _Trajectory] = {}
+
+    def take(self, simulation: int, label: int, slot: int) -> tuple[list[int], list[int]]:
+        """Take a step in; gives the windows that it makes whole, in their order, and the slots that are out of use.
+
+        The step's own slot is held, until `let_go`.
+        """
+        shape, step = self.shape, self.shape.step(label)
+        trajectory = self._trajectory(simulation)
+        starts, num_late = trajectory.arrive(shape, step, slot)
+        if num_late:
+            self.num_late[simulation] += num_late
+        self._num_kept += 1
+        self._use([slot, slot])
+        made = []
+        for start in starts:
+            window = [trajectory.slots[it] for it in shape.steps(start)]
+            self.slots[window[0]] = window
+            self._use(window)
+            made.append(window[0])
+        self.num_made += len(made)
+        released = [] if trajectory.num_open[step] else trajectory.release([step])
+        for start in starts:
+            released += trajectory.close(shape, start)
+        freed = self._unkeep(released)
+        while self._num_kept > self._most_kept:
+            largest = max(self._trajectories.values(), key=lambda it: len(it.slots))
+            freed += self._unkeep(largest.give_up(shape, next(iter(largest.slots))))
+        return made, freed
+
+    def leave_out(self, simulation: int, label: int) -> list[int]:
+        """Note that a step will never come; gives the slots that are out of use now."""
+        trajectory = self._trajectory(simulation)
+        return self._unkeep(trajectory.leave_out(self.shape, self.shape.step(label)))
+
+    def end(self, simulation: int) -> list[int]:
+        """Note that nothing more comes of a simulation; gives the slots that are out of use now."""
+        trajectory = self._trajectories.pop(simulation, None)
+        return [] if trajectory is None else self._unkeep(list(trajectory.slots.values()))
+
+    def end_all(self) -> list[int]:
+        """Note that nothing more comes of any simulation; gives the slots that are out of use now."""
+        return [slot for simulation in list(self._trajectories) for slot in self.end(simulation)]
+
+    def let_go(self, slot: int) -> list[int]:
+        """Let go of the slot of a step that was taken in; gives it if it is out of use now."""
+        self._uses[slot] -= 1
+        if self._uses[slot]:
+            return []
+        self.num_used -= 1
+        return [slot]
+
+    def drop(self, windows: Sequence[int] | SlotArray) -> list[int]:
+        """Forget windows; gives the slots that are out of use now."""
+        return [freed for slot in self.slots[windows].reshape(-1).tolist() for freed in self.let_go(slot)]
+
+    def kept(self) -> SlotArray:
+        """The slots of the steps that windows need which may still be made."""
+        return np.array([slot for it in self._trajectories.values() for slot in it.slots.values()], np.intp)
+
+    def num_made_by(self, steps: Iterable[tuple[int, int, int]]) -> int:
+        """How many windows these steps, each a simulation, a label and a slot, would make; nothing changes."""
+        trajectories, num = deepcopy(self._trajectories), 0
+        for simulation, label, slot in steps:
+            trajectory, step = trajectories.setdefault(simulation, _Trajectory()), self.shape.step(label)
+            starts, _ = trajectory.arrive(self.shape, step, slot)
+            num += len(starts)
+            for start in starts:
+                trajectory.close(self.shape, start)
+        return num
+
+    def state_dict(self) -> State:
+        """All but the windows themselves, as copies; slots stand in the last column of `kept` alone."""
+        trajectories = self._trajectories.items()
+
+        def table(name: str) -> npt.NDArray[np.int64]:
+            rows = [(simulation, *item) for simulation, it in trajectories for item in getattr(it, name).items()]
+            return np.array(rows, np.int64).reshape(-1, 3)
+
+        impossible = [(simulation, start) for simulation, it in trajectories for start in sorted(it.impossible)]
+        return {
+            "kept": table("slots"),
+            "missing": table("missing"),
+            "late": table("late"),
+            "impossible": np.array(impossible, np.int64).reshape(-1, 2),
+            "num_late": dict(self.num_late),
+            "num_made": self.num_made,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], windows: SlotArray, held: Iterable[int]) -> None:
+        """Continue where `state_dict` was called, with these `windows`, shape (n, length), and `held` slots."""
+        self.slots[windows[:, 0]] = windows
+        self._use(windows.reshape(-1).tolist())
+        self._use(held)
+        for name in ("missing", "late"):
+            for simulation, start, num in state[name].tolist():
+                getattr(self._trajectory(simulation), name)[start] = num
+        for simulation, start in state["impossible"].tolist():
+            self._trajectory(simulation).impossible.add(start)
+        for simulation, step, slot in state["kept"].tolist():
+            trajectory = self._trajectories[simulation]
+            trajectory.slots[step] = slot
+            trajectory.num_open[step] = sum(start in trajectory.missing for start in self.shape.starts(step))
+        self._use(state["kept"][:, 2].tolist())
+        self._num_kept = len(state["kept"])
+        self.num_late = Counter({int(simulation): num for simulation, num in state["num_late"].items()})
+        self.num_made = state["num_made"]
+
+    def _trajectory(self, simulation: int) -> _Trajectory:
+        trajectory = self._trajectories.get(simulation)
+        if trajectory is None:
+            trajectory = self._trajectories[simulation] = _Trajectory()
+        return trajectory
+
+    def _use(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self.num_used += not self._uses[slot]
+            self._uses[slot] += 1
+
+    def _unkeep(self, slots: list[int]) -> list[int]:
+        self._num_kept -= len(slots)
+        return [freed for slot in slots for freed in self.let_go(slot)]
