@@ -28,18 +28,19 @@ def said(program: str, *arguments: str) -> str:
 
 
 def test_a_finished_study_says_so_and_fresh_starts_it_over_and_keeps_the_old_folder(run: Callable[..., Run]) -> None:
-    first = run(num_ranks=2)
-    assert_complete(first, num_simulations=6)
+    settings = {"study.simulations": 2}
+    first = run(num_ranks=2, settings=settings)
+    assert_complete(first, num_simulations=2)
     report = first.output_dir / "report.json"
     written = report.read_bytes()
 
-    again = run(num_ranks=2)
+    again = run(num_ranks=2, settings=settings)
     assert again.exit_code == 0
     assert again.output.count("ripple is finished") == 1
     assert report.read_bytes() == written
 
-    fresh = run(num_ranks=2, arguments=["--fresh"])
-    assert_complete(fresh, num_simulations=6)
+    fresh = run(num_ranks=2, settings=settings, arguments=["--fresh"])
+    assert_complete(fresh, num_simulations=2)
     assert fresh.report["restarts"] == 0
     assert (fresh.output_dir.with_name("run.1") / "report.json").read_bytes() == written
 

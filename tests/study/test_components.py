@@ -51,7 +51,7 @@ def test_a_study_trains_what_study_json_names_on_all_ranks(run: Callable[..., Ru
 
 
 def test_a_wrong_argument_ends_the_study_before_it_begins(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings=NAMED | {"training.model": {"class": "networks.py:Network", "args": {"with": 5}}})
+    done = run(mpi=None, settings=NAMED | {"training.model": {"class": "networks.py:Network", "args": {"with": 5}}})
     assert done.exit_code == 2, done.output
     assert "training.model.args do not fit" in done.output
     assert "write width" in done.output

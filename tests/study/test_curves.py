@@ -62,7 +62,7 @@ def undisturbed(recorded: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_study(NUMPY_STUDY, folder, settings=LOGGED, arguments=["--replay", str(recorded.output_dir)])
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", [it if it == "each" else pytest.param(it, marks=pytest.mark.full) for it in MOMENTS])
 def test_the_curves_of_a_killed_study_have_neither_gap_nor_overlap(
     recorded: Run, undisturbed: Run, tmp_path: Path, moment: str
 ) -> None:

@@ -32,10 +32,10 @@ def product() -> list[Any]:
 def test_a_study_ends_balanced_with_nothing_untrained(
     run: Callable[..., Run], num_ranks: int, mpi: str, policy: str
 ) -> None:
-    """35 samples in batches of 4: no number of ranks divides them, and last batches are partial."""
-    settings = {"study.simulations": 5, "study.time_steps": 7, "buffer.policy": policy}
+    """21 samples in batches of 4: no number of ranks divides them, and last batches are partial."""
+    settings = {"study.simulations": 3, "study.time_steps": 7, "buffer.policy": policy}
     done = run(num_ranks=num_ranks, mpi=mpi, settings=settings)
-    assert_complete(done, num_simulations=5, num_steps=7)
+    assert_complete(done, num_simulations=3, num_steps=7)
     assert done.report["ranks"] == num_ranks
 
 
@@ -43,17 +43,10 @@ def test_a_study_runs_alone_without_an_mpi(run: Callable[..., Run]) -> None:
     assert_complete(run(mpi=None), num_simulations=6)
 
 
-def test_all_steps_of_a_simulation_can_go_to_one_rank(run: Callable[..., Run]) -> None:
-    settings = {"buffer.policy": "reservoir", "buffer.routing": "simulations"}
-    assert_complete(run(num_ranks=2, settings=settings), num_simulations=6)
-
-
-def test_the_number_of_time_steps_may_be_unknown(run: Callable[..., Run]) -> None:
-    assert_complete(run(num_ranks=2, settings={"study.time_steps": None}), num_simulations=6)
-
-
-def test_samples_may_be_used_a_fixed_number_of_times(run: Callable[..., Run]) -> None:
-    settings = {"buffer.policy": "reservoir", "training.draws_per_sample": 4}
+def test_samples_may_be_used_a_fixed_number_of_times_and_all_of_a_simulation_go_to_one_rank(
+    run: Callable[..., Run],
+) -> None:
+    settings = {"buffer.policy": "reservoir", "buffer.routing": "simulations", "training.draws_per_sample": 4}
     done = run(num_ranks=2, settings=settings)
     assert_complete(done, num_simulations=6)
     assert done.report["draws"] == pytest.approx(4 * 120, abs=2 * 4)

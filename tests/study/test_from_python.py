@@ -19,7 +19,7 @@ from tests.support.runs import MARK, NUMPY_STUDY, marked_processes
 from tests.support.timing import until
 
 LIMIT_S = 120.0
-START = "import sys, json; from stream_server import Study; Study(json.loads(sys.argv[1]), sys.argv[2]).start(ranks=2)"
+START = "import sys, json; from stream_server import Study; Study(json.loads(sys.argv[1]), sys.argv[2]).start(ranks=1)"
 
 
 @pytest.fixture(autouse=True)
@@ -79,14 +79,13 @@ def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_
     until(lambda: num_running(run) == 2, LIMIT_S)
     assert list(run.simulations().columns)[:3] == ["offset", "slope", "state"]
     assert run.wait(timeout_s=0).state == "running"
-    assert "2 ranks" in run.status._repr_html_()
     assert "checkpoint" in run.stop()
     status = run.wait(LIMIT_S)
     assert (status.state, status.exit_code, status.exit_reason) == ("stopped", 75, "saved")
     assert status.log != ""
 
     go.touch()
-    run = study.start(ranks=2)
+    run = study.start(ranks=1)
     status = run.wait(LIMIT_S)
     assert (status.state, status.exit_code, status.exit_reason) == ("finished", 0, "finished"), status.log
     assert set(run.simulations()["state"]) == {"finished"}
@@ -122,8 +121,9 @@ def test_what_the_launcher_refuses_is_raised_and_an_earlier_end_is_not_taken_for
     folder: Path,
 ) -> None:
     settings = plain(training__max_batches=1)
-    first = Study(settings, folder).start().wait(LIMIT_S)
+    first = Study(settings, folder).start(ranks=2).wait(LIMIT_S)
     assert (first.state, first.exit_code) == ("finished", 0), first.log
+    assert "2 ranks" in first._repr_html_()
     # Rank 0 refuses to go on with other parameters.
     settings["study"]["seed"] = 5
     other = Study(settings, folder)

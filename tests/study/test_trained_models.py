@@ -58,10 +58,10 @@ def test_statistics_count_each_sample_once_over_a_restart(half_way: Run, tmp_pat
 
 
 def test_a_study_starts_from_the_model_of_another(tmp_path: Path) -> None:
-    first = run_study(NUMPY_STUDY, tmp_path / "first", num_ranks=2, settings=NETWORK)
-    assert_complete(first, num_simulations=6)
+    first = run_study(NUMPY_STUDY, tmp_path / "first", mpi=None, settings=NETWORK | {"study.simulations": 2})
+    assert_complete(first, num_simulations=2)
     started_from: dict[str, Any] = {"load": {"checkpoint": str(first.output_dir)}, "training.max_batches": 1}
-    second = run_study(NUMPY_STUDY, tmp_path / "second", settings=NETWORK | started_from)
+    second = run_study(NUMPY_STUDY, tmp_path / "second", mpi=None, settings=NETWORK | started_from)
     assert second.exit_code == 0, second.output
     models = [numpy_files.load_file(done.output_dir / "model" / "model.safetensors") for done in (first, second)]
     assert set(models[0]) == set(models[1]) == {"0.weight", "0.bias", "3.weight", "3.bias"}

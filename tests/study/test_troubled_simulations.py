@@ -36,18 +36,23 @@ def assert_recovered(run: Run) -> None:
     assert run.account["untrained"] == 0
 
 
-def test_a_killed_simulation_is_started_again_and_its_repeated_steps_are_duplicates(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings=troubled("kill"))
+def test_a_killed_simulation_is_started_again_beside_one_that_sends_junk(run: Callable[..., Run]) -> None:
+    done = run(num_ranks=2, settings={"simulation.command": ["python", "troubled.py", "kill", "3", "junk", "5"]})
     assert_recovered(done)
     assert 1 <= done.account["duplicates"] <= 10
 
 
-def test_a_simulation_that_always_crashes_is_given_up_and_named(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings=troubled("crash"))
+def test_a_simulation_that_always_crashes_is_given_up_and_named_and_its_folders_alone_are_kept_if_so_chosen(
+    run: Callable[..., Run],
+) -> None:
+    done = run(num_ranks=2, settings=troubled("crash", **{"simulation.keep_folders": "failed"}))
     failure = assert_given_up(done)
     assert failure["attempts"] == 2
-    assert "the solver diverged" in done.log(VICTIM, attempt=1)
     assert f"simulation {VICTIM}" in done.output
+    kept = sorted((done.output_dir / "simulations").glob("*/attempt-*"))
+    assert [(path.parent.name, path.name) for path in kept] == [(str(VICTIM), "attempt-0"), (str(VICTIM), "attempt-1")]
+    for attempt in (0, 1):
+        assert "the solver diverged" in done.log(VICTIM, attempt)
 
 
 def test_a_simulation_that_hangs_is_killed_and_started_again(run: Callable[..., Run]) -> None:
@@ -80,29 +85,26 @@ def test_a_mistake_in_a_simulation_is_told_at_its_own_send(run: Callable[..., Ru
     assert later["reason"].endswith("ValueError: the study has the time steps 0 to 19, but not 20")
 
 
-def test_a_step_that_is_not_finite_is_rejected_and_counted(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings=troubled("not_finite"))
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 4])
+def test_steps_that_are_not_finite_sent_twice_or_never_produced_are_counted(
+    run: Callable[..., Run], num_ranks: int
+) -> None:
+    command = ["python", "troubled.py", "not_finite", "2", "twice", "3", "early", "4"]
+    done = run(num_ranks=num_ranks, settings={"simulation.command": command})
     assert done.exit_code == 0, done.output
+    account = done.account
     assert done.report["balanced"] is True
-    assert done.account["rejected"] == {"nonfinite": 1}
-    assert done.account["rejected_of"] == {str(VICTIM): 1}
-    assert f"nonfinite: 1; of\n{'':16}simulation {VICTIM}: 1" in done.output
-    assert done.account["accepted"] == 119
-    assert done.account["untrained"] == 0
-
-
-def test_a_step_that_is_sent_twice_is_a_duplicate(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings=troubled("twice"))
-    assert_recovered(done)
-    assert done.account["duplicates"] == 1
-
-
-def test_the_server_outlives_junk(run: Callable[..., Run]) -> None:
-    assert_recovered(run(num_ranks=2, settings=troubled("junk")))
+    assert done.report["simulations"]["finished"] == 7
+    assert account["rejected"] == {"nonfinite": 1}
+    assert account["rejected_of"] == {"2": 1}
+    assert f"nonfinite: 1; of\n{'':16}simulation 2: 1" in done.output
+    assert account["duplicates"] == 1
+    assert account["never_produced"] == {"simulation 4: ended early": 10}
+    assert (account["expected"], account["accepted"], account["untrained"]) == (120, 109, 0)
 
 
 def test_a_command_with_a_typo_stops_the_study_and_shows_the_end_of_its_log(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings={"simulation.command": ["python", "riple.py"]})
+    done = run(mpi=None, settings={"simulation.command": ["python", "riple.py"]})
     assert done.exit_code != 0
     assert done.report["exit_code"] == 4, done.output
     assert "riple.py" in done.output
@@ -142,17 +144,6 @@ def test_what_an_invalid_simulation_has_sent_is_withdrawn(run: Callable[..., Run
     assert not (done.output_dir / "simulations" / str(VICTIM) / "attempt-1").exists()
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 4])
-def test_a_simulation_may_end_early(run: Callable[..., Run], num_ranks: int) -> None:
-    done = run(num_ranks=num_ranks, settings=troubled("early"))
-    assert done.exit_code == 0, done.output
-    account = done.account
-    assert done.report["balanced"] is True
-    assert done.report["simulations"]["finished"] == 7
-    assert (account["expected"], account["accepted"], account["untrained"]) == (120, 110, 0)
-    assert account["never_produced"] == {f"simulation {VICTIM}: ended early": 10}
-
-
 def test_samples_that_are_not_finite_can_be_kept(run: Callable[..., Run]) -> None:
     done = run(settings=troubled("not_finite", **{"training.nonfinite": "keep"}))
     assert done.exit_code == 0, done.output
@@ -164,11 +155,3 @@ def test_a_study_can_end_with_the_first_sample_that_is_not_finite(run: Callable[
     assert done.exit_code != 0
     assert done.report["exit_code"] != 0
     assert f"simulation {VICTIM} sent NaN or infinity in time step 10" in done.report["message"]
-
-
-def test_only_the_folders_of_failed_simulations_are_kept_if_so_chosen(run: Callable[..., Run]) -> None:
-    done = run(settings=troubled("crash", **{"simulation.keep_folders": "failed"}))
-    assert_given_up(done)
-    kept = sorted(path.name for path in (done.output_dir / "simulations").glob("*/attempt-*"))
-    assert kept == ["attempt-0", "attempt-1"]
-    assert "the solver diverged" in done.log(VICTIM)

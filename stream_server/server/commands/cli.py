@@ -12,6 +12,7 @@ import stream_server
 from stream_server import config as study_config
 from stream_server.errors import ConfigError, StreamServerError
 from stream_server.machine.forced_exit import EXIT_FORCED
+from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.screen import tell, until_the_reader_leaves
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 
@@ -146,26 +147,27 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    if arguments.check:
-        from stream_server.server.commands.check import describe, require_machine
+    with seldom_collecting():
+        if arguments.check:
+            from stream_server.server.commands.check import describe, require_machine
 
-        with until_the_reader_leaves():
-            print(describe(config, arguments.replay))
-        require_machine(config, arguments.replay)
-        return 0
-    if arguments.fast_dev_run:
-        from stream_server.server.commands.fast_dev_run import fast_dev_run
-        from stream_server.server.user.components import load_server_class
+            with until_the_reader_leaves():
+                print(describe(config, arguments.replay))
+            require_machine(config, arguments.replay)
+            return 0
+        if arguments.fast_dev_run:
+            from stream_server.server.commands.fast_dev_run import fast_dev_run
+            from stream_server.server.user.components import load_server_class
 
-        return fast_dev_run(load_server_class(config), config)
-    if arguments.evaluate is not None:
-        from stream_server.server.commands.evaluate import evaluate
+            return fast_dev_run(load_server_class(config), config)
+        if arguments.evaluate is not None:
+            from stream_server.server.commands.evaluate import evaluate
 
-        return evaluate(config, arguments.evaluate)
-    from stream_server.machine.screen import outliving_a_full_disk
-    from stream_server.messages.launcher_place import LauncherPlace
-    from stream_server.server.study.study import run_study
-    from stream_server.storage.ownership import private_files
+            return evaluate(config, arguments.evaluate)
+        from stream_server.machine.screen import outliving_a_full_disk
+        from stream_server.messages.launcher_place import LauncherPlace
+        from stream_server.server.study.study import run_study
+        from stream_server.storage.ownership import private_files
 
     start = Start(
         fresh=arguments.fresh,

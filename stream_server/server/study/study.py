@@ -1,12 +1,10 @@
 """A study on one rank, from beginning to end: open the output folder, set up, train, and settle the account."""
 
-import gc
 import logging
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +15,7 @@ from stream_server.failpoints import failpoint
 from stream_server.launcher.journal.journal import Journal
 from stream_server.machine import descriptors, network, run_folder
 from stream_server.machine.forced_exit import EXIT_FORCED, ForcedExit
+from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.screen import tell
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
@@ -42,8 +41,6 @@ from stream_server.server.training.monitoring.display import DisplayedStatus
 from stream_server.storage.disk import remove_tree
 
 PROGRAM = "stream-server"
-# New objects between two looks for garbage, while modules are imported; usually there are 700.
-SELDOM = 100_000
 
 log = logging.getLogger(__name__)
 
@@ -247,7 +244,7 @@ class StudyRank:
         set_up, stops = self.set_up, self.set_up.stops
         with ExitStack() as stack:
             try:
-                with _seldom_collecting():
+                with seldom_collecting():
                     training = set_up.open(stack, self._status)
                 self.is_set_up = True
                 stops.in_set_up = False
@@ -375,14 +372,3 @@ class StudyRank:
             withdrawn=received.withdrawn,
             left=buffer.num_never_drawn + source.num_left,
         )
-
-
-@contextmanager
-def _seldom_collecting() -> Iterator[None]:
-    """Seldom look for garbage. What importing torch makes stays, and looking through it is an eighth of the import."""
-    usual = gc.get_threshold()
-    gc.set_threshold(SELDOM, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
