@@ -8,7 +8,7 @@ import pytest
 from zmq.utils import z85
 
 from stream_server.client_api import connect, handshake
-from stream_server.errors import Refused
+from stream_server.errors import MalformedMessage, Refused
 from stream_server.messages import operator, wire
 from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile
@@ -52,7 +52,7 @@ def test_a_wrong_key_in_python(server: FakeServer, what: str, monkeypatch: pytes
     monkeypatch.setattr(handshake, "REFUSED_S", 0.2)
     monkeypatch.setattr(handshake, "REPEAT_S", 0.1)
     with pytest.raises(Refused, match=TOLD):
-        connect(wrong_key(server, what), timeout_s=60.0)
+        connect(wrong_key(server, what), timeout_s=10.0)
     assert server.hellos == []
 
 
@@ -96,7 +96,7 @@ def test_a_key_speaks_its_own_language() -> None:
     assert [it for it in (attaching, new, old, keys) if access.is_operator(it.public)] == []
     assert access.problem(new.public, dataclasses.replace(hello, attempt=0)) != ""
     # Neither takes a message of the other for one of its own.
-    with pytest.raises(Exception, match="is no message"):
+    with pytest.raises(MalformedMessage):
         operator.question(b"".join(wire.encode(hello)))
-    with pytest.raises(Exception, match="is no message"):
+    with pytest.raises(MalformedMessage):
         wire.decode(operator.encode(AskStatus()))
