@@ -1,14 +1,17 @@
 """The handshake with the server: one question to rank 0's control socket, repeated until it is answered."""
 
+import math
 import time
 
 from stream_server.client_api.transport import Transport, new_name
 from stream_server.client_api.watch import ConnectionWatch
-from stream_server.errors import Unreachable
+from stream_server.errors import Refused, Unreachable
 from stream_server.messages.client import Hello, Invalidate, Message, Reason, Refusal
 from stream_server.messages.connection import ConnectionFile
 
 REPEAT_S = 1.0
+# A server that has just begun may learn of a key a moment later.
+REFUSED_S = 3.0
 # A busy machine may keep a process waiting for less than that.
 OVERSLEPT_S = 1.0
 
@@ -26,6 +29,7 @@ class Patience:
         self._repeat_s = repeat_s
         self._began = self._asked = self._listened = time.monotonic()
         self._heard = self._began - silent_s
+        self._refused = math.inf
 
     @property
     def is_over(self) -> bool:
@@ -54,6 +58,12 @@ class Patience:
             self._heard += overslept_s
         self._listened = now
 
+    def refused(self) -> bool:
+        """The server has just refused the key; whether it has done so for a while."""
+        now = time.monotonic()
+        self._refused = min(self._refused, now)
+        return now - self._refused >= REFUSED_S
+
     def heard(self) -> None:
         """The server said something."""
         self._heard = time.monotonic()
@@ -75,7 +85,7 @@ def ask(question: Hello | Invalidate, watch: ConnectionWatch, *, who: str, timeo
 
     Raises:
         Unreachable: no word came for `timeout_s`.
-        Refused: the answer is in another version of the protocol.
+        Refused: the answer is in another version of the protocol, or the server refuses the key.
     """
     patience = Patience(timeout_s=timeout_s, repeat_s=REPEAT_S)
     name = new_name()
@@ -83,7 +93,7 @@ def ask(question: Hello | Invalidate, watch: ConnectionWatch, *, who: str, timeo
         file = watch.file
         transport = Transport(host=file.host, security=file.security)
         try:
-            answer = _ask(transport, question, watch, file, patience, name)
+            answer = _ask(transport, question, watch, file, patience, name, who)
         finally:
             transport.close(linger=False)
         if answer is not None:
@@ -102,12 +112,14 @@ def _ask(
     file: ConnectionFile,
     patience: Patience,
     name: bytes,
+    who: str,
 ) -> Message | None:
     """The answer; None if none came in time, the connection was lost, or there is a newer connection file.
 
     A new server at an old address is no one to talk to: the file will tell of it, if it can.
     """
     dealer = transport.connect(file.control, name)
+    dealer.heed_refusals()
     dealer.send(question)
     while not patience.is_over and not dealer.is_lost:
         if watch.newer_than(file.incarnation):
@@ -122,6 +134,12 @@ def _ask(
             patience.heard()
             if not (isinstance(answer, Refusal) and answer.reason is Reason.BUSY):
                 return answer
+        if dealer.was_refused() and patience.refused():
+            raise Refused(
+                f"{who} is not let into study {file.study} at {dealer.address}: the server does not know the key in "
+                "the connection file, or wants one and there is none. Is the file the newest, and is there no newer "
+                "attempt?"
+            )
         if patience.may_repeat():
             dealer.send(question)
     return None

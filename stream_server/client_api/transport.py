@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import zmq
@@ -21,6 +22,8 @@ DEFAULT_MAX_SOCKETS = 1023
 # What ZeroMQ's threads open, without which it ends the process, and the folder of the sockets.
 FILES_OF_A_CONTEXT = 9
 FILES_OF_A_SOCKET = 2
+# The server does not know the key; it wants keys and was shown none, or the other way round.
+REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class Dealer:
@@ -34,6 +37,31 @@ class Dealer:
         self.address = address
         self.is_lost = False
         self.needs_checksum = address.startswith("tcp:") and not encrypted
+        self._refusals: zmq.Socket[bytes] | None = None
+
+    def heed_refusals(self) -> None:
+        """Have ZeroMQ tell when the server at a TCP address refuses the keys of this connection, or that it has none.
+
+        Without the means to do so a refusal is silence, which ends as any other.
+        """
+        if self.address.startswith("tcp:"):
+            with suppress(zmq.ZMQError):
+                self._refusals = self._socket.get_monitor_socket(REFUSALS)
+
+    def was_refused(self) -> bool:
+        """Whether it has done so since this was asked last."""
+        was_refused = False
+        while self._refusals is not None and self._refusals.poll(0):
+            self._refusals.recv_multipart()
+            was_refused = True
+        return was_refused
+
+    def close(self, *, linger_ms: int) -> None:
+        """Close the connection; what ZeroMQ still holds is sent on for so long, or dropped."""
+        if self._refusals is not None:
+            self._socket.disable_monitor()
+            self._refusals.close(linger=0)
+        self._socket.close(linger=linger_ms)
 
     def send(self, message: Message, payload: Sequence[np.ndarray] = ()) -> list[memoryview]:
         """Give a message to ZeroMQ, which copies it at once; never blocks. Returns its copies of the payload.
@@ -117,8 +145,8 @@ class Transport:
 
     def close(self, *, linger: bool) -> None:
         """Close all sockets; what ZeroMQ still holds is sent on for two seconds at most, or dropped."""
-        for connection in self._dealers:
-            connection.close(linger=LINGER_MS if linger else 0)
+        for dealer in self._dealers.values():
+            dealer.close(linger_ms=LINGER_MS if linger else 0)
         self._dealers.clear()
         self._context.term()
         self._ways.close()

@@ -22,6 +22,7 @@ QUICK = (
     "-DSC_PING_S=0.05",
     "-DSC_REOPEN_S=0.05",
     "-DSC_REPEAT_S=0.1",
+    "-DSC_REFUSED_S=0.2",
     "-DSC_OVERSLEPT_S=0.1",
     f"-DSC_RELEASE_S={RELEASE_S}",
 )

@@ -37,6 +37,7 @@ from stream_server.messages.client import (
     Welcome,
 )
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.server.run.curve import CurveAccess, KeyPair
 from tests.support.payloads import payload_sizes
 
 
@@ -91,16 +92,20 @@ class FakeServer:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def __enter__(self) -> "FakeServer":
-        self._keys = zmq.curve_keypair() if self._transport == "curve" else None
+        self._keys = KeyPair.make() if self._transport == "curve" else None
         self._folder = tempfile.TemporaryDirectory(prefix="fake-")
         self._context = zmq.Context()
         self.path = Path(self._folder.name) / "connection.json"
         self._poller = zmq.Poller()
+        self.access = CurveAccess(self._keys or KeyPair.make())
         self._bell, self._ear = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._ear.bind("inproc://bell")
         self._bell.connect("inproc://bell")
         # What it is told to do comes before what its clients say.
         self._poller.register(self._ear, zmq.POLLIN)
+        self._door = self._context.socket(zmq.REP)
+        self._door.bind("inproc://zeromq.zap.01")
+        self._poller.register(self._door, zmq.POLLIN)
         self._bind_all()
         self.connection.write(self.path)
         self._thread = threading.Thread(target=self._run, name="fake-server")
@@ -212,17 +217,18 @@ class FakeServer:
     def _security(self) -> Security | None:
         if self._keys is None:
             return None
-        client_public_key, client_secret_key = zmq.curve_keypair()
+        client = KeyPair.make()
+        self.access.attaching = client.public
         return Security(
-            server_public_key=self._keys[0].decode(),
-            client_public_key=client_public_key.decode(),
-            client_secret_key=client_secret_key.decode(),
+            server_public_key=self._keys.public,
+            client_public_key=client.public,
+            client_secret_key=client.secret,
         )
 
     def _bind(self, name: str) -> tuple["zmq.Socket[bytes]", str]:
         router = self._context.socket(zmq.ROUTER)
         if self._keys is not None:
-            router.curve_server, router.curve_secretkey = True, self._keys[1]
+            self.access.secure_server_socket(router)
         if self._transport == "ipc":
             router.bind(f"ipc://{Path(self._folder.name) / name}")
         else:
@@ -241,6 +247,9 @@ class FakeServer:
                         work()
                         # The sockets may be others now.
                         break
+                    if ready is self._door:
+                        self._door.send_multipart(self.access.answer(self._door.recv_multipart()))
+                        continue
                     if ready is self._control:
                         self._take_control(*self._control.recv_multipart())
                     else:

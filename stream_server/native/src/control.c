@@ -8,6 +8,7 @@
 #define SC_REPEAT_S 1.0
 #endif
 
+
 static bool is_refusal(const sc_reply *answer, int reason) {
     return answer->kind == SC_REFUSAL && answer->refusal.reason == reason;
 }
@@ -31,6 +32,16 @@ static int hear(sc_dealer *dealer, sc_patience *patience, bool *is_answered, sc_
     }
 }
 
+/* Note whether the server refuses the keys of this connection; it is given up where it still does after a while. */
+static int heed_refusal(const sc_asker *asker, sc_dealer *dealer, sc_patience *patience, sc_error *error) {
+    if (!sc_dealer_was_refused(dealer) || !sc_patience_refused(patience))
+        return STREAM_OK;
+    return sc_fail(error, STREAM_ERROR_REFUSED,
+                   "%s is not let into study %.200s at %s: the server does not know the key in the connection file, or "
+                   "wants one and there is none. Is the file the newest, and is there no newer attempt?",
+                   asker->who, asker->watch->file.study, dealer->address);
+}
+
 /* Ask until there is an answer, or none came in time, the connection was lost, or there is a newer connection file. */
 static int ask_here(const sc_asker *asker, sc_transport *transport, const char *name, const sc_message *question,
                     sc_patience *patience, bool *is_answered, sc_reply *answer, sc_error *error) {
@@ -40,6 +51,7 @@ static int ask_here(const sc_asker *asker, sc_transport *transport, const char *
     if (code != STREAM_OK)
         return code;
     sc_dealer *dealer = &transport->dealers[0];
+    sc_dealer_heed_refusals(dealer, transport->context);
     code = sc_dealer_send(dealer, question, error);
     while (code == STREAM_OK && !dealer->is_lost && !sc_patience_is_over(patience)) {
         if (sc_watch_is_newer_than(watch, incarnation, false)) {
@@ -52,6 +64,8 @@ static int ask_here(const sc_asker *asker, sc_transport *transport, const char *
         sc_patience_listened(patience, most_s);
         if (code == STREAM_OK)
             code = hear(dealer, patience, is_answered, answer, error);
+        if (code == STREAM_OK && !*is_answered)
+            code = heed_refusal(asker, dealer, patience, error);
         if (code != STREAM_OK || *is_answered)
             return code;
         if (sc_patience_may_repeat(patience))

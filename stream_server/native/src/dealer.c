@@ -1,8 +1,16 @@
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <zmq.h>
 
 #include "transport.h"
+
+/* The server does not know the key; it wants keys and was shown none, or the other way round. */
+#ifdef ZMQ_EVENT_HANDSHAKE_FAILED_AUTH
+#define REFUSALS (ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL)
+#else /* before 4.3, which tells of none */
+#define REFUSALS 0
+#endif
 
 static void let_go(void *bytes, void *buffer) {
     (void)bytes;
@@ -85,6 +93,31 @@ static int receive_header(void *socket, zmq_msg_t *header) {
     if (zmq_msg_more(header))
         skip_the_others(socket);
     return 1;
+}
+
+void sc_dealer_heed_refusals(sc_dealer *dealer, void *context) {
+    char place[64];
+    if (strncmp(dealer->address, "tcp:", 4) != 0)
+        return;
+    snprintf(place, sizeof place, "inproc://refusals-%p", dealer->socket);
+    if (zmq_socket_monitor(dealer->socket, place, REFUSALS) != 0)
+        return;
+    /* Without it a refusal is silence, which ends as any other. */
+    dealer->refusals = zmq_socket(context, ZMQ_PAIR);
+    if (dealer->refusals != NULL && zmq_connect(dealer->refusals, place) != 0) {
+        zmq_close(dealer->refusals);
+        dealer->refusals = NULL;
+    }
+}
+
+bool sc_dealer_was_refused(sc_dealer *dealer) {
+    bool was_refused = false;
+    zmq_msg_t event;
+    while (dealer->refusals != NULL && receive_header(dealer->refusals, &event) > 0) {
+        was_refused = true;
+        zmq_msg_close(&event);
+    }
+    return was_refused;
 }
 
 int sc_dealer_receive(sc_dealer *dealer, bool *is_there, sc_reply *reply, sc_error *error) {

@@ -7,6 +7,11 @@
 #define SC_OVERSLEPT_S 1.0
 #endif
 
+/* A server that has just begun may learn of a key a moment later. */
+#ifndef SC_REFUSED_S
+#define SC_REFUSED_S 3.0
+#endif
+
 double sc_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -22,6 +27,7 @@ sc_patience sc_patience_begin(double timeout_s, double repeat_s, double silent_s
         .heard = now - silent_s,
         .asked = now,
         .listened = now,
+        .refused = -1,
     };
 }
 
@@ -49,6 +55,13 @@ void sc_patience_listened(sc_patience *patience, double most_s) {
     if (overslept_s > SC_OVERSLEPT_S)
         patience->heard += overslept_s;
     patience->listened = now;
+}
+
+bool sc_patience_refused(sc_patience *patience) {
+    double now = sc_now();
+    if (patience->refused < 0)
+        patience->refused = now;
+    return now - patience->refused >= SC_REFUSED_S;
 }
 
 void sc_patience_heard(sc_patience *patience) {

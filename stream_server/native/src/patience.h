@@ -15,6 +15,7 @@ typedef struct {
     double heard;
     double asked;
     double listened;
+    double refused; /* since when, or -1 */
 } sc_patience;
 
 /* The silence may have lasted for silent_s before. */
@@ -35,6 +36,9 @@ double sc_patience_slice_s(const sc_patience *patience);
 /* A turn of listening is over, for which most_s were meant. The rest of a much longer one, in which this process was
  * stopped, is not the server's silence. */
 void sc_patience_listened(sc_patience *patience, double most_s);
+
+/* The server has just refused the key; whether it has done so for a while. */
+bool sc_patience_refused(sc_patience *patience);
 
 /* The server said something. */
 void sc_patience_heard(sc_patience *patience);

@@ -89,6 +89,8 @@ void sc_transport_close(sc_transport *transport, bool linger) {
     for (int i = 0; i < transport->num; ++i) {
         zmq_setsockopt(transport->dealers[i].socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
         zmq_close(transport->dealers[i].socket);
+        if (transport->dealers[i].refusals != NULL)
+            zmq_close(transport->dealers[i].refusals);
         if (transport->dealers[i].folder >= 0)
             close(transport->dealers[i].folder);
         free(transport->dealers[i].address);

@@ -21,6 +21,7 @@ typedef struct {
     int folder;
     bool is_lost;
     bool needs_checksum;
+    void *refusals; /* where ZeroMQ tells of them, or NULL */
 } sc_dealer;
 
 /* The connections of one simulation to one server. */
@@ -47,6 +48,11 @@ void sc_new_name(char name[SC_NAME_BYTES]);
 /* A connection to the first of these addresses that can be used from this node; the next one in `dealers`. `name` may
  * be NULL or "". STREAM_ERROR_UNREACHABLE: none can. */
 int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, sc_error *error);
+
+/* Have ZeroMQ tell when the server at a TCP address refuses the keys of a connection, or that it has none. */
+void sc_dealer_heed_refusals(sc_dealer *dealer, void *context);
+/* Whether it has done so since this was asked last. */
+bool sc_dealer_was_refused(sc_dealer *dealer);
 
 /* Wait for messages, at the latest for timeout_s. */
 int sc_transport_wait(sc_transport *transport, double timeout_s, sc_error *error);

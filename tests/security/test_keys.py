@@ -1,0 +1,102 @@
+"""Who has the wrong key, or none, is told so within seconds; who has the right one takes part. In Python and C."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from zmq.utils import z85
+
+from stream_server.client_api import connect, handshake
+from stream_server.errors import MalformedMessage, Refused
+from stream_server.messages import operator, wire
+from stream_server.messages.client import Hello
+from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.operator import AskStatus
+from stream_server.server.run.curve import CurveAccess, KeyPair
+from tests.native.native_client import SMALL, NativeClient, assert_has, client, library, program
+from tests.support.fake_server import FakeServer
+
+__all__ = ["client", "library", "program"]
+
+LIMIT_S = 5.0
+TOLD = r"is not let into study heat/1 at tcp://\S+: the server does not know the key in the connection file, or wants"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer(SMALL, num_ranks=1, transport="curve") as server:
+        yield server
+
+
+def wrong_key(server: FakeServer, what: str) -> ConnectionFile:
+    """A connection file of this server that must not let anybody in."""
+    security = server.connection.security
+    assert security is not None
+    stranger = KeyPair.make()
+    if what == "none":
+        return dataclasses.replace(server.connection, security=None)
+    if what == "an older attempt's":
+        server.access.allow(3, 0, stranger.public)
+        server.access.allow(3, 1, KeyPair.make().public)
+    changed = dataclasses.replace(security, client_public_key=stranger.public, client_secret_key=stranger.secret)
+    return dataclasses.replace(server.connection, security=changed)
+
+
+WRONG = ["another", "an older attempt's", "none"]
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_key_in_python(server: FakeServer, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert handshake.REFUSED_S + handshake.REPEAT_S < LIMIT_S
+    monkeypatch.setattr(handshake, "REFUSED_S", 0.2)
+    monkeypatch.setattr(handshake, "REPEAT_S", 0.1)
+    with pytest.raises(Refused, match=TOLD):
+        connect(wrong_key(server, what), timeout_s=10.0)
+    assert server.hellos == []
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_key_in_c(server: FakeServer, what: str, client: NativeClient, tmp_path: Path) -> None:
+    path = tmp_path / "connection.json"
+    wrong_key(server, what).write(path)
+    said = client.ask(f"connect 0 1 connection={path} timeout=60")
+    assert said.startswith("error REFUSED: a simulation rank 0 is not let into study heat/1 at tcp://")
+    assert server.hellos == []
+
+
+def test_the_right_key_in_c(server: FakeServer, client: NativeClient) -> None:
+    assert client.connect(server) == "ok"
+    assert client.send(*range(5)) == ["ok"] * 5
+    assert client.ask("finish") == "ok"
+    assert_has(server, 5)
+
+
+def test_a_key_that_comes_late_is_waited_for(server: FakeServer, client: NativeClient) -> None:
+    attaching, server.access.attaching = server.access.attaching, None
+    answer = client.begin(f"connect 0 1 connection={server.path} timeout=60")
+    server.do_now(lambda: None)
+    server.access.attaching = attaching
+    assert answer() == "ok"
+    assert client.ask("finish") == "ok"
+
+
+def test_a_key_speaks_its_own_language() -> None:
+    keys, attaching, officer, old, new = (KeyPair.make() for _ in range(5))
+    access = CurveAccess(keys, attaching=attaching.public, operator=officer.public)
+    access.allow(3, 0, old.public)
+    access.allow(3, 1, new.public)
+
+    def request(pair: KeyPair) -> list[bytes]:
+        return [b"1.0", b"7", b"stream", b"127.0.0.1", b"", b"CURVE", z85.decode(pair.public)]
+
+    hello = Hello(study="s", simulation=3, attempt=1, rank=0, num_ranks=1)
+    assert [access.answer(request(it))[2] for it in (new, officer, attaching, old)] == [b"200", b"200", b"200", b"400"]
+    assert [it for it in (attaching, officer, old, keys) if not access.problem(it.public, hello)] == []
+    assert [it for it in (attaching, new, old, keys) if access.is_operator(it.public)] == []
+    assert access.problem(new.public, dataclasses.replace(hello, attempt=0)) != ""
+    # Neither takes a message of the other for one of its own.
+    with pytest.raises(MalformedMessage):
+        operator.question(b"".join(wire.encode(hello)))
+    with pytest.raises(MalformedMessage):
+        wire.decode(operator.encode(AskStatus()))
