@@ -13,7 +13,7 @@ import zmq
 
 from stream_server.messages import wire
 from stream_server.messages.client import MAX_PART_BYTES, Ping
-from stream_server.server.reception.sockets import MAX_WORD_BYTES, MAX_WORDS
+from stream_server.server.reception.sockets import MAX_FRAME_BYTES, MAX_WORD_BYTES, MAX_WORDS
 from tests.resources.hostile_client import HALF, HostileClient, data_of, drained
 from tests.resources.victim import Victim
 from tests.support.timing import until
@@ -22,6 +22,9 @@ from tests.support.timing import until
 SLACK = 48 << 20
 FRAME = os.urandom(MAX_PART_BYTES)
 WORD = FRAME[:MAX_WORD_BYTES]
+# ZMTP 3.1: signature, version, mechanism, as a client, filler; then the flags of a command with a size of 8 bytes.
+CURVE_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+LARGE_COMMAND = b"\x06"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +131,32 @@ def strangers(client: HostileClient, num: int) -> None:
         until(lambda: victim.num_files <= before + 4)
 
 
+def unfinished_handshakes(client: HostileClient, num: int) -> None:
+    """Connections that begin a frame as large as the data socket takes, in the place of a handshake."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(client.stranger()) for _ in range(num)]
+        for it in sockets:
+            it.sendall(CURVE_GREETING + LARGE_COMMAND + MAX_FRAME_BYTES.to_bytes(8, "big"))
+        for _ in range(3):
+            for it in sockets:
+                # Who was cut cannot send any more.
+                with suppress(OSError):
+                    it.sendall(WORD)
+
+
+def a_message_of_many_frames(client: HostileClient, num: int) -> None:
+    """One message of large frames, by whoever has the key: libzmq gives it to nobody before it is whole."""
+    with client.with_key() as data:
+        data.send(b"here I am")
+        assert data.poll(20_000)
+        data.recv()
+        events = data.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        data.send_multipart([FRAME] * 2 * num)
+        assert events.poll(20_000), "it was not cut off"
+        data.disable_monitor()
+        events.close()
+
+
 UNHELD = (
     Attack(name="junk", run=junk, allowed=unread),
     Attack(name="junk in parts", run=junk_in_parts, allowed=unread),
@@ -139,6 +168,8 @@ UNHELD = (
     Attack(name="beyond the credit", run=beyond_the_credit, allowed=lambda it: it.plan.buffer_bytes + SLACK),
     Attack(name="endless halves", run=endless_halves, allowed=lambda it: it.plan.buffer_bytes + SLACK),
     Attack(name="strangers", run=strangers),
+    Attack(name="unfinished handshakes", run=unfinished_handshakes),
+    Attack(name="a message of many frames", run=a_message_of_many_frames),
 )
 HELD = (
     Attack(name="junk, held", run=junk, allowed=unread),

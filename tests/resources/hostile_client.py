@@ -1,6 +1,7 @@
 """A client that speaks the protocol without heeding it."""
 
 from collections.abc import Sequence
+from socket import SocketType, create_connection
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -48,6 +49,23 @@ class HostileClient:
     def socket(self, name: str) -> "zmq.Socket[bytes]":
         """A connection to one of the server's sockets: `c` for control, `d0` for data, `p` for the other ranks."""
         return self.connect(f"ipc://{self.victim.ipc / name}")
+
+    def stranger(self) -> SocketType:
+        """A connection over TCP to the port for data, without a key."""
+        return create_connection(self.victim.data_port)
+
+    def with_key(self) -> "zmq.Socket[bytes]":
+        """A connection over TCP to the port for data, with the key of the connection file."""
+        security = self.victim.connection.security
+        assert security is not None
+        it: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        it.sndhwm, it.linger = 1, 0
+        it.curve_serverkey = security.server_public_key.encode()
+        it.curve_publickey = security.client_public_key.encode()
+        it.curve_secretkey = security.client_secret_key.encode()
+        host, port = self.victim.data_port
+        it.connect(f"tcp://{host}:{port}")
+        return it
 
     def connect(self, address: str) -> "zmq.Socket[bytes]":
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)

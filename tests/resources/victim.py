@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from stream_server.client_api import connect
 from stream_server.config import load
@@ -55,6 +56,12 @@ class Victim:
         host, _, port = self.connection.control[1].removeprefix("tcp://").rpartition(":")
         return host, int(port)
 
+    @cached_property
+    def data_port(self) -> tuple[str, int]:
+        """The host and port on which its data socket listens: the first that a rank binds, so its lowest descriptor."""
+        listening = [it for it in psutil.Process(self.pid).net_connections("tcp") if it.status == psutil.CONN_LISTEN]
+        return self.port[0], int(min(listening, key=lambda it: it.fd).laddr.port)
+
     @property
     def num_files(self) -> int:
         """How many descriptors it has open."""
@@ -73,10 +80,10 @@ class Victim:
     def wait_until(self, condition: Callable[[], object]) -> None:
         self.live.wait_until(condition, DEADLINE_S)
 
-    def simulate(self, *simulations: int) -> None:
-        """Be the clients of some simulations, from beginning to end."""
+    def simulate(self, *simulations: int, file: Path | None = None) -> None:
+        """Be the clients of some simulations, from beginning to end, by the study's connection file or another."""
         for simulation in simulations:
-            with connect(self.live.connection, simulation_id=simulation) as client:
+            with connect(file or self.live.connection, simulation_id=simulation) as client:
                 for time_step in client.time_steps:
                     client.send(time_step, u=np.full(SHAPE, float(time_step)))
 
