@@ -21,6 +21,9 @@ BACKENDS: Mapping[str, str] = {
     "local": "stream_server.launcher.backends.local:LocalBackend",
     "slurm": "stream_server.launcher.backends.slurm:SlurmBackend",
     "slurm-steps": "stream_server.launcher.backends.slurm_steps:SlurmSteps",
+    "pbs": "stream_server.launcher.backends.pbs:PbsBackend",
+    "lsf": "stream_server.launcher.backends.lsf:LsfBackend",
+    "flux": "stream_server.launcher.backends.flux:FluxBackend",
 }
 """`launcher.backend`."""
 

@@ -24,34 +24,65 @@ OF_JOBS = (
     *("simulation.job.setup", "launcher.max_queued"),
 )
 OF_SCHEDULERS = ("simulation.job.options", "simulation.job.gpus_per_rank", "simulation.job.memory", *OF_JOBS)
-OPTION = re.compile(r"[a-z][a-z0-9-]+")
-# The launcher itself sets these, or could not follow the job any more.
-OWN_OPTIONS = frozenset(
-    {
-        *(
-            "array",
-            "chdir",
-            "clusters",
-            "cpus-per-task",
-            "error",
-            "export",
-            "export-file",
-            "get-user-env",
-            "gpus-per-task",
-        ),
-        *("input", "job-name", "mem-per-cpu", "no-requeue", "ntasks", "open-mode", "output", "overlap", "parsable"),
-        *("quiet", "requeue", "test-only", "wait", "wrap"),
-    }
-)
+OPTIONS = {
+    "slurm": re.compile(r"[a-z][a-z0-9-]+"),
+    "pbs": re.compile(r"[A-Za-z]"),
+    "lsf": re.compile(r"[A-Za-z]+"),
+    "flux": re.compile(r"[a-z][a-z0-9-]+"),
+}
+"""How the names of `simulation.job.options` look, by the scheduler."""
+NO_OPTION = {
+    "slurm": ("this is no long option of Slurm", 'Write its name without dashes, such as "qos"'),
+    "pbs": ("this is no option of qsub", 'Write its letter without a dash, such as "W"'),
+    "lsf": ("this is no option of bsub", 'Write its name without a dash, such as "app"'),
+    "flux": ("this is no long option of flux submit", 'Write its name without dashes, such as "setattr"'),
+}
+OWN_OPTIONS = {
+    "slurm": frozenset(
+        {
+            *("array", "chdir", "clusters", "error", "export", "export-file", "get-user-env", "input", "job-name"),
+            *("no-requeue", "open-mode", "output", "overlap", "parsable", "quiet", "requeue", "test-only", "wait"),
+            "wrap",
+        }
+    ),
+    "pbs": frozenset("CINJSVXefhjkortvz"),
+    "lsf": frozenset(
+        {
+            *("I", "IS", "ISp", "ISs", "Ip", "Is", "J", "Jd", "K", "L", "cwd", "e", "env", "eo", "i", "is", "o"),
+            *("oo", "pack", "r", "rn", "tty"),
+        }
+    ),
+    "flux": frozenset({"cc", "bcc", "cwd", "dry-run", "env", "error", "input", "job-name", "output", "wait", "watch"}),
+}
+"""Options that the launcher itself sets, or with which it could not follow the job any more."""
 INSTEAD = {
-    "account": "simulation.job.account",
-    "cpus-per-task": "simulation.job.cores_per_rank",
-    "gpus-per-task": "simulation.job.gpus_per_rank",
-    "mem-per-cpu": "simulation.job.memory",
-    "nodes": "simulation.job.nodes",
-    "ntasks": "simulation.ranks",
-    "partition": "simulation.job.partition",
-    "time": "simulation.job.walltime",
+    "slurm": {
+        "account": "simulation.job.account",
+        "cpus-per-task": "simulation.job.cores_per_rank",
+        "gpus-per-task": "simulation.job.gpus_per_rank",
+        "mem-per-cpu": "simulation.job.memory",
+        "nodes": "simulation.job.nodes",
+        "ntasks": "simulation.ranks",
+        "partition": "simulation.job.partition",
+        "time": "simulation.job.walltime",
+    },
+    "pbs": {"A": "simulation.job.account", "q": "simulation.job.partition"},
+    "lsf": {
+        "P": "simulation.job.account",
+        "W": "simulation.job.walltime",
+        "gpu": "simulation.job.gpus_per_rank",
+        "n": "simulation.ranks",
+        "q": "simulation.job.partition",
+    },
+    "flux": {
+        "bank": "simulation.job.account",
+        "cores-per-task": "simulation.job.cores_per_rank",
+        "gpus-per-task": "simulation.job.gpus_per_rank",
+        "nodes": "simulation.job.nodes",
+        "ntasks": "simulation.ranks",
+        "queue": "simulation.job.partition",
+        "time-limit": "simulation.job.walltime",
+    },
 }
 IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
     ("parameters.sampler", lambda it: it.parameters.file is not None, "the parameters come from a file"),
@@ -60,6 +91,7 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
     ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),
     ("simulation.job.mpirun", lambda it: it.launcher.backend == "slurm-steps", "srun starts the ranks of a step"),
     ("simulation.per_job", lambda it: it.launcher.backend == "slurm-steps", "each simulation is a step of its own"),
+    ("simulation.job.memory", lambda it: it.launcher.backend == "flux", "Flux does not give out memory"),
     *((key, lambda it: it.launcher.backend == "local", 'launcher.backend is "local"') for key in OF_SCHEDULERS),
     *(
         (key, lambda it: it.launcher.backend == "slurm-steps", "steps run within the allocation of the launcher")
@@ -336,16 +368,18 @@ def _sharding_needs_every_rank(config: StudyConfig) -> Iterator[Problem]:
 
 
 def _options_are_left_to_the_study(config: StudyConfig) -> Iterator[Problem]:
-    if not config.launcher.backend.startswith("slurm"):
+    backend = config.launcher.backend
+    scheduler = "slurm" if backend == "slurm-steps" else backend
+    if scheduler not in OPTIONS:
         return
     for name, value in config.simulation.job.options.items():
         path = f"simulation.job.options.{name}"
-        if not OPTION.fullmatch(name):
-            yield Problem(path, "this is no long option of Slurm", 'Write its name without dashes, such as "qos"')
-        elif name in INSTEAD:
-            yield Problem(path, "there is a key for this", f"Write {INSTEAD[name]}")
-        elif name in OWN_OPTIONS:
+        if name in INSTEAD[scheduler]:
+            yield Problem(path, "there is a key for this", f"Write {INSTEAD[scheduler][name]}")
+        elif name in OWN_OPTIONS[scheduler]:
             yield Problem(path, "the launcher sets this itself, or could not follow the job any more", "Leave it out")
+        elif not OPTIONS[scheduler].fullmatch(name):
+            yield Problem(path, *NO_OPTION[scheduler])
         elif not isinstance(value, str | int | float):
             yield Problem(path, f"{shown(value)} is no value of an option", "Write a text, a number or true")
 

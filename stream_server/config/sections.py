@@ -110,7 +110,7 @@ class SimulationJobSettings(Section):
     setup: Texts = Field(default=(), description="Lines of bash that each job runs first, such as `module load gcc`.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further options of sbatch or srun by name, or whatever a launcher.backend of your own reads.",
+        description="Further options of the submitting command by name, or what a launcher.backend of your own reads.",
     )
     environment: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
     mpirun: Words | None = Field(

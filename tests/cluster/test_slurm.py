@@ -71,8 +71,10 @@ def test_nothing_of_the_environment_is_on_a_command_line_or_in_the_script_that_s
     [number] = cluster.run("login", "squeue", "-h", "-o", "%i", f"--name={handle}").split()
     cluster.run("login", "scontrol", "write", "batch_script", number, str(folder / "kept"))
     assert "job.sh" in (folder / "kept").read_text()
-    assert "secret" not in (folder / "kept").read_text() + cluster.run("login", "scontrol", "show", "job", number)
-    assert "secret" not in "".join(
+    assert "secret-secret" not in (folder / "kept").read_text() + cluster.run(
+        "login", "scontrol", "show", "job", number
+    )
+    assert "secret-secret" not in "".join(
         it.read_bytes().decode() for it in Path("/proc").glob("[0-9]*/cmdline") if it.exists()
     )
     assert (spec.folder / "job.sh").stat().st_mode & 0o777 == 0o600

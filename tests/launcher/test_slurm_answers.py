@@ -8,10 +8,10 @@ import pytest
 
 from stream_server.config.sections import SimulationJobSettings
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import slurm_commands, slurm_job
+from stream_server.launcher.backends import job_script, slurm_commands, slurm_job
 from stream_server.launcher.backends.backend import JobState
+from stream_server.launcher.backends.scheduler import SubmitRefusal, refusal_of
 from stream_server.launcher.backends.slurm import SlurmBackend
-from stream_server.launcher.backends.slurm_commands import QueueEntry, SubmitRefusal
 from tests.support.studies import StudyFolder
 
 
@@ -30,7 +30,7 @@ from tests.support.studies import StudyFolder
     ],
 )
 def test_each_state_of_slurm_means_one_of_a_job(state: str, meant: JobState) -> None:
-    entry = QueueEntry.of(f"12|{state}|None|10:00|heat-0|attempt")
+    entry = slurm_commands.entry_of(f"12|{state}|None|10:00|heat-0|attempt")
     assert entry is not None
     assert entry.name == "heat-0|attempt"
     assert entry.status.state is meant
@@ -43,7 +43,7 @@ def test_each_state_of_slurm_means_one_of_a_job(state: str, meant: JobState) -> 
     [("10:00", " of 10 min"), ("1-00:30:00", " of 24 h 30 min"), ("UNLIMITED", ""), ("1:30", " of 1 min 30 s")],
 )
 def test_a_job_that_ran_out_of_time_tells_how_much_it_had(limit: str, told: str) -> None:
-    entry = QueueEntry.of(f"12|TIMEOUT|TimeLimit|{limit}|heat-0")
+    entry = slurm_commands.entry_of(f"12|TIMEOUT|TimeLimit|{limit}|heat-0")
     assert entry is not None
     assert entry.status.reason == f"ended after its walltime{told} (simulation.job.walltime)"
     assert entry.status.is_out_of_time
@@ -51,7 +51,7 @@ def test_a_job_that_ran_out_of_time_tells_how_much_it_had(limit: str, told: str)
 
 
 def test_a_line_that_is_none_of_a_job_is_passed_over() -> None:
-    assert QueueEntry.of("slurm_load_jobs: a warning") is None
+    assert slurm_commands.entry_of("slurm_load_jobs: a warning") is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,8 @@ def test_a_line_that_is_none_of_a_job_is_passed_over() -> None:
 def test_a_refusal_is_a_limit_of_the_site_no_answer_or_the_fault_of_the_job(
     message: str, code: int, refusal: str
 ) -> None:
-    assert slurm_commands.refusal_of(message, code) == SubmitRefusal(refusal)
+    found = refusal_of(message, code, full=slurm_commands.FULL, away=slurm_commands.AWAY)
+    assert found == SubmitRefusal(refusal)
 
 
 def test_a_wrong_account_or_time_limit_comes_with_what_to_write() -> None:
@@ -86,7 +87,7 @@ def test_the_time_limit_of_a_partition_is_read(limit: str, seconds: float | None
 
 
 def test_the_name_of_a_job_has_no_character_that_any_command_reads() -> None:
-    name = slurm_job.job_name("my study; $(rm)", Path("/runs/simulations/12/attempt-0"), "ab12")
+    name = job_script.job_name("my study; $(rm)", Path("/runs/simulations/12/attempt-0"), "ab12")
     assert name == "my_study_rm_-12-attempt-0-ab12"
 
 

@@ -1,22 +1,15 @@
 """Slurm's commands: the one door to them, what they are asked, and what their answers mean."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Self
 
-from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobState, JobStatus
+from stream_server.launcher.backends.scheduler import QueueEntry, answered, call, listed, out_of_time, told_all
 
-LIMIT_S = 60.0
 # What sbatch may see of ours: its other variables would be options, and reach the job.
 PASSED = ("HOME", "LOGNAME", "PATH", "SLURM_CONF", "SLURM_JWT", "TZ", "USER")
 DEFAULTS = tuple(f"SBATCH_{name}" for name in ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION"))
-# So many job numbers fit on a command line.
-MANY = 1000
 FIELDS = ("%i", "%T", "%r", "%l", "%j")
 
 QUEUED = frozenset(
@@ -24,7 +17,7 @@ QUEUED = frozenset(
 )
 ENDED: Mapping[str, str] = {
     "BOOT_FAIL": "lost its node, which did not start",
-    "CANCELLED": "was cancelled from outside",
+    "CANCELLED": "",
     "COMPLETED": "",
     "DEADLINE": "could not end before its deadline",
     "FAILED": "",
@@ -32,7 +25,7 @@ ENDED: Mapping[str, str] = {
     "OUT_OF_MEMORY": "took more memory than Slurm gave it (simulation.job.memory)",
     "PREEMPTED": "was preempted by Slurm",
     "REVOKED": "was revoked by Slurm",
-    "TIMEOUT": "ended after its walltime",
+    "TIMEOUT": "",
 }
 NOT_ITS_FAULT = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})
 
@@ -58,76 +51,30 @@ HINTS = (
 )
 
 
-class SubmitRefusal(StrEnum):
-    """Why sbatch said no: `FULL`, a limit of the site; `AWAY`, no word of the controller; `WRONG`, the job itself.
-
-    After `AWAY` the job may be in the queue nevertheless.
-    """
-
-    FULL = "full"
-    AWAY = "away"
-    WRONG = "wrong"
+def entry_of(line: str) -> QueueEntry | None:
+    """What a line of squeue in the format `FIELDS` says, None if it is no such line."""
+    values = line.split("|", len(FIELDS) - 1)
+    if len(values) != len(FIELDS):
+        return None
+    number, state, reason, limit, name = values
+    return QueueEntry(id=number, name=name, status=status_of(state, reason, limit), was_cancelled=state == "CANCELLED")
 
 
-class NotSubmitted(Exception):
-    """sbatch said no."""
-
-    def __init__(self, refusal: SubmitRefusal, message: str) -> None:
-        super().__init__(message)
-        self.refusal = refusal
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueueEntry:
-    """A job, or a step, in the queue. `reason` says why it waits, `limit` how long it may run."""
-
-    id: str
-    state: str
-    reason: str
-    limit: str
-    name: str
-
-    @classmethod
-    def of(cls, line: str) -> Self | None:
-        values = line.split("|", len(FIELDS) - 1)
-        if len(values) != len(FIELDS):
-            return None
-        number, state, reason, limit, name = values
-        return cls(id=number, state=state, reason=reason, limit=limit, name=name)
-
-    @property
-    def status(self) -> JobStatus:
-        """What its state means to the launcher."""
-        if self.state in ENDED:
-            reason, is_out_of_time = ENDED[self.state], self.state == "TIMEOUT"
-            if is_out_of_time:
-                limit_s = seconds_in(self.limit)
-                walltime = "" if limit_s is None else f" of {in_words(limit_s)}"
-                reason = f"{reason}{walltime} (simulation.job.walltime)"
-            return JobStatus(
-                state=JobState.ENDED,
-                exit_code=0 if self.state == "COMPLETED" else None,
-                reason=reason,
-                excuse=reason if self.state in NOT_ITS_FAULT else "",
-                is_out_of_time=is_out_of_time,
-            )
-        if self.state in QUEUED:
-            return JobStatus(state=JobState.QUEUED, reason="" if self.reason == "None" else self.reason)
-        return JobStatus(state=JobState.ENDING if self.state == "COMPLETING" else JobState.RUNNING)
-
-
-def require(*commands: str) -> None:
-    """See that Slurm's commands are here.
-
-    Raises:
-        ConfigError: one is not.
-    """
-    missing = [name for name in commands if shutil.which(name) is None]
-    if missing:
-        raise ConfigError(
-            f"launcher.backend: {' and '.join(missing)} {'was' if len(missing) == 1 else 'were'} not found on PATH. "
-            "Start the study on a login node of the cluster, or load the module that brings Slurm's commands"
-        )
+def status_of(state: str, reason: str, limit: str) -> JobStatus:
+    """What a state of Slurm means; `reason` says why a job waits, `limit` how long it may run."""
+    if state in QUEUED:
+        return JobStatus(state=JobState.QUEUED, reason="" if reason == "None" else reason)
+    if state not in ENDED:
+        return JobStatus(state=JobState.ENDING if state == "COMPLETING" else JobState.RUNNING)
+    is_out_of_time = state == "TIMEOUT"
+    told = out_of_time(seconds_in(limit)) if is_out_of_time else ENDED[state]
+    return JobStatus(
+        state=JobState.ENDED,
+        exit_code=0 if state == "COMPLETED" else None,
+        reason=told,
+        excuse=told if state in NOT_ITS_FAULT else "",
+        is_out_of_time=is_out_of_time,
+    )
 
 
 def submit(options: Sequence[str], script: str) -> str:
@@ -175,17 +122,13 @@ def cancel(numbers: Collection[str], *options: str) -> None:
         OSError: scancel cannot be run.
         subprocess.SubprocessError: the controller does not answer.
     """
-    ordered = sorted(numbers)
-    for begin in range(0, len(ordered), MANY):
-        done = _run(["scancel", "--quiet", *options, *ordered[begin : begin + MANY]])
-        if done.returncode and any(words in done.stderr for words in AWAY):
-            raise subprocess.CalledProcessError(done.returncode, "scancel", stderr=done.stderr)
+    told_all(["scancel", "--quiet", *options], numbers, away=AWAY)
 
 
 def time_limit_s(partition: str | None) -> float | None:
     """The longest time of a job in a partition, or else in the default one; None if there is no limit, or no answer."""
     try:
-        lines = _run(["sinfo", "--noheader", "--all", "--format=%P|%l"]).stdout.splitlines()
+        lines = call(["sinfo", "--noheader", "--all", "--format=%P|%l"]).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
     limits = dict(line.rpartition("|")[::2] for line in lines)
@@ -205,58 +148,16 @@ def seconds_in(limit: str) -> float | None:
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def in_words(seconds: float) -> str:
-    """A time in words, such as 1 h 30 min."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [(hours, "h"), (minutes, "min"), (s, "s")]
-    return " ".join(f"{num} {unit}" for num, unit in parts if num) or "0 s"
-
-
 def hint(message: str) -> str:
     """What a user can do about a refusal, "" if that is not known."""
     return next((told for words, told in HINTS if words in message), "")
 
 
-def refusal_of(message: str, code: int) -> SubmitRefusal:
-    """Tell the kind of a refusal from the words and the exit code of sbatch."""
-    if any(words in message for words in FULL):
-        return SubmitRefusal.FULL
-    # Killed by a signal: what it has done is not known.
-    return SubmitRefusal.AWAY if code < 0 or any(words in message for words in AWAY) else SubmitRefusal.WRONG
-
-
 def _sbatch(options: Sequence[str], script: str) -> str:
     environment = {name: os.environ[name] for name in (*PASSED, *DEFAULTS) if name in os.environ}
-    try:
-        done = _run(["sbatch", *options], script, environment)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise NotSubmitted(SubmitRefusal.AWAY, f"sbatch: {error}") from error
-    if done.returncode == 0:
-        return done.stdout
-    message = " ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines())
-    raise NotSubmitted(refusal_of(message, done.returncode), message or f"sbatch ended with {done.returncode}")
+    return answered(["sbatch", *options], script, environment, full=FULL, away=AWAY)
 
 
 def _entries(*options: str) -> list[QueueEntry]:
-    done = _run(["squeue", "--noheader", *options])
-    if done.returncode:
-        raise subprocess.CalledProcessError(done.returncode, "squeue", stderr=done.stderr)
-    entries = (QueueEntry.of(line) for line in done.stdout.splitlines())
-    return [entry for entry in entries if entry is not None]
-
-
-def _run(
-    command: Sequence[str], input_text: str = "", environment: Mapping[str, str] | None = None
-) -> "subprocess.CompletedProcess[str]":
-    # In a session of its own: a Ctrl-C is for us.
-    return subprocess.run(
-        command,
-        env={**(os.environ if environment is None else environment), "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
-        input=input_text,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=LIMIT_S,
-        start_new_session=True,
-    )
+    lines = listed(["squeue", "--noheader", *options]).splitlines()
+    return [entry for line in lines if (entry := entry_of(line)) is not None]

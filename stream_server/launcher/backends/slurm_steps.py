@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import slurm_commands, slurm_job
+from stream_server.launcher.backends import job_script, slurm_commands, slurm_job
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.backends.local import GRACE_S, LocalBackend
+from stream_server.launcher.backends.scheduler import require
 from stream_server.storage.disk import read_text
 
 COMMANDS = ("srun", "scancel", "squeue")
@@ -47,7 +48,7 @@ class SlurmSteps(LocalBackend):
 
     def __init__(self, config: StudyConfig, *, grace_s: float = GRACE_S) -> None:
         super().__init__(config, grace_s=grace_s)
-        slurm_commands.require(*COMMANDS)
+        require(*COMMANDS)
         if ALLOCATION not in os.environ:
             raise ConfigError(
                 'launcher.backend: "slurm-steps" runs the simulations within an allocation of Slurm, and there is none '
@@ -79,7 +80,7 @@ class SlurmSteps(LocalBackend):
         Raises:
             SubmitError: the system refuses another process.
         """
-        name = slurm_job.job_name(self.study, spec.folder, secrets.token_hex(6))
+        name = job_script.job_name(self.study, spec.folder, secrets.token_hex(6))
         options = [*slurm_job.resource_options(self.resources, self.ranks), "--exact", "--quiet"]
         options += [f"--jobid={self.allocation}", f"--job-name={name}"]
         if self.ranks == 1:

@@ -1,0 +1,156 @@
+"""The backend `lsf`: each job is a job of IBM Spectrum LSF, version 10.1 or later."""
+
+import json
+import os
+import subprocess
+from collections.abc import Collection, Mapping
+
+from stream_server.config import StudyConfig, walltime_s
+from stream_server.config.sections import SimulationJobSettings
+from stream_server.launcher.backends.backend import JobState, JobStatus
+from stream_server.launcher.backends.batch import BatchBackend
+from stream_server.launcher.backends.scheduler import (
+    MIB,
+    BatchJob,
+    NotSubmitted,
+    QueueEntry,
+    SubmitRefusal,
+    answered,
+    listed,
+    option_words,
+    out_of_time,
+    require,
+    told_all,
+)
+
+COMMANDS = ("bsub", "bkill", "bjobs")
+FIELDS = ("jobid", "stat", "exit_reason", "pend_reason", "job_name")
+QUEUED = frozenset({"PEND", "PSUSP", "WAIT"})
+ENDED = frozenset({"DONE", "EXIT"})
+CANCELLED = ("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "TERM_FORCE_ADMIN")
+OUT_OF_TIME = ("TERM_RUNLIMIT", "TERM_DEADLINE")
+OVER_MEMORY = "TERM_MEMLIMIT"
+NOT_ITS_FAULT = {"TERM_PREEMPT": "was preempted by LSF", "TERM_ZOMBI": "lost its node"}
+NONE_FOUND = "job found"
+FULL = ("threshold", "job limit", "slot limit", "Too many")
+AWAY = (
+    *("LSF is down", "Cannot connect to LSF", "Failed in an LSF library call", "not responding", "Connection refused"),
+    *("Communication time out", "Connection timed out", "batch daemon"),
+)
+HINTS = (
+    ("No such queue", "Write simulation.job.partition; `bqueues` lists the queues"),
+    ("roject", "Write simulation.job.account, the project that pays"),
+    ("RUNLIMIT", "Write a shorter simulation.job.walltime; `bqueues -l` shows the limits"),
+    ("Bad resource requirement", "Correct simulation.job.options.R"),
+)
+# More attempts would keep bsub from answering while the site's limits are reached.
+ONE_ATTEMPT = {"LSB_NTRIES": "1"}
+
+
+class Lsf:
+    """LSF, for the jobs of a study; see `Scheduler`.
+
+    Raises:
+        ConfigError: the commands of LSF are not here.
+    """
+
+    title = "LSF"
+    variables: tuple[str, ...] = ("LSB_", "LSF_", "LS_")
+
+    def __init__(self, config: StudyConfig) -> None:
+        require(*COMMANDS)
+        self.resources = config.simulation.job
+
+    def check(self, ranks: int) -> None:
+        """See whether LSF answers: it judges a job only when that is submitted."""
+        try:
+            self.queue()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NotSubmitted(SubmitRefusal.AWAY, str(error)) from error
+
+    def submit(self, job: BatchJob) -> str:
+        """Call bsub, which gives the job nothing of our environment."""
+        placing = ["-J", job.name, "-cwd", str(job.folder), "-o", "/dev/null", "-env", "none", "-rn"]
+        command = ["bsub", *placing, *resource_words(self.resources, job.ranks)]
+        told = answered(command, job.script, {**os.environ, **ONE_ATTEMPT}, full=FULL, away=AWAY)
+        # Job <123> is submitted to queue <normal>.
+        return told.partition("<")[2].partition(">")[0]
+
+    def queue(self) -> list[QueueEntry]:
+        """Call bjobs."""
+        told = listed(["bjobs", "-a", "-json", "-o", " ".join(FIELDS)], none_found=NONE_FOUND)
+        return entries_in(told, self.resources.walltime)
+
+    def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
+        """Call bkill."""
+        told_all(["bkill", *(["-s", "KILL"] if at_once else [])], ids, away=AWAY)
+
+    def hint(self, message: str) -> str:
+        """What a user can do about a refusal, "" if that is not known."""
+        return next((told for words, told in HINTS if words in message), "")
+
+
+class LsfBackend(BatchBackend):
+    """Jobs of LSF. The `times` are those of `BatchBackend`."""
+
+    def __init__(self, config: StudyConfig, **times: float) -> None:
+        super().__init__(config, Lsf(config), **times)
+
+
+def resource_words(job: SimulationJobSettings, ranks: int) -> list[str]:
+    """The options of bsub for a job of `ranks` ranks, each of which is a task."""
+    words = ["-n", str(ranks)]
+    if job.cores_per_rank > 1:
+        words += ["-R", f"affinity[core({job.cores_per_rank})]"]
+    if job.memory is not None:
+        words += ["-R", f"rusage[mem={-(-job.memory // MIB)}MB/task]"]
+    if job.nodes is not None:
+        words += ["-R", "span[hosts=1]" if job.nodes == 1 else f"span[ptile={-(-ranks // job.nodes)}]"]
+    if job.gpus_per_rank:
+        words += ["-gpu", f"num={job.gpus_per_rank}/task"]
+    if job.walltime is not None:
+        minutes = -(-int(walltime_s(job.walltime)) // 60)
+        words += ["-W", f"{minutes // 60}:{minutes % 60:02d}"]
+    for option, value in (("-q", job.partition), ("-P", job.account)):
+        words += [] if value is None else [option, value]
+    return [*words, *option_words(job, "-")]
+
+
+def entries_in(told: str, walltime: str | None = None) -> list[QueueEntry]:
+    """The jobs in the JSON of bjobs; those of the study have this walltime.
+
+    Raises:
+        subprocess.SubprocessError: it is none.
+    """
+    if not told.strip():
+        return []
+    try:
+        records: list[Mapping[str, str]] = json.loads(told).get("RECORDS", [])
+    except ValueError as error:
+        raise subprocess.SubprocessError(f"bjobs gave no JSON: {error}") from error
+    return [
+        QueueEntry(
+            id=record["JOBID"],
+            name=record.get("JOB_NAME", ""),
+            status=status_of(record, walltime),
+            was_cancelled=record.get("EXIT_REASON", "").startswith(CANCELLED),
+        )
+        for record in records
+        if "JOBID" in record
+    ]
+
+
+def status_of(record: Mapping[str, str], walltime: str | None) -> JobStatus:
+    """What LSF says of a job."""
+    state, why = record.get("STAT", ""), record.get("EXIT_REASON", "")
+    if state in QUEUED:
+        return JobStatus(state=JobState.QUEUED, reason=record.get("PEND_REASON", "").strip().rstrip(";"))
+    if state not in ENDED:
+        return JobStatus(state=JobState.RUNNING)
+    if why.startswith(OUT_OF_TIME):
+        limit_s = None if walltime is None else walltime_s(walltime)
+        return JobStatus(state=JobState.ENDED, reason=out_of_time(limit_s), is_out_of_time=True)
+    if why.startswith(OVER_MEMORY):
+        return JobStatus(state=JobState.ENDED, reason="took more memory than LSF gave it (simulation.job.memory)")
+    excuse = next((told for words, told in NOT_ITS_FAULT.items() if why.startswith(words)), "")
+    return JobStatus(state=JobState.ENDED, exit_code=0 if state == "DONE" else None, reason=excuse, excuse=excuse)

@@ -1,0 +1,222 @@
+"""What the backends for batch schedulers ask of theirs: a protocol, its answers, and the door to their commands."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from stream_server.config.sections import SimulationJobSettings
+from stream_server.errors import ConfigError
+from stream_server.launcher.backends.backend import JobStatus
+
+LIMIT_S = 60.0
+# So many job numbers fit on a command line.
+MANY = 1000
+MIB = 2**20
+
+
+class SubmitRefusal(StrEnum):
+    """Why a job was not submitted: `FULL`, a limit of the site; `AWAY`, no answer; `WRONG`, the job itself.
+
+    After `AWAY` the job may be in the queue nevertheless.
+    """
+
+    FULL = "full"
+    AWAY = "away"
+    WRONG = "wrong"
+
+
+class NotSubmitted(Exception):
+    """The scheduler said no, or nothing."""
+
+    def __init__(self, refusal: SubmitRefusal, message: str) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchJob:
+    """A job to submit: `script` is run once, in bash, on the first node of what `ranks` ranks need."""
+
+    name: str
+    folder: Path
+    ranks: int
+    script: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueEntry:
+    """A job that the scheduler knows. `was_cancelled` by somebody; of one that has failed `status` need not say how."""
+
+    id: str
+    name: str
+    status: JobStatus
+    was_cancelled: bool = False
+
+
+class Scheduler(Protocol):
+    """A batch scheduler, which a `BatchBackend` asks in a thread of its own, one question at a time.
+
+    `title` is its name in messages, `variables` are the beginnings of the names of its own environment variables.
+    """
+
+    title: str
+    variables: tuple[str, ...]
+
+    def check(self, ranks: int) -> None:
+        """See whether it would take jobs of so many ranks, as far as it says so without a submission.
+
+        Raises:
+            ConfigError: it would not, and which setting is to be changed.
+            NotSubmitted: it would not, or does not answer.
+        """
+
+    def submit(self, job: BatchJob) -> str:
+        """Queue a job, which it never starts a second time; returns its id.
+
+        Raises:
+            NotSubmitted: it refuses, or does not answer.
+        """
+
+    def queue(self) -> list[QueueEntry]:
+        """All jobs of this user that it knows, also those that have ended lately if it remembers them.
+
+        Raises:
+            OSError: the command cannot be run.
+            subprocess.SubprocessError: it does not answer.
+        """
+
+    def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
+        """End these jobs: TERM and, after the site's grace, KILL, or that `at_once`. Those that ended are passed over.
+
+        Raises:
+            OSError: the command cannot be run.
+            subprocess.SubprocessError: it does not answer.
+        """
+
+    def hint(self, message: str) -> str:
+        """What a user can do about a refusal, "" if that is not known."""
+
+
+def require(*commands: str) -> None:
+    """See that a scheduler's commands are here.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    missing = [name for name in commands if shutil.which(name) is None]
+    if missing:
+        raise ConfigError(
+            f"launcher.backend: {' and '.join(missing)} {'was' if len(missing) == 1 else 'were'} not found on PATH. "
+            "Start the study on a login node of the cluster, or load the module that brings the scheduler's commands"
+        )
+
+
+def call(
+    command: Sequence[str], input_text: str = "", environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command of a scheduler.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.SubprocessError: it did not end within a minute.
+    """
+    # In a session of its own: a Ctrl-C is for us.
+    return subprocess.run(
+        command,
+        env={**(os.environ if environment is None else environment), "LC_ALL": "C"},
+        input=input_text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=LIMIT_S,
+        start_new_session=True,
+    )
+
+
+def answered(
+    command: Sequence[str],
+    input_text: str = "",
+    environment: Mapping[str, str] | None = None,
+    *,
+    full: Sequence[str],
+    away: Sequence[str],
+) -> str:
+    """The output of a command that submits. `full` and `away` are words of its refusals that tell their kind.
+
+    Raises:
+        NotSubmitted: it says no, or nothing.
+    """
+    try:
+        done = call(command, input_text, environment)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotSubmitted(SubmitRefusal.AWAY, f"{command[0]}: {error}") from error
+    if done.returncode == 0:
+        return done.stdout
+    prefix = f"{command[0]}: "
+    message = " ".join(line.removeprefix(prefix).removeprefix("error: ") for line in done.stderr.splitlines())
+    message = message or f"{command[0]} ended with {done.returncode}"
+    raise NotSubmitted(refusal_of(message, done.returncode, full=full, away=away), message)
+
+
+def refusal_of(message: str, code: int, *, full: Sequence[str], away: Sequence[str]) -> SubmitRefusal:
+    """Tell the kind of a refusal from the words and the exit code of a command."""
+    if any(words in message for words in full):
+        return SubmitRefusal.FULL
+    # Killed by a signal: what it has done is not known.
+    return SubmitRefusal.AWAY if code < 0 or any(words in message for words in away) else SubmitRefusal.WRONG
+
+
+def listed(command: Sequence[str], *, none_found: str = "") -> str:
+    """The output of a command that lists jobs, "" if it failed with the words `none_found`.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.SubprocessError: it failed.
+    """
+    done = call(command)
+    if done.returncode and not (none_found and none_found in done.stderr):
+        raise subprocess.CalledProcessError(done.returncode, command[0], stderr=done.stderr)
+    return done.stdout
+
+
+def told_all(command: Sequence[str], ids: Collection[str], *, away: Sequence[str]) -> None:
+    """Run a command for these jobs; what it says of jobs that have ended does not matter.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.SubprocessError: it failed with words of `away`.
+    """
+    ordered = sorted(ids)
+    for begin in range(0, len(ordered), MANY):
+        done = call([*command, *ordered[begin : begin + MANY]])
+        if done.returncode and any(words in done.stderr for words in away):
+            raise subprocess.CalledProcessError(done.returncode, command[0], stderr=done.stderr)
+
+
+def option_words(job: SimulationJobSettings, dash: str) -> list[str]:
+    """The words of `simulation.job.options`, for commands whose options have one dash, or two and a sign `=`."""
+    words: list[str] = []
+    for name, value in job.options.items():
+        if value is not False:
+            option = f"{dash}{name}"
+            words += [option] if value is True else [f"{option}={value}"] if dash == "--" else [option, str(value)]
+    return words
+
+
+def out_of_time(limit_s: float | None) -> str:
+    """How a job ended that reached its time limit, in words that follow its name."""
+    walltime = "" if limit_s is None else f" of {in_words(limit_s)}"
+    return f"ended after its walltime{walltime} (simulation.job.walltime)"
+
+
+def in_words(seconds: float) -> str:
+    """A time in words, such as 1 h 30 min."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (s, "s")]
+    return " ".join(f"{num} {unit}" for num, unit in parts if num) or "0 s"

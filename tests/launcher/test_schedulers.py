@@ -1,0 +1,267 @@
+"""The backends for PBS, LSF and Flux on commands that behave as their documentation says (`fake_scheduler.py`)."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_server.config.sections import SimulationJobSettings
+from stream_server.errors import ConfigError
+from stream_server.launcher.backends import batch, flux, lsf, pbs
+from stream_server.launcher.backends.backend import JobState, SavedJob
+from stream_server.launcher.backends.batch import BatchBackend
+from stream_server.launcher.backends.registry import load_backend
+from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state
+from tests.launcher import fake_scheduler
+from tests.support.studies import StudyFolder
+from tests.support.timing import until
+
+MAKE = {"pbs": pbs.PbsBackend, "lsf": lsf.LsfBackend, "flux": flux.FluxBackend}
+QUICK = {"ask_s": 0.05, "missing_s": 0.5, "retry_s": 0.1}
+
+MakeBackend = Callable[..., AbstractContextManager[BatchBackend]]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a cluster whose commands come first on the PATH."""
+    folder = tmp_path / "cluster"
+    fake_scheduler.install(folder)
+    # On a busy machine the commands take long: they are asked again at once.
+    monkeypatch.setattr(batch, "SHARE_OF_TIME", 1.0)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+@pytest.fixture(params=MAKE)
+def make(cluster: Path, tmp_path: Path, request: pytest.FixtureRequest) -> MakeBackend:
+    @contextmanager
+    def made(changes: dict[str, Any] | None = None) -> Iterator[BatchBackend]:
+        config = StudyFolder(tmp_path).load({"launcher.backend": request.param, **(changes or {})})
+        with closing(MAKE[request.param](config, **QUICK)) as backend:
+            yield backend
+
+    return made
+
+
+def in_cluster(cluster: Path) -> list[dict[str, Any]]:
+    return [json.loads(it.read_text()) for it in sorted(cluster.glob("*.json"))]
+
+
+def test_a_job_has_its_command_its_environment_and_its_exit_code(
+    make: MakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_LAUNCHER", "1")
+    with make({"simulation.job.setup": ["export LOADED=1"]}) as backend:
+        spec = job(tmp_path, "it's $(1)", "sh", "-c", "pwd; env; exit 3", ODD="$(touch x) '\"\n;", PBS_JOBID="ours")
+        assert exit_code(backend, backend.submit(spec), spec.folder) == 3
+    lines = (spec.folder / "output.log").read_text().splitlines()
+    assert lines[0] == str(spec.folder)
+    assert "LOADED=1" in lines
+    assert "ODD=$(touch x) '\"" in lines
+    assert len([line for line in lines if re.match("(PBS_JOBID|LSB_JOBID|FLUX_JOB_ID)=7", line)]) == 1
+    assert not [line for line in lines if line.startswith("OF_THE_LAUNCHER")]
+
+
+def test_a_setup_that_fails_and_a_node_that_does_not_see_the_folder_are_told(
+    make: MakeBackend, tmp_path: Path, cluster: Path
+) -> None:
+    (cluster / "slots").write_text("0")
+    with make({"simulation.job.setup": ["false"]}) as backend:
+        bad, lost = job(tmp_path, "0", "true"), job(tmp_path, "1", "true")
+        handles = [backend.submit(bad), backend.submit(lost)]
+        until(lambda: len(in_cluster(cluster)) == 2)
+        lost.folder.rename(tmp_path / "elsewhere")
+        (cluster / "slots").unlink()
+        assert exit_code(backend, handles[0], bad.folder) == 1
+        assert output(bad.folder) == "simulation.job.setup: `false` ended with exit code 1\n"
+        assert "the nodes must see" in ended(backend, handles[1]).reason
+
+
+def test_a_cancel_is_term_first_and_a_job_that_ignores_it_is_killed(make: MakeBackend, tmp_path: Path) -> None:
+    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('up', flush=True); signal.pause()"
+    with make() as backend:
+        polite, stubborn = python(tmp_path, "0", code), python(tmp_path, "1", STUBBORN)
+        handles = [backend.submit(polite), backend.submit(stubborn)]
+        output(polite.folder), output(stubborn.folder)
+        backend.cancel(handles)
+        assert exit_code(backend, handles[0], polite.folder) == 5
+        ended(backend, handles[1])
+
+
+def test_a_job_that_waits_says_why_and_no_more_than_max_queued_do(
+    make: MakeBackend, tmp_path: Path, cluster: Path
+) -> None:
+    (cluster / "slots").write_text("1")
+    with make({"launcher.max_queued": 1}) as backend:
+        specs = [python(tmp_path, str(number), WAITING) for number in range(3)]
+        handles = [backend.submit(spec) for spec in specs]
+        until(lambda: backend.query(handles)[handles[1]].reason)
+        assert re.search("resource|slot limit", backend.query(handles)[handles[1]].reason)
+        assert len(in_cluster(cluster)) == 2
+        for spec in specs:
+            (spec.folder / "go").touch()
+        assert [exit_code(backend, handle, it.folder) for handle, it in zip(handles, specs, strict=True)] == [4] * 3
+
+
+def test_a_job_that_ran_out_of_time_tells_how_much_it_had(make: MakeBackend, tmp_path: Path) -> None:
+    with make({"simulation.job.walltime": "00:00:01"}) as backend:
+        status = ended(backend, backend.submit(python(tmp_path, "0", WAITING)))
+    assert status.reason == "ended after its walltime of 1 s (simulation.job.walltime)"
+    assert status.is_out_of_time
+
+
+def test_a_limit_of_the_site_holds_a_job_back_and_a_refusal_ends_it(
+    make: MakeBackend, tmp_path: Path, cluster: Path
+) -> None:
+    words = "would exceed complex's per-user limit; Pending job threshold reached; exceeds limit of max jobs"
+    (cluster / "trouble").write_text(json.dumps({"words": words, "code": 1, "lost": False}))
+    with make() as backend:
+        spec = python(tmp_path, "0", WAITING)
+        handle = backend.submit(spec)
+        until(lambda: backend.query([handle])[handle].reason.startswith("would exceed"))
+        (spec.folder / "go").touch()
+        assert exit_code(backend, handle, spec.folder) == 4
+    with make({"simulation.job.partition": "nosuch"}) as backend:
+        reason = ended(backend, backend.submit(python(tmp_path, "1", WAITING))).reason
+        assert re.fullmatch("could not be submitted: .*ueue.*Write simulation.job.partition; .*", reason)
+
+
+def test_a_submission_whose_answer_is_lost_is_found_by_its_name_and_not_repeated(
+    make: MakeBackend, tmp_path: Path, cluster: Path
+) -> None:
+    (cluster / "trouble").write_text(json.dumps({"words": "Connection refused", "code": 1, "lost": True}))
+    with make() as backend:
+        spec = python(tmp_path, "0", WAITING)
+        handle = backend.submit(spec)
+        until(lambda: state(backend, handle) is JobState.RUNNING)
+        (spec.folder / "go").touch()
+        assert exit_code(backend, handle, spec.folder) == 4
+    assert [it["name"] for it in in_cluster(cluster)] == [handle]
+
+
+def test_the_next_launcher_takes_a_job_over_by_its_name(make: MakeBackend, tmp_path: Path) -> None:
+    spec = python(tmp_path, "0", WAITING)
+    with make() as first, make() as second:
+        handle = first.submit(spec)
+        output(spec.folder)
+        assert second.reattach(SavedJob(folder=spec.folder, marks=spec.marks, handle=None)) == handle
+        until(lambda: state(second, handle) is JobState.RUNNING)
+        (spec.folder / "go").touch()
+        assert exit_code(second, handle, spec.folder) == 4
+
+
+def test_closing_kills_what_runs(make: MakeBackend, tmp_path: Path, cluster: Path) -> None:
+    with make() as backend:
+        spec = python(tmp_path, "0", STUBBORN)
+        backend.submit(spec)
+        output(spec.folder)
+    assert {it["state"] for it in in_cluster(cluster)} == {"ended"}
+
+
+def test_a_job_that_is_cancelled_before_it_is_submitted_never_is(make: MakeBackend, tmp_path: Path) -> None:
+    with make() as backend:
+        handle = backend.submit(python(tmp_path, "0", WAITING))
+        backend.cancel([handle])
+        assert ended(backend, handle).reason.startswith("was cancelled")
+
+
+def test_pbs_without_a_history_tells_by_the_folder_how_a_job_ended(tmp_path: Path, cluster: Path) -> None:
+    (cluster / "no-history").touch()
+    config = StudyFolder(tmp_path).load({"launcher.backend": "pbs"})
+    with closing(pbs.PbsBackend(config, **QUICK)) as backend:
+        spec = python(tmp_path, "0", WAITING)
+        handle = backend.submit(spec)
+        output(spec.folder)
+        (spec.folder / "go").touch()
+        assert exit_code(backend, handle, spec.folder) == 4
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_without_the_commands_the_study_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"not found on PATH\. Start the study on a login node"):
+        load_backend(StudyFolder(tmp_path).load({"launcher.backend": name}))
+
+
+JOB = SimulationJobSettings(
+    cores_per_rank=2,
+    gpus_per_rank=1,
+    memory=512 * 2**20,
+    nodes=2,
+    walltime="01:30:00",
+    partition="long",
+    account="physics",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            pbs.resource_words,
+            "-l select=2:ncpus=4:mpiprocs=2:ngpus=2:mem=1024mb -l place=scatter -l walltime=01:30:00 -q long "
+            "-A physics",
+        ),
+        (
+            lsf.resource_words,
+            "-n 4 -R affinity[core(2)] -R rusage[mem=512MB/task] -R span[ptile=2] -gpu num=1/task -W 1:30 -q long "
+            "-P physics",
+        ),
+        (flux.resource_words, "-n4 -c2 -g1 --nodes=2 --time-limit=5400s --queue=long --bank=physics"),
+    ],
+)
+def test_what_a_job_takes_is_said_in_the_words_of_its_scheduler(
+    words: Callable[[SimulationJobSettings, int], list[str]], told: str
+) -> None:
+    assert " ".join(words(JOB, 4)) == told
+
+
+def test_flux_makes_an_instance_of_its_own_for_a_job_of_several_ranks(tmp_path: Path, cluster: Path) -> None:
+    scheduler = flux.Flux(StudyFolder(tmp_path).load({"launcher.backend": "flux"}))
+    for ranks in (1, 2):
+        scheduler.submit(flux.BatchJob(name="j", folder=tmp_path, ranks=ranks, script="exit 0"))
+    assert [it["words"][0] for it in in_cluster(cluster)] == ["submit", "batch"]
+
+
+@pytest.mark.parametrize(
+    ("letter", "meant"),
+    [
+        *((letter, JobState.QUEUED) for letter in "HQTW"),
+        *((letter, JobState.RUNNING) for letter in "RSUBM"),
+        ("E", JobState.ENDING),
+        ("F", JobState.ENDED),
+        ("X", JobState.ENDED),
+    ],
+)
+def test_each_letter_of_pbs_means_a_state(letter: str, meant: JobState) -> None:
+    assert pbs.status_of({"job_state": letter}).state is meant
+
+
+@pytest.mark.parametrize(
+    ("stat", "why", "meant", "excuse"),
+    [
+        ("PEND", "", JobState.QUEUED, ""),
+        ("PSUSP", "", JobState.QUEUED, ""),
+        ("SSUSP", "", JobState.RUNNING, ""),
+        ("UNKWN", "", JobState.RUNNING, ""),
+        ("ZOMBI", "", JobState.RUNNING, ""),
+        ("DONE", "", JobState.ENDED, ""),
+        ("EXIT", "TERM_PREEMPT: job killed after preemption", JobState.ENDED, "was preempted by LSF"),
+    ],
+)
+def test_each_state_of_lsf_means_one_of_a_job(stat: str, why: str, meant: JobState, excuse: str) -> None:
+    status = lsf.status_of({"STAT": stat, "EXIT_REASON": why}, None)
+    assert (status.state, status.excuse) == (meant, excuse)
+
+
+def test_a_node_that_flux_has_lost_is_an_excuse() -> None:
+    entry = flux.entry_of("f1|INACTIVE|FAILED|heat-0||lost contact with job shell on n3")
+    assert entry is not None
+    assert entry.status.excuse == "lost its node"
+    assert flux.entry_of("a warning") is None
