@@ -1,8 +1,9 @@
 #!/bin/bash
-#SBATCH --job-name=heat --nodes=1-2 --ntasks-per-node=3 --mem=3G --time=01:00:00
+#SBATCH --job-name=heat --nodes=1-2 --exclusive --mem=3G --time=01:00:00
 #SBATCH --signal=B:USR1@120 --requeue --open-mode=append
-# The same study as one-allocation.sh, in as many allocations as it takes, of one node or two. Two minutes before each is
-# over, Slurm sends USR1 to this script: the study saves a checkpoint and leaves with 75, and the job is queued again.
+# The study of one-allocation.sh in as many allocations as it takes, each of one or two whole nodes. Two minutes before
+# one is over, Slurm sends USR1 to this script: the study saves a checkpoint and leaves with 75, and the job is queued
+# again. `sbatch` hands on the environment of your shell. Where it does not, load the modules and activate the venv here.
 trap 'kill -USR1 $!' USR1
 stream-launcher --config one-allocation.json "$@" &
 wait $!

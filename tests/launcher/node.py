@@ -275,14 +275,23 @@ class NodeLink:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.peer: OneRank | None = None
+        self.is_broken = self.was_interrupted = False
+
+    def break_(self) -> None:
+        """What is under way in both directions is lost, and rank 0 connects anew."""
+        if self.peer is not None and self.peer is self.node.server:
+            self.is_broken = True
+            self.peer.to_launcher.clear()
+            self.peer.from_launcher.clear()
 
     def receive(self) -> list[launcher_link.ToLauncher]:
         server, heard = self.node.server, []
         while server is not None and server.to_launcher:
             message = launcher_link.to_launcher(launcher_link.encode(server.to_launcher.popleft()))
             if isinstance(message, launcher_link.Here | launcher_link.Plan):
-                self.peer = server
-            if self.peer is server:
+                self.was_interrupted |= self.is_broken and self.peer is server
+                self.peer, self.is_broken = server, False
+            if self.peer is server and not self.is_broken:
                 heard.append(message)
         return heard
 
@@ -290,11 +299,11 @@ class NodeLink:
         self.node.door()
         if isinstance(message, launcher_link.Failed) and "not counted against it" not in message.reason:
             self.node.num_counted[message.simulation] += 1
-        if self.peer is not None and self.peer is self.node.server:
+        if self.peer is not None and self.peer is self.node.server and not self.is_broken:
             self.peer.from_launcher.append(launcher_link.to_server(launcher_link.encode(message)))
 
     def forget_peer(self) -> None:
-        self.peer = None
+        self.peer, self.is_broken = None, False
 
 
 class _EveryFailpoint:

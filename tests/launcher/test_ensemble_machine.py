@@ -296,6 +296,14 @@ class EnsembleMachine(RuleBasedStateMachine):
         self.node.disk_is_full = False
 
     @precondition(lambda self: self.may_go_wrong)
+    @rule(after=AFTER)
+    def the_connection_to_the_server_breaks(self, after: int) -> None:
+        self.trouble(after)
+        if self.ensemble is not None:
+            assert isinstance(self.ensemble.server, NodeLink)
+            self.ensemble.server.break_()
+
+    @precondition(lambda self: self.may_go_wrong)
     @rule(after=AFTER, simulation=st.integers(0, 5))
     def an_attempt_cannot_be_prepared(self, after: int, simulation: int) -> None:
         self.trouble(after)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from stream_server.launcher.supervision.server_restart import MAX_PAUSE_S, NoRestart, Restart, Restarts, ServerEnd
@@ -19,6 +21,14 @@ def test_a_lost_server_is_started_again_at_once_and_then_after_growing_pauses() 
     decisions = [restarts.decide(LOST, stopping=False) for _ in range(6)]
     assert [it.pause_s for it in decisions if isinstance(it, Restart)] == [0, 1, 2, 4, 8]
     assert exit_code(decisions[-1]) == 7
+
+
+def test_a_server_whose_nodes_may_be_away_is_given_more_time() -> None:
+    restarts = Restarts(5)
+    away = replace(LOST, has_begun=False)
+    decisions = [restarts.decide(end, stopping=False) for end in (LOST, away, away, away, LOST)]
+    assert [it.pause_s for it in decisions if isinstance(it, Restart)] == [0, 20, 40, MAX_PAUSE_S, 8]
+    assert "again in 40 s, when its nodes may be there (restart 3 of 5" in decisions[2].text
 
 
 def test_no_pause_is_longer_than_a_minute() -> None:

@@ -1,12 +1,13 @@
 /* Loaded into every process of a study: the wall clock jumps at one moment, in all of them, and the others go on.
  *
  * SHIFT_AT is that moment on the monotonic clock, which all processes of a machine share, and SHIFT_S the jump, both in
- * seconds. With SHIFT_NOTES each process that has asked after the jump leaves an empty file of its number there.
+ * seconds. With SHIFT_ON only those of the host that is called so jump. With SHIFT_NOTES each process that has asked after the jump leaves an empty file of its number there.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -26,10 +27,17 @@ static void note(void) {
         fclose(file);
 }
 
+static int is_elsewhere(void) {
+    const char *host = getenv("SHIFT_ON");
+    char name[256];
+    return host != NULL && gethostname(name, sizeof name) == 0 && strcmp(host, name) != 0;
+}
+
 static long shift_s(clock_function real) {
     const char *at = getenv("SHIFT_AT"), *by = getenv("SHIFT_S");
     struct timespec now;
-    if (at == NULL || by == NULL || real(CLOCK_MONOTONIC, &now) != 0 || now.tv_sec < atol(at))
+    if (at == NULL || by == NULL || real(CLOCK_MONOTONIC, &now) != 0 || now.tv_sec < atol(at) ||
+        is_elsewhere())
         return 0;
     note();
     return atol(by);

@@ -202,6 +202,13 @@ class Cluster:
         self._daemon(LOGIN, "slurmctld", "-D")
         until(lambda: self._said("scontrol", "ping").find("is UP") >= 0, told=self._logs)
 
+    def restart_daemon(self, node: str) -> None:
+        """End the daemon of a node and start it again; the jobs on it go on."""
+        pid = self.run(node, "cat", str(self.folder / node / "slurmd.pid")).strip()
+        self.run(node, "kill", "-TERM", pid)
+        self.run(node, "tail", f"--pid={pid}", "-f", "/dev/null")
+        self._daemon(node, "slurmd", "-D", "-N", node)
+
     def wait_for_nodes(self) -> None:
         """Wait until every node takes jobs."""
         count = str(len(self.nodes))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -227,8 +227,8 @@ class RunningServer:
         words = EndReports(output_dir, self.starting.reports_before)
         end = words.read(None if self._why_killed else self.job.status, was_planned=self.was_planned)
         if self._why_killed and end.exit_code == RankLost.exit_code:
-            return ServerEnd(exit_code=end.exit_code, message=self._why_killed)
-        return end
+            end = replace(end, message=self._why_killed)
+        return replace(end, has_begun=self.liveness.remote is None or self.liveness.has_all_ranks)
 
     def close(self) -> None:
         """Listen to its ranks no more."""

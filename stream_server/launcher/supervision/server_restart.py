@@ -16,6 +16,8 @@ FINAL_CODES = frozenset({0, 2, 4, 5, 6, 75})
 # What happens at the same batch again will happen each time.
 CODES_BY_BATCH = frozenset({UserCodeError.exit_code, RanksDiverged.exit_code, InternalError.exit_code})
 MAX_PAUSE_S = 60.0
+# A network or a node may be away for a minute or two.
+NODE_PAUSE_S = 10.0
 REPORT_FILE = "report.json"
 EXIT_FILE = "exit.json"
 SAVED_CODE = 75
@@ -25,11 +27,15 @@ LARGEST_CODE = 255
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerEnd:
-    """The end of a server; `batch` is the one at which it failed, None when that was outside of training."""
+    """The end of a server; `batch` is the one at which it failed, None when that was outside of training.
+
+    `has_begun` unless the ranks are on several nodes and did not all come to life, as when a node cannot be reached.
+    """
 
     exit_code: int
     message: str
     batch: int | None = None
+    has_begun: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +84,12 @@ class Restarts:
         self.num_in_a_row += 1
         # 0, 1, 2, 4 … s; the exponent is bounded, for a float is.
         pause_s = min(MAX_PAUSE_S, 2.0 ** min(self.num_in_a_row - 2, 9)) if self.num_in_a_row > 1 else 0.0
+        when = "again"
+        if not end.has_begun:
+            pause_s = min(MAX_PAUSE_S, NODE_PAUSE_S * 2.0 ** min(self.num_in_a_row - 1, 9))
+            when = f"again in {pause_s:g} s, when its nodes may be there"
         count = f"restart {self.num_in_a_row} of {self.limit} without a new checkpoint"
-        return Restart(pause_s=pause_s, text=f"{end.message}; it is started again ({count})")
+        return Restart(pause_s=pause_s, text=f"{end.message}; it is started {when} ({count})")
 
 
 def lost(message: str) -> ServerEnd:
