@@ -177,7 +177,7 @@ def test_a_program_may_be_built_after_a_run_began(folder: StudyFolder) -> None:
     now = folder.load(changes)
     assert before["simulation"]["command"] != resolved(now)["simulation"]["command"]
     check_continuation(before, now)
-    with pytest.raises(ConfigError, match="simulation.command"):
+    with pytest.raises(ConfigError, match=r"simulation\.command"):
         check_continuation(before, folder.load({"simulation.command": ["build/other", "--in", "case.txt"]}))
 
 

@@ -93,7 +93,7 @@ class QueueEntry:
 
     @property
     def status(self) -> JobStatus:
-        """What its state means to the launcher."""
+        """The meaning of its state for the launcher."""
         if self.state in ENDED:
             reason = ENDED[self.state]
             code = 0 if self.state == "COMPLETED" else None
@@ -194,7 +194,7 @@ def seconds_in(limit: str) -> float | None:
 
 
 def hint(message: str) -> str:
-    """What a user can do about a refusal, "" if that is not known."""
+    """The advice to a user whose job is refused, "" if none is known."""
     return next((told for words, told in HINTS if words in message), "")
 
 

@@ -252,7 +252,7 @@ class Sockets:
             self._control.router_handover = True
             endpoints["control"] = self._bind(self._control, "c")
             operator = self._bind_operator(endpoints["control"])
-            # Ranks say little to rank 0, and say it again. Whoever has a key may come here, too.
+            # Ranks say little to rank 0, and say it again. Clients with a key may connect here, too.
             self._peers = self._socket(zmq.ROUTER, unread=MAX_WORDS, num_bytes=MAX_WORD_BYTES)
             endpoints["peers"] = self._bind(self._peers, "p")
             self._link = self._socket(zmq.DEALER)
