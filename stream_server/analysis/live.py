@@ -62,11 +62,11 @@ def stop(run: RunFolder, timeout_s: float, *, finish: bool) -> str:
     """Tell a study to save a checkpoint and leave, or to `finish`: to end early; gives what it says to that.
 
     Raises:
-        NotRunning: it does not run, or see `ask`.
+        NotRunning: it is not running, or see `ask`.
     """
     state = state_of(run)
     if not state.is_live:
-        raise NotRunning(f"{run.path} does not run: it is {state.state}")
+        raise NotRunning(f"{run.path} is not running: its state is {state.state}")
     return _asked(run, operator.AskStop(finish=finish), operator.StopAccepted, timeout_s).text
 
 

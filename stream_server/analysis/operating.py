@@ -24,7 +24,7 @@ from stream_server.machine.screen import escaped, tell
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
 MAX_WIDTH = 10_000
-EXIT_STATUS = "exit status: 0 done   1 there is no such run, or it does not run   2 the command line is wrong"
+EXIT_STATUS = "exit status: 0 done   1 there is no such run, or it is not running   2 the command line is wrong"
 
 Plain = dict[str, Any]
 
@@ -35,7 +35,9 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     runs.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(), help="this folder by default")
     _json(runs)
 
-    status = _command(commands, "status", "how a run is doing: a live one is asked, of a dead one files tell", _status)
+    status = _command(
+        commands, "status", "how a run is doing: a running one is asked, for any other its files are read", _status
+    )
     _run(status)
     _json(status)
     _timeout(status)
@@ -45,7 +47,7 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     stop.add_argument(
         "--finish",
         action="store_true",
-        help="start no simulation any more, train what the running ones still bring, then end with exit code 0",
+        help="start no more simulations, train on what the running ones still send, then end with exit code 0",
     )
     stop.add_argument("--wait", action="store_true", help="return only when the study has ended")
     _timeout(stop)
@@ -114,7 +116,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> None:
-    """Show how a run is doing. A live one is asked; of any other one its files tell."""
+    """Show how a run is doing. A running one is asked; for any other its files are read."""
     facts = asked_facts(the_run(arguments.run), arguments.timeout)
     if arguments.json:
         _print_json(facts)
@@ -152,7 +154,7 @@ def _logs(arguments: argparse.Namespace) -> None:
 
 
 def _simulations(arguments: argparse.Namespace) -> None:
-    """Show every simulation of a run. A live one is asked; of any other one its newest checkpoint and files tell."""
+    """Show every simulation of a run. A running one is asked; for any other its checkpoint and files are read."""
     facts = asked_simulations(the_run(arguments.run), arguments.timeout)
     if arguments.json:
         _print_json([asdict(it) for it in facts])
@@ -171,7 +173,7 @@ def _simulations(arguments: argparse.Namespace) -> None:
 
 
 def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
-    """The simulations of a run. A live one is asked; of any other one its newest checkpoint and files tell.
+    """The simulations of a run. A running one is asked; for any other its newest checkpoint and files are read.
 
     Raises:
         NotRunning: a live one did not answer in time.
@@ -188,7 +190,7 @@ def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]
 
 
 def asked_facts(run: RunFolder, timeout_s: float) -> Plain:
-    """How a run is doing, as `status_rows` takes it. A live one is asked; of any other one its files tell."""
+    """How a run is doing, as `status_rows` takes it. A running one is asked; for any other its files are read."""
     state = state_of(run)
     facts = facts_of(run, state)
     if state.is_live:
@@ -206,7 +208,7 @@ def asked_facts(run: RunFolder, timeout_s: float) -> Plain:
 
 
 def facts_of(run: RunFolder, state: RunState) -> Plain:
-    """What files tell of a run, as `status_rows` takes it."""
+    """The facts that the files of a run give, as `status_rows` takes them."""
     saved = state.checkpoint
     return {
         "run": str(run.path),

@@ -54,7 +54,7 @@ class RunState:
     """The state of a run.
 
     `state` is one of running, restarting (stream-launcher runs, its server does not), finished, stopped (to be
-    continued), failed, killed, and unknown to whoever may only read it; `detail` tells more. `holder` is the process
+    continued), failed, killed, and unknown to a user who may only read it; `detail` tells more. `holder` is the process
     that runs it, `report` the report.json of a run that has ended.
     """
 
@@ -126,7 +126,7 @@ def state_of(run: RunFolder) -> RunState:
     try:
         holder = holder_of(run.path / RUN_LOCK)
     except PermissionError:
-        # Whoever may read a lock could hold it: it is not shared with the group.
+        # A user who may read a lock could hold it: it is not shared with the group.
         detail = "only its owner can see whether it runs"
         return RunState(
             state=UNKNOWN, detail=detail, holder=None, checkpoint=checkpoint, report=_read(run.path / "report.json")

@@ -103,7 +103,7 @@ def read_validation(run: RunFolder, batch: int | None = None) -> RecordedValidat
 
 
 def version_of(run: RunFolder) -> frozenset[tuple[str, int]]:
-    """What changes whenever a record comes, goes or is written anew."""
+    """A value that changes whenever a record is added, removed or rewritten."""
     try:
         return frozenset((path.name, path.stat().st_mtime_ns) for path in _files(run).values())
     except FileNotFoundError:

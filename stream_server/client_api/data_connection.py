@@ -96,13 +96,13 @@ class PendingSteps:
 class DataConnection:
     """Sends this client rank's steps to one server rank; small ones travel several to a message.
 
-    Nothing here waits: whoever wants to send looks whether there is `room`, and reads the answers if not. What was
-    sent is in the `retention`.
+    Nothing here waits: a caller that wants to send checks whether there is `room`, and reads the answers if not. What
+    was sent is in the `retention`.
 
     Attributes:
         credit: how many steps may be on their way.
         known: the steps that the server had before the connection was opened.
-        num_steps: how many different steps belong to this server rank so far; whoever sends counts them.
+        num_steps: how many different steps belong to this server rank so far; the sender counts them.
         silent_s: for how long nothing came when it was last waited for something.
         stale: what a server that was started again has answered, or "".
     """

@@ -18,9 +18,9 @@ from stream_server.storage.ownership import private_files
 from stream_server.templates.new_study import LANGUAGES, copy_example, examples, make_blank, next_command
 
 DESCRIPTION = """\
-Begin a study, see whether this machine is ready for it, look at its runs, and stop one.
+Create a study, check this machine, look at runs, and stop one.
 
-RUN is the output folder of a run (runs/NAME), or the folder or the study.json of a study. It may still be going on.
+RUN is the output folder of a run (runs/NAME), or the folder or the study.json of a study. It may be going on.
 """
 
 EXAMPLES = """\
@@ -28,25 +28,25 @@ examples:
   stream-study doctor                                         is this machine ready?
   stream-study new heat my-study                              a copy of an example; `new --list` shows them
   stream-study new --blank my-study --language c              a small study to fill in
-  stream-study export runs/heat --to metrics.parquet          all that was logged, one row per value
+  stream-study export runs/heat --to metrics.parquet          all logged values, one row per value
   stream-study export runs/heat --to metrics.csv --wide       one row per batch, one column per name
   stream-study export runs/a runs/b --to both.csv             two runs in one table, told apart by the column run
   stream-study plot runs/heat                                 pictures in runs/heat/plots
   stream-study plot runs/heat --html heat.html                one page with everything, to send to a colleague
   stream-study plot study.json --to figures --format pdf      the same for a paper
-  stream-study list                                           the runs below this folder, and how each is doing
+  stream-study list                                           the runs below this folder, with their states
   stream-study status runs/heat                               server, simulations, rates, buffer, time left
-  stream-study serve                                          all of this in a browser, live: open the link it prints
-  stream-study stop runs/heat --finish                        start no simulation any more, train what comes, end
+  stream-study serve                                          all of this in a browser, live, at the link that it prints
+  stream-study stop runs/heat --finish                        start no more simulations, train on the rest, end
 
 exit status: 0 done   1 doctor: something must be repaired; list, status, stop, logs, simulations: no such run, or it
-does not run   2 the command line is wrong; export, plot: there is no such run
+is not running   2 the command line is wrong; export, plot: there is no such run
 """
 
 NEW = """\
-Make the folder of a new study: a copy of an example, or a small study that runs and is to be filled in.
+Make the folder of a new study: a copy of an example, or a small study that runs as it is, for you to fill in.
 
-FOLDER must be empty, or not be there yet. By default it has the name of the example, or is my-study.
+FOLDER must be empty or not exist yet. By default it is named after the example, or my-study with --blank.
 """
 
 NEW_USAGE = """\
@@ -70,22 +70,26 @@ def parser() -> argparse.ArgumentParser:
     new = commands.add_parser(
         "new", help="make the folder of a new study", description=NEW, usage=NEW_USAGE, formatter_class=layout
     )
-    new.add_argument("words", metavar="EXAMPLE, FOLDER", nargs="*", help="an example, and where its copy goes")
+    new.add_argument(
+        "words", metavar="EXAMPLE, FOLDER", nargs="*", help="the name of an example, and the folder for its copy"
+    )
     new.add_argument("--list", action="store_true", help="list the examples")
     new.add_argument("--blank", action="store_true", help="a study to fill in instead of an example")
-    new.add_argument("--language", choices=LANGUAGES, help="that of the simulation with --blank; python by default")
+    new.add_argument(
+        "--language", choices=LANGUAGES, help="with --blank, the language of the simulation; python by default"
+    )
     new.set_defaults(command=_new)
 
-    doctor = commands.add_parser("doctor", help="see whether this machine is ready", description=_doctor.__doc__)
+    doctor = commands.add_parser("doctor", help="check whether this machine is ready", description=_doctor.__doc__)
     doctor.set_defaults(command=_doctor)
 
-    export = commands.add_parser("export", help="write what was logged as one table", description=_export.__doc__)
+    export = commands.add_parser("export", help="write all logged values as one table", description=_export.__doc__)
     export.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="a run; several share the table")
     export.add_argument("--to", metavar="FILE", type=Path, required=True, help="a file that ends in .parquet or .csv")
     shape = export.add_mutually_exclusive_group()
     shape.add_argument("--long", action="store_true", help="one row per value: the default")
     shape.add_argument("--wide", action="store_true", help="one row per batch, and one column per name")
-    export.add_argument("--per-rank", action="store_true", help="what each rank logged, not the means over the ranks")
+    export.add_argument("--per-rank", action="store_true", help="the values of each rank, not the means over the ranks")
     export.set_defaults(command=_export)
 
     plot = commands.add_parser("plot", help="draw losses, throughput, buffer and phases", description=_plot.__doc__)
@@ -196,7 +200,7 @@ def _plot(arguments: argparse.Namespace) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    """Show the runs below a folder in a browser, as they change. Only whoever has the link that it prints sees them."""
+    """Show the runs below a folder in a browser, as they change, to those who have the link that it prints."""
     with extra_packages("serve"):
         from stream_server.dashboard.serving import serve
 

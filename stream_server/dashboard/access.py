@@ -1,4 +1,4 @@
-"""Who may see the page: whoever has the token, which a link brings once and a cookie from then on."""
+"""Access to the page: by a token, which the link brings once and a cookie from then on."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ TOKEN = "token"  # noqa: S105 (the name of an argument in the URL)
 
 
 class TokenAccess(AuthProvider):
-    """Lets in whoever has the token, over HTTP and on the websocket; all others get 403.
+    """Admits requests that carry the token, over HTTP and on the websocket; all others get 403.
 
     The link with the token leads to the page without it, so that it stays out of bookmarks and screenshots.
     """

@@ -11,7 +11,7 @@ LARGE_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnChange:
-    """What to do: take `replaced` in the place of all, or patch the rows that changed and then append.
+    """An update of a source: `replaced` instead of everything, or rows to patch and then rows to append.
 
     `patched` has rows and values by column.
     """

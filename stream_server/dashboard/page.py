@@ -186,7 +186,7 @@ class Page:
         attempts = self._div(columns.legend_html(columns.ATTEMPT_COLOURS))
         states = {name.replace("_", " "): colour for name, colour in columns.SIMULATION_COLOURS.items()}
         self._state_legend = self._div(columns.legend_html(states))
-        space = column(self._space.figure, _wrapped(self._x, self._y, self._colour), self._state_legend)
+        space = column(self._space.figure, _wrapped(self._x, self._y), self._colour, self._state_legend)
         self._prediction_row = column(
             _wrapped(self._predictions_title, self._sample, self._shown),
             _wrapped(*self._predictions.figures),

@@ -73,7 +73,7 @@ def outliving_a_full_disk() -> Iterator[None]:
 
 @contextmanager
 def until_the_reader_leaves() -> Iterator[None]:
-    """End the block quietly if whoever reads its output, such as `head`, has read enough."""
+    """End the block quietly if the reader of its output, such as `head`, has read enough."""
     try:
         yield
         sys.stdout.flush()

@@ -1,6 +1,6 @@
 """The questions of an operator (`stream-study`) and the answers of rank 0, as frames of JSON.
 
-Whoever holds the key in the run's operator.json is an operator. That key speaks no other language, and no other key
+A holder of the key in the run's operator.json is an operator. That key speaks no other language, and no other key
 speaks this one. Numbers that are not finite become None before they get here.
 """
 

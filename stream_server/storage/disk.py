@@ -104,7 +104,7 @@ def open_to_append(path: Path) -> int:
 
 
 def open_private_to_append(path: Path) -> int:
-    """Open a file as `open_to_append` does, which only its owner may read: whoever can open a file can lock it.
+    """Open a file as `open_to_append` does, which only its owner may read: a user who can open a file can lock it.
 
     Raises:
         OSError: it is a symbolic link, belongs to somebody else, or others may write into it, among other reasons.
@@ -217,7 +217,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a small file in place so that whoever reads `path` finds all of it or the one before, even after a crash."""
+    """Put a small file in place so that a reader of `path` finds all of it or the one before, even after a crash."""
     _put_in_place(path, data, mode=BY_UMASK, synced=True)
     sync_folder(path.parent)
 
@@ -229,7 +229,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def swap_private_file(path: Path, data: bytes) -> None:
-    """Put a small file in place in one stroke for whoever reads `path`; only its owner may.
+    """Put a small file in place in one stroke for readers of `path`; only its owner may.
 
     For its only writer. After a power failure it may be empty: it is for processes that do not survive that either.
     """

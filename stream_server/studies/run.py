@@ -84,7 +84,7 @@ class Run:
         ever. Otherwise the same study goes on when it is started again.
 
         Raises:
-            NotRunning: it does not run, or its server, which may only be starting, did not answer in time.
+            NotRunning: it is not running, or its server, which may only be starting, did not answer in time.
         """
         return live.stop(self.folder, timeout_s, finish=finish)
 

@@ -195,6 +195,6 @@ def test_what_does_not_run_cannot_be_stopped_and_has_no_logs(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["stop", str(run.path)]) == 1
-    assert "does not run: it is killed" in capsys.readouterr().err
+    assert "is not running: its state is killed" in capsys.readouterr().err
     assert main(["logs", str(run.path), "7"]) == 1
     assert "there is no output of simulation 7" in capsys.readouterr().err

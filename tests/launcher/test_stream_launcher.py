@@ -261,6 +261,6 @@ def test_a_time_limit_that_is_no_time_is_refused(tmp_path: Path, text: str) -> N
 def test_help_tells_what_the_signals_do_and_what_the_exit_codes_mean() -> None:
     command = ["python", "-m", "stream_server.launcher.supervision.cli", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "75 saved: run me again" in said
+    assert "75 saved: run the same command again" in said
     assert "Ctrl-C" in said
     assert "--link" not in said

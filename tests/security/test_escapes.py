@@ -74,7 +74,7 @@ def test_no_log_table_or_message_has_what_a_simulation_wrote_as_it_was(
     assert not any(line.startswith("1 fake line") for line in shown.splitlines())
     report = json.loads((run.output_dir / "report.json").read_text())
     assert report["security"] == "none"
-    assert report["warnings"][0].startswith("network.security is none: whoever reaches the ports")
+    assert report["warnings"][0].startswith("network.security is none: anybody who reaches the ports")
     assert run.output.count("network.security is none") >= 2, "at the start and in the summary"
 
 

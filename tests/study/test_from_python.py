@@ -112,7 +112,7 @@ def test_a_study_that_fails_says_so_when_it_was_waited_for(folder: Path) -> None
     assert "ArithmeticError" in status.log
     assert "failed" in repr(run)
     assert status.log in run.log(num_lines=1000)
-    with pytest.raises(NotRunning, match="does not run: it is failed"):
+    with pytest.raises(NotRunning, match="is not running: its state is failed"):
         run.stop()
 
 

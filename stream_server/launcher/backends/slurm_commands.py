@@ -52,7 +52,7 @@ HINTS = (
 
 
 def entry_of(line: str) -> QueueEntry | None:
-    """What a line of squeue in the format `FIELDS` says, None if it is no such line."""
+    """The entry of a line of squeue in the format `FIELDS` says, None if it is no such line."""
     values = line.split("|", len(FIELDS) - 1)
     if len(values) != len(FIELDS):
         return None
@@ -61,7 +61,7 @@ def entry_of(line: str) -> QueueEntry | None:
 
 
 def status_of(state: str, reason: str, limit: str) -> JobStatus:
-    """What a state of Slurm means; `reason` says why a job waits, `limit` how long it may run."""
+    """The meaning of a state of Slurm; `reason` says why a job waits, `limit` how long it may run."""
     if state in QUEUED:
         return JobStatus(state=JobState.QUEUED, reason="" if reason == "None" else reason)
     if state not in ENDED:
@@ -149,7 +149,7 @@ def seconds_in(limit: str) -> float | None:
 
 
 def hint(message: str) -> str:
-    """What a user can do about a refusal, "" if that is not known."""
+    """The advice to a user whose job is refused, "" if none is known."""
     return next((told for words, told in HINTS if words in message), "")
 
 

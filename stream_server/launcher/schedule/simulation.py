@@ -86,7 +86,7 @@ class ScheduledSimulation:
 
     @property
     def is_spent(self) -> bool:
-        """Nothing more is to come of this attempt: if others share its job, it is they for whom that goes on."""
+        """Nothing more is to come of this attempt: a job that it shares goes on for the others."""
         return self.state.terminal or self.over or bool(self.at_fault)
 
     @property

@@ -122,7 +122,7 @@ class Attempts:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(render(disk.read_text(template), values), encoding="utf-8")
         if template.stat().st_mode & stat.S_IXUSR:
-            # Whoever may read it may execute it: the mode of the template would undo the umask.
+            # Those who may read it may execute it: the mode of the template would undo the umask.
             mode = target.stat().st_mode
             target.chmod(mode | (mode & READERS) >> 2)
         return target

@@ -29,13 +29,14 @@ that was interrupted continues when the same command is given again.
 """
 EPILOG = """\
 Ctrl-C, TERM and USR1 make the study save a checkpoint and leave; a second Ctrl-C or TERM ends it at once.
-Should this process itself be killed, server and simulations go on; the same command takes them over again.
+If this process itself is killed, server and simulations go on; the same command takes them over again.
 
 exit status:
   0 finished and balanced   2 command line or study.json   3 the user's class raised
   4 too many simulations failed   5 the account does not balance, or the last checkpoint was not committed
   6 no usable checkpoint   7 a rank, thread or node was lost, more often in a row than launcher.restarts allows
-  8 the weights of the ranks have diverged   70 an error that nobody foresaw: report it   75 saved: run me again
+  8 the weights of the ranks have diverged   70 an unexpected error: please report it
+  75 saved: run the same command again to go on
   130 ended by a second signal that came while it was busy
 """
 TIME_LIMIT = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
@@ -63,12 +64,16 @@ def parser() -> argparse.ArgumentParser:
         type=time_limit,
         default=math.inf,
         metavar="HH:MM:SS",
-        help="save a checkpoint and leave with exit status 75 before so much time has passed",
+        help="save a checkpoint and leave with exit status 75 before this time is over",
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--resume", action="store_true", help="insist on a run in the output folder that is continued")
+    how.add_argument(
+        "--resume", action="store_true", help="continue the run in the output folder; an error if there is none"
+    )
     how.add_argument("--fresh", action="store_true", help="rename the output folder of an earlier run and start over")
-    how.add_argument("--check", action="store_true", help="check study.json, print what the study takes, start nothing")
+    how.add_argument(
+        "--check", action="store_true", help="check study.json and print what the study needs; start nothing"
+    )
     # The two that rank 0 uses.
     parser.add_argument("--simulations-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--link", help=argparse.SUPPRESS)

@@ -143,7 +143,7 @@ void sc_buffer_hold(sc_buffer *buffer) {
 }
 
 void sc_buffer_release(sc_buffer *buffer) {
-    /* Whoever uses the memory next must see that the others are done with it. */
+    /* The next user of the memory must see that the others are done with it. */
     if (atomic_fetch_sub_explicit(&buffer->num_owners, 1, memory_order_acq_rel) != 1)
         return;
     sc_pool *pool = buffer->pool;

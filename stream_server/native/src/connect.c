@@ -186,7 +186,7 @@ int stream_next(stream_simulation *simulation) {
         simulation->none_is_left = true;
         return STREAM_STOP;
     }
-    /* Whoever was started for some simulations, or chose one, is done with the last of them. */
+    /* A worker that was started for some simulations, or chose one, is done with the last of them. */
     if (simulation->greeting.hello.simulation >= 0) {
         char path[PATH_MAX];
         simulation->none_is_left = !read_next(simulation, path, sizeof path);

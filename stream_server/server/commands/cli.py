@@ -27,7 +27,7 @@ steps with stream_server.client_api, and a server class defines the model and pr
 
 EXAMPLES = """\
 examples:
-  stream-server --config study.json --check            what the study would do and take; starts nothing
+  stream-server --config study.json --check            what the study would do and need; starts nothing
   stream-server --config study.json --fast-dev-run     try the server class on synthetic samples, no simulation
   stream-server --config study.json                    the study on one rank
   mpirun -n 4 stream-server --config study.json        the study on four ranks
@@ -39,11 +39,11 @@ exit status:
   0 finished and balanced   2 command line or study.json   3 the user's class raised   4 too many simulations failed
   5 the account does not balance, or the last checkpoint is not committed   6 no checkpoint can be used
   7 a rank, thread or node was lost   8 the weights of the ranks have diverged
-  70 an error that nobody foresaw: report it   75 saved: run the same command again to go on
+  70 an unexpected error: please report it   75 saved: run the same command again to go on
   130 ended by a second signal
 
 A run that did not finish is continued from its newest checkpoint. Ctrl-C, TERM and USR1 save one and leave; a second
-Ctrl-C or TERM ends it at once. `stream-launcher` restarts a server that dies, or whose ranks do not meet any more.
+Ctrl-C or TERM ends it at once. `stream-launcher` restarts a server that dies, or whose ranks hang.
 
 The output folder (runs/NAME beside study.json) holds report.json, the logs of ranks and simulations, and the metrics
 (tensorboard --logdir runs/NAME/metrics/tensorboard). docs/reference/study.md explains every key of study.json.
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     earlier.add_argument(
         "--fresh", action="store_true", help="rename the output folder of an earlier run and start over"
     )
-    earlier.add_argument("--resume", action="store_true", help="insist on continuing an earlier run")
+    earlier.add_argument("--resume", action="store_true", help="continue an earlier run; an error if there is none")
     parser.add_argument(
         "--replay", type=Path, metavar="DIR", help="train from the samples that a study recorded, without simulations"
     )
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--launcher-place", type=Path, help=argparse.SUPPRESS)
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
-        "--check", action="store_true", help="check study.json, print what the study takes, start nothing"
+        "--check", action="store_true", help="check study.json and print what the study needs; start nothing"
     )
     only.add_argument("--fast-dev-run", action="store_true", help="try the server class on synthetic samples")
     only.add_argument(

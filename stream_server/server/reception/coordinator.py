@@ -156,7 +156,7 @@ class Coordinator:
             self.tell_launcher(self.roster.finish_order)
         self.tell_launcher(replace(self._plan, simulations=tuple(self.roster.plan)))
         if self.roster.stop_order is not None:
-            # Whoever asks now was not there when it was said.
+            # A client that asks now was not there when it was announced.
             self.tell_launcher(self.roster.stop_order)
 
     def _welcome(self, peer: bytes, message: Hello) -> None:

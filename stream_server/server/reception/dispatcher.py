@@ -119,7 +119,7 @@ class Dispatcher:
                 self._stop(notice.reason)
 
     def end_turn(self) -> None:
-        """Hand over what has come, admit those for whom there is credit now, and acknowledge."""
+        """Hand over what has come, admit the clients for which there is credit now, and acknowledge."""
         self.intake.flush()
         if self.intake.admission.waiting and not self.stopped:
             for peer, answer in self.intake.admit_waiting():

@@ -42,7 +42,7 @@ class Receiver:
     """Receives what simulations send, on a thread of its own, and keeps the ranks of the server informed.
 
     In the main thread: `bind`, `meet` with the other ranks' endpoints, then `with receiver:`; `post` and `account`
-    while it runs, and `events` for what has happened. A message is dealt with to its end under `turn`: whoever holds
+    while it runs, and `events` for what has happened. A message is handled to its end under `turn`: a thread that holds
     that lock sees no half-done state. An exception in the thread closes the buffer with it and stays in `error`.
     `receive_s` is the time spent in turns.
     """

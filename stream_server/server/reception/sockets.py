@@ -275,7 +275,7 @@ class Sockets:
             self._control.router_handover = True
             endpoints["control"] = self._bind(self._control, "c", CONTROL)
             operator = self._bind_operator(endpoints["control"])
-            # Ranks say little to rank 0, and say it again. Whoever has a key may come here, too.
+            # Ranks say little to rank 0, and say it again. Clients with a key may connect here, too.
             self._peers = self._words_socket()
             endpoints["peers"] = self._bind(self._peers, "p", PEERS)
             self._link = self._socket(zmq.DEALER)

@@ -54,7 +54,7 @@ class ReplaySchedule:
     def places(self, rank: int, lengths: Sequence[int], position: int = 0) -> Iterator[Place]:
         """The entries that a rank goes through, as pairs of file and number.
 
-        `lengths` are those of all files, `position` the number of entries to skip, whoever they belong to.
+        `lengths` are those of all files, `position` the number of entries to skip, of all simulations.
         """
         files = self.files(rank)
         for place, number in in_turn([lengths[file] for file in files], position):
@@ -100,7 +100,7 @@ class RecordCounts:
         return sum(of_rank[simulation] for of_rank in self.samples)
 
     def add(self, file: int, heads: Entries, schedule: ReplaySchedule) -> None:
-        """Count entries of a file by their heads. `parameters` are not in a head: whoever reads them sets them."""
+        """Count entries of a file by their heads. `parameters` are not in a head: the reader of the entry sets them."""
         samples = heads[np.isin(heads["kind"], SAMPLES)]
         steps, num = schedule.time_steps, schedule.num_ranks
         # Which rank has a step depends on its index only by the remainder of a division by the number of ranks.

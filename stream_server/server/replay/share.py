@@ -51,7 +51,7 @@ class Playback:
         self.seek(0)
 
     def seek(self, position: int) -> None:
-        """Continue at an earlier `position`: the number of entries before it, whoever they belong to."""
+        """Continue at an earlier `position`: the number of entries before it, of all simulations."""
         self.position = position
         self._places = self._schedule.places(self._rank, [len(file) for file in self._files], position)
 

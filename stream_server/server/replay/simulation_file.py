@@ -231,7 +231,7 @@ class SimulationFile:
         return group[name]
 
     def _integers(self, name: str, value: Any, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """What was read, in the type that it has here.
+        """The values that were read, in the type that the study gives them.
 
         Raises:
             ConfigError: it is not of this shape, or would become something else.

@@ -16,7 +16,7 @@ from stream_server.server.run.cores import Cores
 from stream_server.storage.disk import make_folder, replace_file
 
 UNPROTECTED = (
-    "network.security is none: whoever reaches the ports of this study can read and change what is sent over TCP, "
+    "network.security is none: anybody who reaches the ports of this study can read and change what is sent over TCP, "
     "and send data himself"
 )
 FORMAT = 1
@@ -155,7 +155,7 @@ def build_report(
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Put the report in place so that whoever reads `path` finds all of it or the one before.
+    """Put the report in place so that a reader of `path` finds all of it or the one before.
 
     The file is on disk when this returns. Numbers that are not finite become `null`.
     """

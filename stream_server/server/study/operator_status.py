@@ -1,4 +1,4 @@
-"""The progress of the training, told to whoever answers operators. Rank 0's main thread."""
+"""The progress of the training, passed on to the answers to operators. Rank 0's main thread."""
 
 import math
 import time

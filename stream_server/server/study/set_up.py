@@ -138,7 +138,7 @@ class StudySetUp(Composition):
 
     @property
     def unprotected(self) -> list[str]:
-        """What is open to strangers because the study wants it so; nothing in a replay, which listens to nobody."""
+        """The sockets that the study leaves open to strangers; none in a replay, which has no sockets."""
         is_open = self.config.network.security == "none" and not isinstance(self.source, ReplaySource)
         return [UNPROTECTED] if is_open else []
 
@@ -163,7 +163,7 @@ class StudySetUp(Composition):
         self._tell_security()
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         barrier(self.ranks)
-        # Before there is a port: whoever floods it may take all file descriptors.
+        # Before there is a port: somebody who floods it could take all file descriptors.
         display = self._make_display(stack, lambda: status(self.metrics))
         stack.enter_context(self.source)
         self.checkpoints = self._make_checkpoints(stack)

@@ -263,7 +263,7 @@ class StudyRank:
             outcome = self._write_files(outcome)
         exit_code = self.closing.close(outcome, self._report(), self._results())
         if set_up.config.offline.write_files and exit_code == 0 and set_up.ranks.rank == 0:
-            # Only now, since whoever closes this study once more writes the files that are missing from it.
+            # Only now, since closing this study once more writes the files that are missing from it.
             remove_tree(set_up.folder.record)
         return exit_code
 

@@ -161,7 +161,7 @@ class StreamGauge(Callback):
         self._now_s, self._received = clock(), 0
 
     def on_train_start(self, server: Any) -> None:
-        """What was received at earlier starts does not count, nor does the set-up."""
+        """Begin to count: neither samples of earlier starts nor the set-up count."""
         self._now_s, self._received = self._clock(), self._counts()[1]
 
     def __call__(self, metrics: Metrics, /) -> None:

@@ -204,7 +204,7 @@ class ValidationRecord:
             _log.warning("no prediction is kept: %s", text)
 
     def _everywhere(self, mine: list[int]) -> list[list[int]]:
-        """What each rank passes, in their order. Collective."""
+        """The values that the ranks pass, in the order of the ranks. Collective."""
         gathered: list[list[int]] = self._ranks.broadcast(self._ranks.gather(mine))
         return gathered
 
