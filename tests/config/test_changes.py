@@ -48,6 +48,7 @@ ALLOWED: list[Changes] = [
     {"network.security": "none"},
 ]
 REFUSED: list[Changes] = [
+    {"samples": {"window": {"length": 5}}, "buffer.routing": "simulations"},
     {"study.name": "cold"},
     {"study.seed": 7},
     {"study.time_steps": 50},

@@ -400,7 +400,7 @@ def test_windows_are_made_on_the_rank_that_has_the_whole_simulation(folder: Stud
 
 
 def test_a_window_must_fit_into_a_simulation(folder: StudyFolder) -> None:
-    changes = {**WINDOWS, "study.time_steps": 9}
+    changes = {**WINDOWS, "study.time_steps": 9, "buffer.watermark": 100}
     assert folder.load(changes).samples_per_simulation == 1
     assert folder.problem({**changes, "study.time_steps": 8}) == (
         "samples.window: 5 steps with a spacing of 2 reach over 9 time steps, but a simulation has 8. Write a smaller "

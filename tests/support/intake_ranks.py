@@ -75,6 +75,8 @@ class Stream:
     `inside` until they are drawn. `came` are all steps that were ever committed on any rank: none may come twice.
     """
 
+    windows = None
+
     def __init__(self, shape: StudyShape, came: set[Key], *, waiting: Sequence[Key], inside: Sequence[Key]) -> None:
         self.capacity = shape.capacity
         num_slots = shape.capacity + shape.room + len(waiting) + len(inside)
@@ -122,6 +124,12 @@ class Stream:
         self.inside = [slot for slot in self.inside if slot not in gone]
         self.slots.free(gone)
         return len(gone)
+
+    def leave_out(self, simulation_id: int, time_step: int) -> None:
+        pass
+
+    def end(self, simulation_ids: Sequence[int]) -> None:
+        pass
 
     def close(self, error: BaseException | None = None) -> None:
         raise NotImplementedError
