@@ -33,15 +33,23 @@ def journal_of(tree: Tree) -> bytes:
 def test_a_new_journal_is_on_disk_with_its_name(tmp_path: Path) -> None:
     with recorded(tmp_path, {}) as history, Journal(tmp_path / "run") as journal:
         journal.write(*RECORDS)
-    assert journal_of(Moment(history, len(history.steps)).synced().tree) == WHOLE
+    assert journal_of(Moment(history, len(history.steps)).synced().tree) == records.encode(*RECORDS)
 
 
-def test_records_that_are_written_together_go_to_disk_one_by_one(tmp_path: Path) -> None:
+def test_records_that_are_written_together_go_to_disk_at_once(tmp_path: Path) -> None:
     with recorded(tmp_path, {}) as history, Journal(tmp_path / "run") as journal:
         journal.write(*RECORDS)
-    writes = [place for place, step in enumerate(history.steps) if isinstance(step, Wrote)]
-    assert len(writes) == len(RECORDS)
-    assert all(isinstance(history.steps[place + 1], Synced) for place in writes)
+        assert list(records.decode(journal.file.read_bytes())) == list(RECORDS)
+    [place] = [place for place, step in enumerate(history.steps) if isinstance(step, Wrote)]
+    assert isinstance(history.steps[place + 1], Synced)
+
+
+@pytest.mark.parametrize("end", [1, 100, -1])
+def test_of_records_that_were_written_together_there_are_all_or_none(tmp_path: Path, end: int) -> None:
+    later = records.encode(*(PlanTaken(incarnation=number) for number in range(3, 100)))
+    put({JOURNAL_FILE: WHOLE + later[:end]}, str(tmp_path / "run"))
+    with Journal(tmp_path / "run") as journal:
+        assert journal.history.incarnation == 2
 
 
 @pytest.mark.parametrize("torn", [bytes(300) + b'"}\n', b'{"message": ' + bytes(1024) + b'"}\n', bytes(2000) + b"\n"])

@@ -5,7 +5,7 @@ Each thing that the launcher does passes a door, at which it may be killed; what
 
 import errno
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,12 +173,11 @@ class NodeJournal(Journal):
         self.node = node
         self.history = History.of(records.decode(node.journal))
 
-    def _append(self, lines: Iterable[bytes]) -> None:
+    def _append(self, line: bytes) -> None:
         if self.node.disk_is_full:
             raise OSError(errno.ENOSPC, "no space left")
-        for line in lines:
-            self.node.journal += line
-            self.node.door()
+        self.node.journal += line
+        self.node.door()
 
 
 class NodeAttempts:

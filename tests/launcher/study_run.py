@@ -191,7 +191,13 @@ class StudyRun:
 
     @property
     def journal(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.output_dir / JOURNAL_FILE).read_text().splitlines()]
+        return journal_of(self.output_dir)
 
     def _is_ours(self, mark: str) -> bool:
         return mark.startswith((str(self.folder), str(self.temporary)))
+
+
+def journal_of(output_dir: Path) -> list[dict[str, Any]]:
+    """The records of a journal, as they are written."""
+    lines = map(json.loads, (output_dir / JOURNAL_FILE).read_text().splitlines())
+    return [record for line in lines for record in line.get("records", [line])]

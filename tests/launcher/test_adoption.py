@@ -1,6 +1,5 @@
 """A launcher that is killed loses nothing: the next one takes over what runs."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from stream_server.launcher.journal.journal import Journal
 from stream_server.messages import launcher_link
 from tests.launcher.rank_0 import Rank0, plan
-from tests.launcher.study_run import SLEEPING, StudyRun
+from tests.launcher.study_run import SLEEPING, StudyRun, journal_of
 from tests.support.launch import MPICH_PREFIX
 
 pytestmark = pytest.mark.slow
@@ -193,8 +192,7 @@ def test_the_journal_of_a_run_by_hand_tells_the_whole_story(tmp_path: Path) -> N
         rank_0.wait_for_output(0)
         rank_0.go()
         assert rank_0.wait_for_end() == 0
-        lines = (rank_0.output_dir / "journal.jsonl").read_text().splitlines()
-        assert [json.loads(line)["message"] for line in lines] == [
+        assert [record["message"] for record in journal_of(rank_0.output_dir)] == [
             *("LauncherStarted", "PlanTaken", "AttemptStarting", "AttemptStarted", "LauncherLeft"),
         ]
         with Journal(rank_0.output_dir) as journal:
@@ -269,16 +267,16 @@ def test_of_a_job_that_fails_one_is_to_blame_and_each_is_tried_again_alone(tmp_p
 
 
 def journal(rank_0: Rank0) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (rank_0.output_dir / "journal.jsonl").read_text().splitlines()]
+    return journal_of(rank_0.output_dir)
 
 
-# The sixth record is that of the cancel.
+# The fifth is that of the cancel.
 @pytest.mark.parametrize("killed", [False, True])
 def test_one_that_failed_is_to_blame_for_those_that_waited_for_it_until_their_time_was_up(
     tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if killed:
-        monkeypatch.setenv("STREAM_FAILPOINTS", "launcher.after_journal=kill@6")
+        monkeypatch.setenv("STREAM_FAILPOINTS", "launcher.after_journal=kill@5")
         monkeypatch.setenv("STREAM_FAILPOINTS_DIR", str(tmp_path / "failpoints"))
     with Rank0(tmp_path, UNNOTICED, *TOGETHER, "simulation.ranks=2", "simulation.timeout_s=8") as rank_0:
         rank_0.plan(2)
@@ -325,8 +323,8 @@ def test_a_job_is_that_of_the_first_that_could_be_prepared(tmp_path: Path) -> No
         assert [(it["simulation"], it["job"], it["ranks"]) for it in starting] == [(1, job, 1), (2, job, 1)]
 
 
-# The sixth record is the end of the first one.
-@pytest.mark.parametrize("record", [3, 4, 5, 6, 7])
+# What is written fifth is the end of the first one.
+@pytest.mark.parametrize("record", [3, 4, 5, 6])
 def test_a_launcher_that_is_killed_at_any_record_of_a_shared_job_blames_nobody_wrongly(
     tmp_path: Path, record: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,9 @@ class ScheduleRules(RuleBasedStateMachine):
                     assert self.failures[simulation] == self.limits.retries + 1
                     self.terminal.add(simulation)
                     self.redraws += redraw
+                case FailLater(simulation=simulation, attempt=attempt):
+                    assert simulation in self.terminal
+                    assert attempt == self.attempts[simulation]
                 case AbortStudy():
                     assert not self.stopped
                     self.stopped = True

@@ -5,7 +5,6 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The file of records, one line each, which is on disk when `write` returns. Main thread only.
+    """The file of records, which are on disk when `write` returns: one line for all of a call. Main thread only.
 
     As long as the `with` block lasts, no other launcher can open it. `history` is what was in it.
     """
@@ -89,7 +88,8 @@ class Journal:
             OSError: it is not there.
         """
         failpoint("launcher.before_journal")
-        self._append(records.encode(each) for each in (*self._unwritten, *written))
+        if together := (*self._unwritten, *written):
+            self._append(records.encode(*together))
         self._unwritten.clear()
         failpoint("launcher.after_journal")
 
@@ -119,21 +119,17 @@ class Journal:
             ) from error
         self._size = len(content)
 
-    def _append(self, lines: Iterable[bytes]) -> None:
-        """One after the other: what a power failure tears can then only be the last line."""
+    def _append(self, line: bytes) -> None:
         if not self._is_whole:
             self._make_whole()
         self._is_whole = False
-        size = self._size
         try:
-            for line in lines:
-                disk.write_all(self._descriptor, memoryview(line))
-                disk.sync(self._descriptor)
-                size += len(line)
+            disk.write_all(self._descriptor, memoryview(line))
+            disk.sync(self._descriptor)
         except OSError:
             self._make_whole()
             raise
-        self._size = size
+        self._size += len(line)
         self._is_whole = True
 
     def _make_whole(self) -> None:

@@ -1,13 +1,13 @@
 """The records of a journal, and their lines. Pure.
 
-What the schedule decides (`Give`, `Fail`, `GiveUp`) and the server says (`Committed`, `FinishSimulations`) is recorded
-as it is.
+Records that are written together make one line: what a power failure tears can then only be the last line. What the
+schedule decides (`Give`, `Fail`, `GiveUp`) and the server says (`Committed`, `FinishSimulations`) is recorded as it is.
 """
 
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from stream_server.errors import MalformedMessage, StreamServerError
 from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
@@ -15,7 +15,7 @@ from stream_server.messages import codec
 from stream_server.messages.launcher_link import Committed, FinishSimulations
 from stream_server.storage.typed import quoted
 
-FORMAT = 3
+FORMAT = 4
 
 
 class DamagedJournal(StreamServerError):
@@ -165,9 +165,11 @@ _CHECKSUM = b',"crc32":'
 _KINDS: dict[str, type[Record]] = codec.by_name(get_args(Record))
 
 
-def encode(record: Record) -> bytes:
-    """The line of a record, which ends with the checksum of what is before."""
-    return with_checksum(codec.encode(record)[:-1]) + b"\n"
+def encode(*records: Record) -> bytes:
+    """The line of one record, or of several, which ends with the checksum of what is before."""
+    encoded = [codec.encode(record) for record in records]
+    text = encoded[0][:-1] if len(encoded) == 1 else b'{"records":[%b]' % b",".join(encoded)
+    return with_checksum(text) + b"\n"
 
 
 def whole(journal: bytes) -> bytes:
@@ -193,7 +195,7 @@ def decode(journal: bytes) -> Iterator[Record]:
         try:
             if with_checksum(text) != line:
                 raise MalformedMessage("it does not match its checksum")
-            yield _record(text + b"}")
+            yield from _records(text + b"}")
         except MalformedMessage as error:
             raise DamagedJournal(f"line {number} is no record of a launcher: {line[:100]!r}") from error
 
@@ -203,8 +205,19 @@ def with_checksum(text: bytes) -> bytes:
     return text + _CHECKSUM + b"%d}" % zlib.crc32(text)
 
 
-def _record(frame: bytes) -> Record:
+def _records(frame: bytes) -> list[Record]:
     values = codec.parse(frame)
+    if "records" not in values:
+        return [_record(values)]
+    several = values["records"]
+    if len(values) > 1 or not isinstance(several, list) or not several:
+        raise MalformedMessage("it has no list of records")
+    if not all(isinstance(each, dict) for each in several):
+        raise MalformedMessage("what it lists are no records")
+    return [_record(each) for each in several]
+
+
+def _record(values: dict[str, Any]) -> Record:
     if values.get("message") == LauncherStarted.__name__ and values.get("format") != FORMAT:
         raise OtherJournalFormat(f"it is of format {quoted(values.get('format', 1))}, this version knows {FORMAT} only")
     record: Record = codec.message(values, _KINDS)

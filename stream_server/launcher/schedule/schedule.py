@@ -1,16 +1,20 @@
 """The schedule of the simulations. Pure: events go in with their time, actions come out."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Drop, FailLater, Submit
+from stream_server.launcher.schedule.live import LiveSimulations
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
 from stream_server.launcher.schedule.shared_jobs import BEHIND, NOT_BEGUN, SharedJobs, num_for_worker
 from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
 
 POSTPONE_S = 10.0
+STATE = attrgetter("state")
 
 
 class SimulationSchedule:
@@ -30,7 +34,7 @@ class SimulationSchedule:
         self._highest_known: dict[int, int] = {}
         self._jobs = SharedJobs(self._simulations, are_workers=limits.per_worker > 1)
         self._waiting = StartQueue()
-        self._live: dict[int, ScheduledSimulation] = {}
+        self._live = LiveSimulations()
         self._requests = AttachQueue(limits.max_attached)
         self._policy = RetryPolicy(limits)
         self.anything_came = False
@@ -41,15 +45,13 @@ class SimulationSchedule:
     @property
     def done(self) -> bool:
         """`stop` was called and no job is left; a schedule that aborts the study still waits for `stop`."""
-        return self._cancel_at < math.inf and not any(it.has_job for it in self._live.values())
+        return self._cancel_at < math.inf and not any(it.has_job for it in self._live)
 
     @property
     def counts(self) -> dict[ScheduledState, int]:
         """Number of simulations in each state."""
-        counts = dict.fromkeys(ScheduledState, 0)
-        for it in self._simulations.values():
-            counts[it.state] += 1
-        return counts
+        counted = Counter(map(STATE, self._simulations.values()))
+        return {state: counted[state] for state in ScheduledState}
 
     def state(self, simulation: int) -> ScheduledState:
         """The state of a simulation."""
@@ -68,7 +70,7 @@ class SimulationSchedule:
 
     def shares_a_job(self, simulation: int) -> bool:
         """Some other attempt was in the job of this one, and what that one's end means is not known yet."""
-        return any(it.id != simulation and simulation in it.job_members for it in self._live.values())
+        return self._live.shares_a_job(simulation)
 
     def what_comes_before(self, simulation: int) -> str | None:
         """Why the job of this attempt has not come to it yet though it runs; None if it has."""
@@ -83,7 +85,7 @@ class SimulationSchedule:
     @property
     def wake_at(self) -> float:
         """The time of the next `tick` that does something; infinity when none will."""
-        deadlines = [deadline for it in self._live.values() if (deadline := self._deadline(it)) is not None]
+        deadlines = [deadline for _, deadline in self._clocks()]
         if not self.away:
             deadlines += self._requests.deadlines
             deadlines += [self._postponed_to] if self._postponed_to > -math.inf else []
@@ -103,6 +105,7 @@ class SimulationSchedule:
         have failed before or were given up, of the same study run.
         """
         assert not self._simulations
+        jobs: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._highest_known = dict(highest_known)
         self.anything_came = anything_came
         self.why_finishing = why_finishing
@@ -110,9 +113,10 @@ class SimulationSchedule:
             if it.state is ScheduledState.WAITING and self._policy.is_exhausted(it):
                 # Its launcher was killed before it had given it up.
                 it.state = ScheduledState.GIVEN_UP
+            it.job_members = jobs.setdefault(it.job_members, it.job_members)
             self._simulations[it.id] = it
             if it.state is ScheduledState.RUNNING:
-                self._live[it.id] = it
+                self._live.add(it)
 
     def pause(self) -> None:
         """The server is gone; the next one will send its plan."""
@@ -164,7 +168,7 @@ class SimulationSchedule:
         """The job of an attempt could not even be begun; that is not its fault. Nothing is started for a while."""
         it = self._simulations[simulation]
         it.has_job = False
-        self._live.pop(simulation, None)
+        self._live.discard(simulation)
         if not it.state.terminal:
             it.state = ScheduledState.WAITING
             self._waiting.add(simulation, again=True)
@@ -230,6 +234,7 @@ class SimulationSchedule:
         assert it.has_job
         assert it.attempt == attempt
         it.has_job = False
+        self._live.job_ended(it)
         it.cancelled = it.is_decided
         # The excuse of a cancelled attempt is known since it was cancelled.
         it.excuse = it.excuse or ("" if it.cancelled else excuse)
@@ -237,7 +242,7 @@ class SimulationSchedule:
             return self._fail(it) + self._fill(now)
         it.job_exited(exit_code, reason, now)
         if self.stopped or it.state.terminal:
-            del self._live[it.id]
+            self._live.discard(it.id)
         return [*self._failed_later(it), *self._fill(now)]
 
     def attach(self, token: int, simulation: int | None, now: float, *, client: str = "") -> list[Action]:
@@ -251,7 +256,8 @@ class SimulationSchedule:
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions: list[Action] = []
-        for it in list(self._live.values()):
+        for it in [it for it, deadline in self._clocks() if deadline <= now]:
+            # What was done about another one may have changed this.
             deadline = self._deadline(it)
             if deadline is None or now < deadline:
                 continue
@@ -265,7 +271,7 @@ class SimulationSchedule:
 
     def was_suspended(self, seconds: float, now: float) -> None:
         """The launcher itself was stopped, or too busy to listen: neither simulations nor the server were silent."""
-        for it in self._live.values():
+        for it in self._live:
             it.quiet_since = min(now, it.quiet_since + seconds)
 
     def finish(self, reason: str, now: float) -> list[Action]:
@@ -277,7 +283,9 @@ class SimulationSchedule:
         """The study has ended: nothing more is started, and what still runs after `grace_s` is cancelled."""
         self.stopped = True
         self._cancel_at = min(self._cancel_at, now + grace_s)
-        self._live = {it.id: it for it in self._live.values() if it.has_job}
+        for it in self._live:
+            if not it.has_job:
+                self._live.discard(it.id)
         return self.tick(now)
 
     def _want(self, simulation: int, known: int, *, new_incarnation: bool) -> list[Action]:
@@ -303,7 +311,7 @@ class SimulationSchedule:
         if it.state is ScheduledState.EXITED and not new_incarnation:
             if not it.cancelled:
                 # The last word of it is awaited, again if the study was to stop meanwhile.
-                self._live[it.id] = it
+                self._live.add(it)
                 return []
             if it.id in self._live:
                 # It was cancelled by its own clock, not because the study stopped, and its end could not be reported.
@@ -319,14 +327,23 @@ class SimulationSchedule:
                 return [] if it.cancelled else [self._cancel(it)]
             self._wait_again(it)
             return []
-        self._live[it.id] = it
+        self._live.add(it)
         it.go_on(excuse=RESTARTED if new_incarnation else "")
         return [] if it.cancelled else [Continue(simulation=it.id, attempt=it.attempt, attached=it.attached)]
 
     def _wait_again(self, it: ScheduledSimulation) -> None:
         it.state = ScheduledState.WAITING
-        self._live.pop(it.id, None)
+        self._live.discard(it.id)
         self._waiting.add(it.id, again=True, may_share=self._jobs.are_workers)
+
+    def _clocks(self) -> list[tuple[ScheduledSimulation, float]]:
+        """The simulations whose clock runs, and when it runs out."""
+        if self.stopped:
+            return [(it, self._cancel_at) for it in self._live if not it.cancelled]
+        if self.away:
+            return []
+        timed = ((it, it.deadline(self.limits.timeout_s)) for it in self._jobs.on_the_clock(self._live))
+        return [(it, deadline) for it, deadline in timed if deadline is not None]
 
     def _deadline(self, it: ScheduledSimulation) -> float | None:
         if self.stopped:
@@ -338,7 +355,7 @@ class SimulationSchedule:
     ) -> ScheduledSimulation:
         it = self._simulations[simulation]
         it.begin(now, has_job=has_job, job_members=job_members, client=client)
-        self._live[it.id] = it
+        self._live.add(it)
         return it
 
     def _cancel(self, it: ScheduledSimulation) -> Cancel:
@@ -357,7 +374,7 @@ class SimulationSchedule:
     def _close(self, it: ScheduledSimulation, state: ScheduledState) -> None:
         it.state = state
         if not it.has_job:
-            self._live.pop(it.id, None)
+            self._live.discard(it.id)
 
     def _failed_later(self, it: ScheduledSimulation) -> list[Action]:
         failed = self.failed_later(it.id)
@@ -369,7 +386,7 @@ class SimulationSchedule:
         if was_not_begun and not it.cancelled:
             it.excuse = it.excuse or NOT_BEGUN
         decided = self._policy.failed(it, anything_came=self.anything_came, num_given_up=num_given_up)
-        self._live.pop(it.id, None)
+        self._live.discard(it.id)
         if it.state is ScheduledState.WAITING:
             # A worker that left its list of its own accord would do so again.
             self._waiting.add(it.id, again=True, may_share=was_not_begun and bool(it.excuse) and not it.ended_well)
@@ -387,7 +404,7 @@ class SimulationSchedule:
         actions: list[Action] = []
         if self.why_finishing and not (self.stopped or self.away):
             actions += self._drop_all(self.why_finishing)
-        num_free = self.limits.max_running - self._jobs.num([it for it in self._live.values() if not it.attached])
+        num_free = self.limits.max_running - self._jobs.num(self._live)
         may_start = self.limits.starts_jobs and not self.stopped and not self.away
         while may_start and self._postponed_to == -math.inf and num_free > 0:
             job = self._waiting.next_job(
@@ -426,11 +443,10 @@ class SimulationSchedule:
             return [*self._requests.decline_all("the study has ended")]
         if self.away:
             return []
-        attached = [it for it in self._live.values() if it.attached]
         answers = self._requests.answer(
             self._simulations,
             now,
-            attached=attached,
+            attached=list(self._live.attached.values()),
             take=lambda simulation, client: self._give(simulation, now, client=client),
         )
         return [*answers]

@@ -1,9 +1,10 @@
 """Jobs that several simulations share: who is in them, when they are over, and whose fault a failure is. Pure."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 
+from stream_server.launcher.schedule.live import LiveSimulations
 from stream_server.launcher.schedule.simulation import ScheduledSimulation
 
 ENDED_WITH_JOB = "was ended with its job"
@@ -52,9 +53,19 @@ class SharedJobs:
         """Whether its worker, if it has one, had nothing to compute after this simulation."""
         return not self.are_workers or it.id == it.job_members[-1]
 
-    def num(self, live: Collection[ScheduledSimulation]) -> int:
-        """How many of `max_running` these take, none of which is attached: workers are as one simulation."""
-        return len({it.job_members for it in live}) if self.are_workers else len(live)
+    def num(self, live: LiveSimulations) -> int:
+        """How many of `max_running` these take, the attached ones apart: workers are as one simulation."""
+        return len(live.jobs) if self.are_workers else len(live) - len(live.attached)
+
+    def on_the_clock(self, live: LiveSimulations) -> Iterator[ScheduledSimulation]:
+        """Go through those of these that do not wait for others."""
+        yield from live.attached.values()
+        for job in live.jobs:
+            first = job.first_unspent() if self.are_workers and not job.has_ended else None
+            if first is not None:
+                yield first
+            else:
+                yield from (it for it in job.live.values() if not self.waits(it))
 
     def give_time_to_end(self, it: ScheduledSimulation, now: float) -> None:
         """This may be the last one for which its job ran: from now on that has the timeout to end, or to go on."""
@@ -75,7 +86,9 @@ class SharedJobs:
     def _mate(self, simulation: int, it: ScheduledSimulation) -> ScheduledSimulation | None:
         """This simulation if it is another one in the job of `it`, which still runs for it."""
         mate = self._simulations.get(simulation)
-        return mate if mate and mate is not it and mate.has_job and it.id in mate.job_members else None
+        if mate is None or mate is it or not mate.has_job:
+            return None
+        return mate if mate.job_members is it.job_members or it.id in mate.job_members else None
 
 
 def num_for_worker(num_waiting: int, *, most: int, max_running: int) -> int:

@@ -210,10 +210,15 @@ class Ensemble:
         # Whose fault it is that a clock runs out is to be known before.
         if now < min(self._poll_at, self.schedule.wake_at):
             return
+        ended_for_good: list[AttemptEnd] = []
         for ended in self.jobs.poll(now):
             # A launcher that was killed may have dealt with some of those that shared the job.
             if self.schedule.runs(ended.simulation, ended.attempt):
                 self._has_ended(ended, now)
+                if self.schedule.state(ended.simulation).terminal:
+                    ended_for_good.append(ended)
+        # Whoever takes over before this is written finds the jobs ended, and judges again.
+        self.reports.attempts_ended(ended_for_good)
         for (simulation, attempt), at_fault, over in self.jobs.ranks_ended():
             if self.schedule.ranks_ended(simulation, attempt, at_fault, now, over=over):
                 what = at_fault or "all ranks ended with exit code 0"
@@ -230,8 +235,6 @@ class Ensemble:
         self._carry_out(
             self.schedule.job_ended(simulation, attempt, ended.exit_code, ended.reason, now, excuse=ended.excuse)
         )
-        if self.schedule.state(simulation).terminal:
-            self.reports.attempt_ended(simulation, attempt, ended.reason)
         is_finished = self.schedule.state(simulation) is ScheduledState.FINISHED
         if is_finished and not self.keep_finished and not self.schedule.failed_later(simulation):
             self._not_kept.add((simulation, attempt))
@@ -335,15 +338,18 @@ class Reports:
         log.info("simulation %d, attempt %d %s", ended.simulation, ended.attempt, ended.reason)
         self._logs[ended.simulation, ended.attempt] = ended.log
 
-    def attempt_ended(self, simulation: int, attempt: int, reason: str) -> None:
-        """Nothing of an attempt is to be waited for any more."""
-        self.journal.note(records.AttemptEnded(simulation=simulation, attempt=attempt, reason=reason))
+    def attempts_ended(self, ended: Sequence[AttemptEnd]) -> None:
+        """Nothing of these attempts is to be waited for any more."""
+        if ended:
+            self.journal.note(
+                *(records.AttemptEnded(simulation=it.simulation, attempt=it.attempt, reason=it.reason) for it in ended)
+            )
 
     def let_go(self, simulation: int, reason: str) -> None:
         """A simulation that a client brought to its end by itself has no job whose end could be waited for."""
         attempt = self._given.pop(simulation, None)
         if attempt is not None:
-            self.attempt_ended(simulation, attempt, reason)
+            self.journal.note(records.AttemptEnded(simulation=simulation, attempt=attempt, reason=reason))
 
     def tell(self, action: Fail | FailLater | GiveUp | Drop | Give | launcher_link.NoneLeft | AbortStudy) -> None:
         """Pass a decision on."""

@@ -170,5 +170,6 @@ class Starter:
             self.schedule.begun(simulation, time.monotonic())
         failpoint("launcher.after_submit")
         if handle is not None:
-            for simulation, attempt in specs:
-                self.journal.note(records.AttemptStarted(simulation=simulation, attempt=attempt, handle=handle))
+            self.journal.note(
+                *(records.AttemptStarted(simulation=it, attempt=attempt, handle=handle) for it, attempt in specs)
+            )

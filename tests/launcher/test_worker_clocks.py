@@ -1,0 +1,97 @@
+"""The schedule looks at few of the simulations of a worker, and knows what a look at all of them would tell."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_server.launcher.schedule.actions import Action, Submit
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
+from stream_server.launcher.schedule.schedule import SimulationSchedule
+
+NUM = 9
+
+simulations = st.integers(0, NUM - 1)
+events = st.one_of(
+    st.tuples(st.just("progress"), simulations, st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("finished"), simulations),
+    st.tuples(st.just("invalid"), simulations),
+    st.tuples(st.just("ended"), simulations, st.sampled_from([0, 1, None]), st.integers(1, NUM)),
+    st.tuples(st.just("attach"), st.integers(0, 99)),
+    st.tuples(st.just("tick"), st.sampled_from([0.5, 2.0, 11.0, 61.0])),
+    st.tuples(st.just("restarted"), st.sets(simulations), st.booleans()),
+    st.tuples(st.just("stop")),
+)
+
+
+class World:
+    """A schedule, and the jobs that it has started."""
+
+    def __init__(self, limits: ScheduleLimits) -> None:
+        self.schedule = SimulationSchedule(limits)
+        self.limits = limits
+        self.now = 0.0
+        self.jobs: list[list[tuple[int, int]]] = []
+        self.note(self.schedule.replan(dict.fromkeys(range(NUM), -1), 0.0))
+
+    def note(self, actions: list[Action]) -> None:
+        for it in actions:
+            if isinstance(it, Submit):
+                self.jobs.append([(each.simulation, each.attempt) for each in (it, *it.beside)])
+
+    def happen(self, event: Any) -> None:
+        schedule = self.schedule
+        match event:
+            case ("progress", simulation, received, blocked):
+                attempt = schedule._simulations[simulation].attempt
+                self.note(schedule.progress(simulation, attempt, received, blocked, self.now))
+            case ("finished", simulation):
+                self.note(schedule.finished(simulation, self.now))
+            case ("invalid", simulation):
+                self.note(schedule.invalid(simulation, self.now))
+            case ("ended", position, exit_code, num) if self.jobs:
+                # Some of them could not even be prepared, or the launcher looks in the middle.
+                job = self.jobs[position % len(self.jobs)]
+                for simulation, attempt in [job.pop(0) for _ in range(min(num, len(job)))]:
+                    self.note(schedule.job_ended(simulation, attempt, exit_code, "ended", self.now))
+                self.jobs = [it for it in self.jobs if it]
+            case ("attach", token):
+                self.note(schedule.attach(token, None, self.now))
+            case ("tick", seconds):
+                self.now += seconds
+                self.note(schedule.tick(self.now))
+            case ("restarted", lost, new_incarnation):
+                schedule.pause()
+                planned = [i for i, it in schedule._simulations.items() if not it.state.terminal or i in lost]
+                plan = dict.fromkeys(planned, -1)
+                self.note(schedule.replan(plan, self.now, new_incarnation=new_incarnation))
+            case ("stop",):
+                self.note(schedule.stop(self.now, 5.0))
+
+
+def clocks_of_all(schedule: SimulationSchedule) -> dict[int, float]:
+    deadlines = {it.id: schedule._deadline(it) for it in schedule._live}
+    return {simulation: deadline for simulation, deadline in deadlines.items() if deadline is not None}
+
+
+@pytest.mark.parametrize("sharing", [{"per_worker": 4}, {"per_job": 3}, {}], ids=str)
+@settings(max_examples=150, deadline=None)
+@given(happened=st.lists(events, max_size=40))
+def test_the_clocks_are_those_that_a_look_at_all_simulations_finds(
+    sharing: dict[str, int], happened: list[Any]
+) -> None:
+    limits = ScheduleLimits(max_running=3, max_attached=2, max_failed=1.0, timeout_s=60.0, **sharing)
+    world = World(limits)
+    for event in happened:
+        world.happen(event)
+        schedule = world.schedule
+        live = list(schedule._live)
+        assert {it.id: deadline for it, deadline in schedule._clocks()} == clocks_of_all(schedule)
+        assert {it.id for it in schedule._live.attached.values()} == {it.id for it in live if it.attached}
+        with_job = [it for it in live if not it.attached]
+        num = len({it.job_members for it in with_job}) if limits.per_worker > 1 else len(with_job)
+        assert schedule._jobs.num(schedule._live) == num
+        for simulation in range(NUM):
+            shares = any(it.id != simulation and simulation in it.job_members for it in live)
+            assert schedule.shares_a_job(simulation) == shares
