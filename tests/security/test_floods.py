@@ -89,10 +89,10 @@ def test_who_floods_a_rank_with_hellos_is_cut_off_and_not_answered_for_a_while_a
             until(lambda: events.poll(0), limit_s=20)
             num_before = len(answered)
             study.launch(0)
+            crew.start(lambda: [study.first.draw() for _ in range(NUM_STEPS)])
             with study.run(0) as run:
                 for step in range(NUM_STEPS):
                     assert run.send(step, u=np.zeros(4))
-                    study.first.draw()
         finally:
             is_over.set()
             crew.join()
