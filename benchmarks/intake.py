@@ -6,12 +6,17 @@ thread draws from a FIFO that stays about half full. The reference receives a he
 with keys as ours, and copies the payload into the next row. At 4 kB the client puts 8 steps into a message, else one,
 as the reference has; `intake.*.40kB.packed` leaves it to the client, which then puts 13 into a message.
 
+`intake.curve` is the price of the keys: samples per second of the wall clock, from the client to the training, over TCP
+with CURVE, and without it as the reference. Encryption is the work of ZeroMQ's own threads on both sides, which the
+CPU time of the receiver thread does not show.
+
     python -m benchmarks.intake
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 
 import numpy as np
 import zmq
@@ -34,8 +39,15 @@ SIZES = {
 }
 
 
+class Clock(Enum):
+    """What a round is measured by: the CPU time of the receiver thread, or all the time that it takes."""
+
+    RECEIVER = "receiver"
+    WALL = "wall"
+
+
 def results() -> Iterator[Result]:
-    """intake.{ipc,tcp}.{4kB,40kB,40kB.packed,1MB}."""
+    """intake.{ipc,tcp}.{4kB,40kB,40kB.packed,1MB}, intake.curve.{4kB,40kB.packed,1MB}."""
     for transport in ("ipc", "tcp"):
         for size, (sample_bytes, steps_per_message) in SIZES.items():
             with (
@@ -43,14 +55,23 @@ def results() -> Iterator[Result]:
                 bare(sample_bytes, over_tcp=transport == "tcp") as reference,
             ):
                 yield alternated(f"intake.{transport}.{size}", "samples/s", value, reference)
+    for size in ("4kB", "40kB.packed", "1MB"):
+        with (
+            ours(*SIZES[size], over_tcp=True, clock=Clock.WALL) as value,
+            ours(*SIZES[size], over_tcp=True, clock=Clock.WALL, encrypts=False) as reference,
+        ):
+            yield alternated(f"intake.curve.{size}", "samples/s", value, reference)
 
 
 @contextmanager
-def ours(sample_bytes: int, steps_per_message: int, *, over_tcp: bool) -> Iterator[Callable[[], float]]:
+def ours(
+    sample_bytes: int, steps_per_message: int, *, over_tcp: bool, clock: Clock = Clock.RECEIVER, encrypts: bool = True
+) -> Iterator[Callable[[], float]]:
     """Rounds of the receiver thread."""
     num_rows = RING_BYTES // sample_bytes
     credit = max(4, MAX_QUEUED_BYTES // sample_bytes)
-    with reception(Fifo(capacity=2 * num_rows), sample_bytes=sample_bytes, credit=credit) as study:
+    policy = Fifo(capacity=2 * num_rows)
+    with reception(policy, sample_bytes=sample_bytes, credit=credit, encrypts=encrypts) as study:
         file = study.write_connection(over_tcp=over_tcp)
         with sender("client", file, sample_bytes, steps_per_message) as send:
             send(num_rows)
@@ -58,12 +79,13 @@ def ours(sample_bytes: int, steps_per_message: int, *, over_tcp: bool) -> Iterat
             # Every page is in use before the first round, as in a buffer that has been full once.
             study.buffer.slots.arrays["field"].fill(1)
             num = _num_samples(sample_bytes)
+            now_s = time.perf_counter if clock is Clock.WALL else lambda: study.cpu_s
 
             def one_round() -> float:
-                before_s = study.cpu_s
+                before_s = now_s()
                 send(num)
                 _draw(study, num)
-                return num / (study.cpu_s - before_s)
+                return num / (now_s() - before_s)
 
             yield one_round
 

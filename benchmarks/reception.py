@@ -75,8 +75,11 @@ def reception(
     spare: int = 0,
     window_bytes: int = 64 * 2**20,
     num_steps: int | None = None,
+    encrypts: bool = True,
 ) -> Iterator[Reception]:
-    """Receive samples of one float32 field, of up to `num_steps` or any number of time steps, with keys as by default.
+    """Receive samples of one float32 field, of up to `num_steps` or any number of time steps.
+
+    With keys over TCP as by default, unless nothing `encrypts`.
 
     `spare` slots are there for checkpoints. A client retains `window_bytes` of what is in none.
     """
@@ -105,7 +108,7 @@ def reception(
                 validation=ValidationStore(0),
                 credit_slots=room,
             ),
-            access=CurveAccess(keys, attaching=attaching.public),
+            access=CurveAccess(keys, attaching=attaching.public if encrypts else None, encrypts_tcp=encrypts),
             settings=ReceiverSettings(
                 ipc_folder=folder, host=socket.gethostname(), address="127.0.0.1", link=f"ipc://{folder}/launcher"
             ),
@@ -134,7 +137,8 @@ def reception(
         files = []
         for simulation in range(num_simulations):
             key = KeyPair.make()
-            launcher.send(launcher_link.Attempt(simulation=simulation, attempt=0, public_key=key.public))
+            public = key.public if encrypts else None
+            launcher.send(launcher_link.Attempt(simulation=simulation, attempt=0, public_key=public))
             security = Security(
                 server_public_key=keys.public, client_public_key=key.public, client_secret_key=key.secret
             )
@@ -145,7 +149,7 @@ def reception(
                     host=endpoints.host,
                     control=endpoints.control,
                     simulation=simulation,
-                    security=security,
+                    security=security if encrypts else None,
                 )
             )
         yield Reception(folder=folder, buffer=buffer, receiver=receiver, thread=thread, files=files)

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,8 @@ def test_who_floods_a_rank_with_hellos_is_cut_off_and_not_answered_for_a_while_a
         def flood() -> None:
             while not is_over.is_set():
                 if flooder.poll(100, zmq.POLLOUT):
-                    flooder.send(hello)
+                    with suppress(zmq.Again):
+                        flooder.send(hello, zmq.NOBLOCK)
 
         crew = Crew()
         crew.start(flood)
@@ -89,10 +90,10 @@ def test_who_floods_a_rank_with_hellos_is_cut_off_and_not_answered_for_a_while_a
             until(lambda: events.poll(0), limit_s=20)
             num_before = len(answered)
             study.launch(0)
+            crew.start(lambda: [study.first.draw() for _ in range(NUM_STEPS)])
             with study.run(0) as run:
                 for step in range(NUM_STEPS):
                     assert run.send(step, u=np.zeros(4))
-                    study.first.draw()
         finally:
             is_over.set()
             crew.join()
