@@ -121,6 +121,9 @@ def test_settings_that_exclude_each_other_or_would_be_ignored_are_refused(
             },
         },
         {"launcher.backend": "slurm-steps", "simulation.ranks": 2, "simulation.job": {"memory": "1GiB", "options": {}}},
+        {"launcher.backend": "pbs", "simulation.job": {"memory": "1GiB", "options": {"W": "group_list=x"}}},
+        {"launcher.backend": "lsf", "launcher.max_queued": 5, "simulation.job.options": {"app": "mpi"}},
+        {"launcher.backend": "flux", "simulation.job": {"walltime": "01:00:00", "options": {"setattr": "x=1"}}},
     ],
     ids=str,
 )
@@ -163,6 +166,18 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
             {"launcher.backend": "slurm", "simulation.job.options": {"array": "1-9"}},
             "simulation.job.options.array: the launcher sets this itself, or could not follow the job any more. "
             "Leave it out.",
+        ),
+        (
+            {"launcher.backend": "flux", "simulation.job.memory": "1GiB"},
+            "simulation.job.memory: 1073741824 would be ignored, since Flux does not give out memory. Leave it out.",
+        ),
+        (
+            {"launcher.backend": "pbs", "simulation.job.options": {"q": "long"}},
+            "simulation.job.options.q: there is a key for this. Write simulation.job.partition.",
+        ),
+        (
+            {"launcher.backend": "lsf", "simulation.job.options": {"-app": "x"}},
+            'simulation.job.options.-app: this is no option of bsub. Write its name without a dash, such as "app".',
         ),
         (
             {"launcher.backend": "slurm", "simulation.job.options": {"--qos": "low"}},

@@ -94,7 +94,9 @@ class Cluster:
         self._save(number)
 
     def _save(self, number: int) -> None:
-        (self.folder / f"{number}.json").write_text(json.dumps(self.jobs[number]))
+        new = self.folder / f"{number}.new"
+        new.write_text(json.dumps(self.jobs[number]))
+        new.rename(self.folder / f"{number}.json")
 
 
 def _runs(pid: int) -> bool:

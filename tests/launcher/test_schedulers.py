@@ -124,7 +124,8 @@ def test_a_limit_of_the_site_holds_a_job_back_and_a_refusal_ends_it(
     with make() as backend:
         spec = python(tmp_path, "0", WAITING)
         handle = backend.submit(spec)
-        until(lambda: backend.query([handle])[handle].reason.startswith("would exceed"))
+        until(lambda: not (cluster / "trouble").exists())
+        assert state(backend, handle) in (JobState.QUEUED, JobState.RUNNING)
         (spec.folder / "go").touch()
         assert exit_code(backend, handle, spec.folder) == 4
     with make({"simulation.job.partition": "nosuch"}) as backend:
@@ -164,11 +165,15 @@ def test_closing_kills_what_runs(make: MakeBackend, tmp_path: Path, cluster: Pat
     assert {it["state"] for it in in_cluster(cluster)} == {"ended"}
 
 
-def test_a_job_that_is_cancelled_before_it_is_submitted_never_is(make: MakeBackend, tmp_path: Path) -> None:
+def test_a_job_that_is_cancelled_while_it_waits_never_runs(make: MakeBackend, tmp_path: Path, cluster: Path) -> None:
+    (cluster / "slots").write_text("0")
     with make() as backend:
-        handle = backend.submit(python(tmp_path, "0", WAITING))
+        spec = python(tmp_path, "0", WAITING)
+        handle = backend.submit(spec)
+        until(lambda: in_cluster(cluster))
         backend.cancel([handle])
-        assert ended(backend, handle).reason.startswith("was cancelled")
+        assert ended(backend, handle).reason == "was cancelled"
+    assert not (spec.folder / "output.log").exists()
 
 
 def test_pbs_without_a_history_tells_by_the_folder_how_a_job_ended(tmp_path: Path, cluster: Path) -> None:

@@ -81,6 +81,13 @@ def test_simulations_that_attach_by_themselves_take_none(folder: StudyFolder) ->
     assert SimulationCores.of(folder.load({"simulation.command": None}), {}) == NO_SIMULATIONS
 
 
+@pytest.mark.parametrize("backend", ["slurm", "pbs", "lsf", "flux"])
+def test_simulations_that_are_jobs_of_a_scheduler_take_none_of_the_servers_cores(
+    folder: StudyFolder, backend: str
+) -> None:
+    assert SimulationCores.of(folder.load({"launcher.backend": backend}), {}) == NO_SIMULATIONS
+
+
 def test_what_stream_launcher_adds_for_the_server_is_not_for_the_simulations(
     folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,5 @@
-"""Backends, which run jobs: their protocol, the local one and those of Slurm, mpirun, the environment of a simulation,
-and the allocation in which we are.
+"""Backends, which run jobs: their protocol, the local one, those of schedulers, mpirun, the environment of a job, and
+the allocation in which we are.
 
 Offers: allocation, backend, environment, local, mpirun, registry.
 May import: config, machine, storage.

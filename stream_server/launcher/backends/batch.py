@@ -392,6 +392,8 @@ def _explained(job: _Job, entry: QueueEntry) -> JobStatus:
     code = exit_code_of(job.folder / EXIT_FILE)
     if code is not None:
         return JobStatus(state=JobState.ENDED, exit_code=code, reason=describe(code))
+    if job.is_cancelled:
+        return JobStatus(state=JobState.ENDED, reason="was cancelled")
     if not (job.folder / LOG_FILE).exists():
         return JobStatus(
             state=JobState.ENDED, reason=f"ended before its command began: the nodes must see {job.folder}"

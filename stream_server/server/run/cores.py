@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from stream_server.server.ranks.communicator import Ranks
 
 
+# These run the simulations on cores of their own.
+WITH_OWN_NODES = frozenset({"slurm", "pbs", "lsf", "flux"})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationCores:
     """The number of simulations that run at once, and of the cores that each may use: one for each of its threads."""
@@ -27,8 +31,7 @@ class SimulationCores:
     def of(cls, config: StudyConfig, environment: Mapping[str, str]) -> "SimulationCores":
         """The simulations that the launcher starts, if `environment` is that of the shell."""
         simulation = config.simulation
-        # Slurm runs the jobs on cores of their own.
-        if simulation.command is None or config.launcher.backend == "slurm":
+        if simulation.command is None or config.launcher.backend in WITH_OWN_NODES:
             return NO_SIMULATIONS
         threads = num_threads_of(simulation_environment(config, environment)) or 1
         num = min(config.launcher.max_running, config.study.simulations + config.validation.simulations)

@@ -1,0 +1,86 @@
+"""The mechanism of batch schedulers, on one that is a class of the test."""
+
+from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
+
+from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus
+from stream_server.launcher.backends.batch import BatchBackend
+from stream_server.launcher.backends.scheduler import BatchJob, NotSubmitted, QueueEntry, SubmitRefusal
+from tests.support.studies import StudyFolder
+from tests.support.timing import until
+
+NUM = 10_000
+MAX_RUNNING, MAX_QUEUED = 200, 50
+# The site takes fewer jobs of a user than the study would like to have submitted.
+SITE_LIMIT = 80
+ENDED = JobStatus(state=JobState.ENDED, exit_code=0)
+
+
+class CountingScheduler:
+    """A scheduler that starts what waits, and ends what runs, whenever it is asked for its queue."""
+
+    title = "Counting"
+    variables: tuple[str, ...] = ("COUNTING_",)
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, str] = {}
+        self.running: dict[str, str] = {}
+        self.names: list[str] = []
+        self.most_waiting = self.num_refused = self.num_looks = 0
+
+    def check(self, ranks: int) -> None:
+        """It takes any job."""
+
+    def submit(self, job: BatchJob) -> str:
+        if len(self.waiting) + len(self.running) >= SITE_LIMIT:
+            self.num_refused += 1
+            raise NotSubmitted(SubmitRefusal.FULL, "the limit of jobs of a user")
+        self.names.append(job.name)
+        number = str(len(self.names))
+        self.waiting[number] = job.name
+        self.most_waiting = max(self.most_waiting, len(self.waiting))
+        return number
+
+    def queue(self) -> list[QueueEntry]:
+        self.num_looks += 1
+        ended, self.running, self.waiting = self.running, self.waiting, {}
+        running = JobStatus(state=JobState.RUNNING)
+        return [
+            *(QueueEntry(id=number, name=name, status=ENDED) for number, name in ended.items()),
+            *(QueueEntry(id=number, name=name, status=running) for number, name in self.running.items()),
+        ]
+
+    def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
+        """Nobody asks for that here."""
+
+    def hint(self, message: str) -> str:
+        return ""
+
+
+def test_a_study_of_ten_thousand_simulations_keeps_within_max_queued_and_the_limits_of_the_site(tmp_path: Path) -> None:
+    scheduler = CountingScheduler()
+    settings = {"launcher.backend": "slurm", "launcher.max_queued": MAX_QUEUED, "launcher.max_running": MAX_RUNNING}
+    config = StudyFolder(tmp_path).load({**settings, "buffer.capacity": 1000})
+    folders = iter(range(NUM))
+    handles: set[str] = set()
+    num_ended = 0
+
+    def turn() -> bool:
+        nonlocal num_ended
+        while len(handles) < MAX_RUNNING and (number := next(folders, None)) is not None:
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            handles.add(backend.submit(JobSpec(command=("true",), environment={}, folder=folder, marks=frozenset())))
+        ended = {name for name, it in backend.query(handles).items() if it.state is JobState.ENDED}
+        handles.difference_update(ended)
+        num_ended += len(ended)
+        return num_ended == NUM
+
+    with closing(BatchBackend(config, scheduler, ask_s=0.05, retry_s=0.005)) as backend:
+        until(turn, 200)
+    assert len(scheduler.names) == len(set(scheduler.names)) == NUM
+    assert scheduler.most_waiting == MAX_QUEUED
+    assert scheduler.num_refused
+    # One question for all jobs.
+    assert scheduler.num_looks < NUM / 10
