@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_server.errors import MalformedMessage
+from stream_server.launcher.simulations.remote_access import RemoteAccess
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.messages import launcher_link
-from stream_server.messages.curve import KeyPair
+from stream_server.messages.curve import KeyPair, secure_peer_socket
 
 PLAN = launcher_link.Plan(
     study="heat-1",
@@ -183,4 +184,37 @@ def test_a_server_that_is_gone_is_spoken_to_no_more(address: str, server: "zmq.S
         launcher.forget_peer()
         assert not launcher.connected
         assert heard(launcher, server, launcher_link.Finished(simulation=0)) == []
+        assert heard(launcher, server, launcher_link.Here(incarnation=1)) == [launcher_link.Here(incarnation=1)]
+
+
+def test_a_rank_0_that_comes_over_another_connection_was_interrupted_and_a_new_one_was_not(
+    address: str, server: "zmq.Socket[bytes]"
+) -> None:
+    with ServerConnection(address) as launcher, zmq.Context() as context, context.socket(zmq.DEALER) as again:
+        again.linger = 0
+        server.connect(address)
+        again.connect(address)
+        assert heard(launcher, server, launcher_link.Here(incarnation=1), launcher_link.Here(incarnation=1))
+        assert not launcher.was_interrupted
+        assert heard(launcher, again, launcher_link.Here(incarnation=2))
+        assert not launcher.was_interrupted
+        assert heard(launcher, server, launcher_link.Here(incarnation=2))
+        assert launcher.was_interrupted
+
+
+def test_rank_0_on_another_node_is_heard_with_the_keys_of_the_study_only(
+    address: str, server: "zmq.Socket[bytes]"
+) -> None:
+    access = RemoteAccess(address="127.0.0.1", ports=None, keys=KeyPair.make())
+    with ServerConnection(address, access) as launcher, zmq.Context() as context:
+        with context.socket(zmq.DEALER) as stranger:
+            stranger.linger = 0
+            # It has read the public key somewhere.
+            own = KeyPair.make()
+            stranger.curve_serverkey = access.keys.public.encode()
+            stranger.curve_publickey, stranger.curve_secretkey = own.public.encode(), own.secret.encode()
+            stranger.connect(launcher.place)
+            assert heard(launcher, stranger, launcher_link.Here(incarnation=1)) == []
+        secure_peer_socket(server, access.keys)
+        server.connect(launcher.place)
         assert heard(launcher, server, launcher_link.Here(incarnation=1)) == [launcher_link.Here(incarnation=1)]
