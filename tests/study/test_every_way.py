@@ -32,10 +32,10 @@ def product() -> list[Any]:
 def test_a_study_ends_balanced_with_nothing_untrained(
     run: Callable[..., Run], num_ranks: int, mpi: str, policy: str
 ) -> None:
-    """21 samples in batches of 4: no number of ranks divides them, and last batches are partial."""
-    settings = {"study.simulations": 3, "study.time_steps": 7, "buffer.policy": policy}
+    """35 samples in batches of 4: no number of ranks divides them, and last batches are partial."""
+    settings = {"study.simulations": 5, "study.time_steps": 7, "buffer.policy": policy}
     done = run(num_ranks=num_ranks, mpi=mpi, settings=settings)
-    assert_complete(done, num_simulations=3, num_steps=7)
+    assert_complete(done, num_simulations=5, num_steps=7)
     assert done.report["ranks"] == num_ranks
 
 
