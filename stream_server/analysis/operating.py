@@ -3,12 +3,13 @@
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +24,6 @@ from stream_server.machine.screen import escaped, tell
 
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
-MAX_WIDTH = 10_000
 EXIT_STATUS = "exit status: 0 done   1 there is no such run, or it is not running   2 the command line is wrong"
 
 Plain = dict[str, Any]
@@ -289,14 +289,23 @@ def print_table(table: Table, console: Console) -> None:
     In a pipe or a file each row is one line, however long.
     """
     if not console.is_terminal:
-        unlimited = console.options.update(width=MAX_WIDTH)
-        console.width = max(console.width, console.measure(table, options=unlimited).maximum)
+        # Of 2,000 simulations rich would take several seconds to lay out the table.
+        print("\n".join(_lines(table)), file=console.file)
+        return
     for column in table.columns[:-1]:
         column.no_wrap = True
     if console.measure(table).minimum > console.width:
         for column in table.columns[:-1]:
             column.no_wrap = False
     console.print(table)
+
+
+def _lines(table: Table) -> Iterator[str]:
+    columns = [[str(cell) for cell in (*([it.header] if table.show_header else []), *it.cells)] for it in table.columns]
+    widths = [max(map(cell_len, cells), default=0) for cells in columns]
+    for row in zip(*columns, strict=True):
+        cells = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
 
 
 def _table(*columns: str) -> Table:

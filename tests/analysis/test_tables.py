@@ -32,6 +32,18 @@ def test_in_a_file_a_row_is_one_line() -> None:
     assert lines[1] == f"0   0.0489063  0.0489063  {REASON}"
 
 
+def test_in_a_file_columns_are_aligned_by_the_width_of_their_characters() -> None:
+    made = Table(box=None, pad_edge=False)
+    for name in ("name", "state"):
+        made.add_column(name)
+    made.add_row("温度", "waiting")
+    made.add_row("heat 12", "running")
+    console = Console(file=io.StringIO(), width=40, force_terminal=False)
+    print_table(made, console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "name     state\n温度     waiting\nheat 12  running\n"
+
+
 def test_on_a_terminal_only_the_last_column_goes_on_below() -> None:
     lines = printed(2, width=50, is_terminal=True)
     assert lines[1].startswith("0   0.0489063  0.0489063  ended")
