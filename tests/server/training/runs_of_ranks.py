@@ -20,6 +20,7 @@ def study(
     return SimpleNamespace(
         study_dir=Path(),
         study=SimpleNamespace(simulations=num_samples, time_steps=SimpleNamespace(num=1), seed=0),
+        samples_per_simulation=1,
         buffer=SimpleNamespace(policy="firo", pseudo_epochs=pseudo_epochs, capacity=1, watermark=1, args={}),
         training=SimpleNamespace(
             batch_size=batch_size, accumulate=accumulate, max_batches=max_batches, draws_per_sample=None
