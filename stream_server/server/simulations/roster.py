@@ -408,8 +408,9 @@ class Roster:
             return []
         if simulation in self._failed_attempts:
             self._retried[simulation] = self._failed_attempts.pop(simulation)
+        entry.waits_for = waits_for
         self._enter(simulation, SimulationPhase.RUNNING)
-        entry.attempt, entry.attached, entry.ready, entry.waits_for = attempt, attached, False, waits_for
+        entry.attempt, entry.attached, entry.ready = attempt, attached, False
         # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.
         entry.begun, entry.goes_on = entry.begun or not (attached and goes_on), goes_on
         entry.shares.clear()
