@@ -58,15 +58,15 @@ class Patience:
             self._heard += overslept_s
         self._listened = now
 
+    def heard(self) -> None:
+        """The server said something."""
+        self._heard = time.monotonic()
+
     def refused(self) -> bool:
         """The server has just refused the key; whether it has done so for a while."""
         now = time.monotonic()
         self._refused = min(self._refused, now)
         return now - self._refused >= REFUSED_S
-
-    def heard(self) -> None:
-        """The server said something."""
-        self._heard = time.monotonic()
 
     def may_repeat(self) -> bool:
         """Whether it is time to ask again; if so, the next time is `repeat_s` later."""
