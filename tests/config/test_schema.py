@@ -44,6 +44,8 @@ def test_every_key_is_documented(key: str) -> None:
 
 def test_every_documented_key_is_there() -> None:
     known = set(keys(StudyConfig))
+    # A key whose value may be a section or something shorter has a row of its own.
+    known |= {key.rpartition(".")[0] for key in known}
     assert [key for key in documented() if key not in known and not key.startswith("study.fields.NAME.")] == []
 
 

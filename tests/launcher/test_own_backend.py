@@ -124,8 +124,8 @@ def test_the_backend_of_a_study_is_loaded_by_its_name(tmp_path: Path) -> None:
 
 def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path)
-    with pytest.raises(ConfigError, match=r'launcher\.backend: "pbs" is not a backend\. Write "local", "slurm"'):
-        load(folder.study({"launcher.backend": "pbs"}))
+    with pytest.raises(ConfigError, match=r'launcher\.backend: "moab" is not a backend\. Write "local", "slurm"'):
+        load(folder.study({"launcher.backend": "moab"}))
     with pytest.raises(ConfigError, match=r"launcher\.backend: there is no file"):
         load(folder.study({"launcher.backend": "cluster.py:Own"}))
     folder.write("partial.py", OWN.replace("submit = cancel =", "submit ="))

@@ -54,7 +54,9 @@ class World:
                 # Some of them could not even be prepared, or the launcher looks in the middle.
                 job = self.jobs[position % len(self.jobs)]
                 for simulation, attempt in [job.pop(0) for _ in range(min(num, len(job)))]:
-                    self.note(schedule.job_ended(simulation, attempt, exit_code, "ended", self.now))
+                    # What a server has lost leaves a worker that has moved on.
+                    if schedule.runs(simulation, attempt):
+                        self.note(schedule.job_ended(simulation, attempt, exit_code, "ended", self.now))
                 self.jobs = [it for it in self.jobs if it]
             case ("attach", token):
                 self.note(schedule.attach(token, None, self.now))

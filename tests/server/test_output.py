@@ -174,6 +174,7 @@ def test_each_result_that_is_there_has_the_command_that_shows_it(
     monkeypatch.chdir(folder.path.parent.parent)
     assert folder.places == [
         ("model", "stream-server --config runs/heat/study.json --evaluate runs/heat"),
+        ("page", "stream-study serve runs/heat"),
         ("logs", "less runs/heat/logs/*.log"),
         ("report", "less runs/heat/report.json"),
     ]
