@@ -1,6 +1,5 @@
 """Simulations that are MPI programs: the launcher starts their ranks, alone or several simulations in one job."""
 
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.study_run import journal_of
 from tests.support.launch import IMPLEMENTATIONS
 from tests.support.runs import LiveRun, Run, assert_complete, run_study, start_study
 
@@ -37,7 +37,7 @@ def troubled(trouble: str, victim: int = VICTIM, *more: str) -> dict[str, Any]:
 
 def counted(run: Run) -> dict[tuple[int, int], bool]:
     """The attempts that failed, and whether that counted against their simulation."""
-    records = [json.loads(line) for line in (run.output_dir / "journal.jsonl").read_text().splitlines()]
+    records = journal_of(run.output_dir)
     ends = {(it["simulation"], it["attempt"]): it for it in records if it["message"] == "Fail"}
     return {attempt: not it["excuse"] for attempt, it in ends.items() if "exit code 0" not in it["reason"]}
 
