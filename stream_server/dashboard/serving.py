@@ -34,7 +34,7 @@ MAX_CONNECTIONS = 256
 SILENCE_S = 10.0
 
 
-class LimitedServer(HTTPServer):
+class BoundedHTTPServer(HTTPServer):
     """Closes what comes while it has MAX_CONNECTIONS, each of which costs this process a descriptor."""
 
     def initialize(self, *args: Any, **kwargs: Any) -> None:
@@ -90,7 +90,7 @@ def _running(watch: Watch, port: int) -> Iterator[str]:
         exclude_headers=["Cookie"],
         exclude_cookies=[f"stream-study-{port}"],
     )
-    http = LimitedServer(tornado, idle_connection_timeout=SILENCE_S)
+    http = BoundedHTTPServer(tornado, idle_connection_timeout=SILENCE_S)
     http.add_sockets(bind_sockets(port, HOST))
     server = BaseServer(IOLoop.current(), tornado, http)
     server.start()

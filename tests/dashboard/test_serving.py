@@ -15,7 +15,7 @@ def test_connections_without_a_word_are_bounded_and_make_room_after_a_while(monk
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", MOST)
 
     async def attack() -> tuple[list[bytes], bytes]:
-        server = serving.LimitedServer(Application(), idle_connection_timeout=0.5)
+        server = serving.BoundedHTTPServer(Application(), idle_connection_timeout=0.5)
         sockets = bind_sockets(0, serving.HOST)
         server.add_sockets(sockets)
         port = sockets[0].getsockname()[1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stream_server.config.sections import SimulationJobSettings
-from stream_server.launcher.backends import slurm_commands, slurm_job
+from stream_server.launcher.backends import job_script, slurm
 from stream_server.launcher.backends.backend import LOG_FILE, JobSpec
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.backends.mpirun import Mpirun
@@ -87,7 +87,7 @@ def test_a_job_on_this_machine(folder: Path, what: str) -> None:
 @pytest.mark.parametrize("what", ["arguments", "variables"])
 def test_a_job_of_slurm(folder: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (ARGUMENTS, *EVIL) if what == "arguments" else (VARIABLES, str(len(EVIL)))
-    monkeypatch.setattr(slurm_commands, "require", lambda *commands: None)
+    monkeypatch.setattr(slurm, "require", lambda *commands: None)
     monkeypatch.setattr(SlurmBackend, "_wake", lambda backend: None)
     settings = SimulationJobSettings(environment={f"EVIL_{i}": it for i, it in enumerate(EVIL) if "\udcff" not in it})
     config: Any = SimpleNamespace(
@@ -98,9 +98,9 @@ def test_a_job_of_slurm(folder: Path, what: str, monkeypatch: pytest.MonkeyPatch
     backend = SlurmBackend(config)
     name = backend.submit(job(folder, "python3", "-Sc", *words))
     assert set(name) <= {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"}
-    assert stat.S_IMODE((folder / slurm_job.JOB_FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / job_script.JOB_FILE).stat().st_mode) == 0o600
     # What slurmd runs.
-    script = backend._jobs[name].script
+    script = backend._jobs[name].submission.script
     done = subprocess.run(["bash"], input=os.fsencode(script), capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert said(folder) == list(EVIL)

@@ -79,6 +79,7 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         (sockets, "zmq", zmq),
         (sockets, "Socket", messaging.Socket),
         (sockets, "Ways", messaging.Ways),
+        (sockets, "ConnectionGuard", messaging.NoGuard),
         (transport, "Ways", messaging.Ways),
         (server_connection, "zmq", zmq),
         (transport, "zmq", zmq),
