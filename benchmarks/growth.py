@@ -1,4 +1,4 @@
-"""What a simulation costs the launcher and rank 0, in a study of more and more simulations.
+"""The cost of a simulation for the launcher and rank 0, in a study of more and more simulations.
 
 Each simulation is five time steps of eight numbers; two persistent workers compute them, and a checkpoint is saved
 every ten seconds. The CPU time is that from the first attempt until the end, without that of the workers; the memory is

@@ -40,7 +40,7 @@ SIZES = {
 
 
 class Clock(Enum):
-    """What a round is measured by: the CPU time of the receiver thread, or all the time that it takes."""
+    """The measure of a round: the CPU time of the receiver thread, or all the time that it takes."""
 
     RECEIVER = "receiver"
     WALL = "wall"

@@ -122,12 +122,8 @@ class Buffer:
 
         Receiver thread.
         """
-        admitted: list[int] = []
         with self._lock:
-            while num := min(self._num_admissible(), most - len(admitted)):
-                admitted += self._put(num)
-            if admitted:
-                self._wake_if_ready()
+            admitted = self._admit(most)
         if admitted:
             failpoint("buffer.admitted")
         return admitted
@@ -135,20 +131,10 @@ class Buffer:
     def withdraw(self, simulation_id: int) -> int:
         """Drop all samples of a simulation; gives how many of them were never drawn. Receiver thread."""
         with self._lock:
-            ids = self.slots.simulation_ids
-            if self._retention is not None:
-                old = self._backlog[: self._retention.num_waiting]
-                self._retention.num_waiting -= sum(bool(ids[slot] == simulation_id) for slot in old)
-            waiting = [slot for slot in self._backlog if ids[slot] == simulation_id]
-            self._backlog = [slot for slot in self._backlog if ids[slot] != simulation_id]
-            self._free(waiting)
-            slots = self.policy.slots()
-            slots = slots[ids[slots] == simulation_id]
-            num_unseen = self.policy.remove(slots)
-            self._free(self._pins.retire(slots))
+            num_unseen = self._withdraw(simulation_id)
             self._wake_if_ready()
         failpoint("buffer.withdrawn")
-        return len(waiting) + num_unseen
+        return num_unseen
 
     def leave_out(self, simulation_id: int, time_step: int) -> None:
         """Say that a time step will never come: nothing that is here waits for it. Receiver thread."""
@@ -332,6 +318,28 @@ class Buffer:
             if len(slots) > num:
                 slots = random.choice(slots, num, replace=False)
             return self._pins.pin(slots, 0, NO_SLOTS)
+
+    def _admit(self, most: int) -> list[int]:
+        admitted: list[int] = []
+        while num := min(self._num_admissible(), most - len(admitted)):
+            admitted += self._put(num)
+        if admitted:
+            self._wake_if_ready()
+        return admitted
+
+    def _withdraw(self, simulation_id: int) -> int:
+        ids = self.slots.simulation_ids
+        if self._retention is not None:
+            old = self._backlog[: self._retention.num_waiting]
+            self._retention.num_waiting -= sum(bool(ids[slot] == simulation_id) for slot in old)
+        waiting = [slot for slot in self._backlog if ids[slot] == simulation_id]
+        self._backlog = [slot for slot in self._backlog if ids[slot] != simulation_id]
+        self._free(waiting)
+        slots = self.policy.slots()
+        slots = slots[ids[slots] == simulation_id]
+        num_unseen = self.policy.remove(slots)
+        self._free(self._pins.retire(slots))
+        return len(waiting) + num_unseen
 
     def _num_admissible(self) -> int:
         num = min(len(self._backlog), self.policy.room)

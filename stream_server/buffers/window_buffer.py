@@ -6,13 +6,12 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.buffers.buffer import NO_LIMIT, Buffer
+from stream_server.buffers.buffer import Buffer
 from stream_server.buffers.frozen import FurtherState, SlotRetention
 from stream_server.buffers.pins import Draw
 from stream_server.buffers.policy import Policy, SlotArray, State
 from stream_server.buffers.slots import Slots
 from stream_server.buffers.windows import WINDOWS, Windows, WindowShape
-from stream_server.failpoints import failpoint
 
 
 class WindowBuffer(Buffer):
@@ -67,62 +66,55 @@ class WindowBuffer(Buffer):
         """Windows that wait for room in the policy."""
         return len(self._made)
 
-    def admit(self, most: int = NO_LIMIT) -> list[int]:
+    def _admit(self, most: int) -> list[int]:
         """Take steps of the backlog in as far as there is room for their windows, of which at most `most` are put.
 
-        Receiver thread. Gives the steps that are done with, which may be free already: nobody fills them before the
-        receiver claims them.
+        Gives the steps that are done with, which may be free already: nobody fills them before the receiver claims
+        them.
         """
         admitted: list[int] = []
-        with self._lock:
-            num_put = 0
-            while True:
-                room = min(self.policy.room, most - num_put)
-                while self._may_take() and (not self._made or len(self._made) < room):
-                    self._take()
-                put = self._made[:room]
-                del self._made[:room]
-                if put:
-                    self._put_samples(put)
-                    num_put += len(put)
-                if self._made:
-                    break
-                admitted += self._leave_backlog()
-                if not self._may_take():
-                    break
-            if num_put:
-                self._wake_if_ready()
-        if admitted:
-            failpoint("buffer.admitted")
+        num_put = 0
+        while True:
+            room = min(self.policy.room, most - num_put)
+            while self._may_take() and (not self._made or len(self._made) < room):
+                self._take()
+            put = self._made[:room]
+            del self._made[:room]
+            if put:
+                self._put_samples(put)
+                num_put += len(put)
+            if self._made:
+                break
+            admitted += self._leave_backlog()
+            if not self._may_take():
+                break
+        if num_put:
+            self._wake_if_ready()
         return admitted
 
-    def withdraw(self, simulation_id: int) -> int:
-        """Drop all windows and steps of a simulation; gives how many windows of its steps were never drawn."""
-        with self._lock:
-            ids = self.slots.simulation_ids
-            waiting = [slot for slot in self._backlog[self._num_taken :] if ids[slot] == simulation_id]
-            num_old = 0 if self._retention is None else self._retention.num_waiting
-            old = set(self._backlog[self._num_taken : self._num_taken + num_old])
-            for slot in waiting:
-                made, freed = self.windows.take(simulation_id, int(self.slots.time_steps[slot]), slot)
-                self._made += made
-                self._free_slots(freed)
-            if self._retention is not None:
-                self._retention.num_waiting -= len(old.intersection(waiting))
-            taken = [slot for slot in self._backlog[: self._num_taken] if ids[slot] == simulation_id]
-            gone = [window for window in self._made if ids[window] == simulation_id]
-            self._made = [window for window in self._made if ids[window] != simulation_id]
-            self._backlog = [slot for slot in self._backlog if ids[slot] != simulation_id]
-            self._num_taken -= len(taken)
-            windows = self.policy.slots()
-            windows = windows[ids[windows] == simulation_id]
-            num_unseen = self.policy.remove(windows)
-            self._free(gone)
-            self._free(self._pins.retire(windows))
-            self._free_slots(self.windows.end(simulation_id))
-            self._free_slots([freed for slot in (*taken, *waiting) for freed in self.windows.let_go(slot)])
-            self._wake_if_ready()
-        failpoint("buffer.withdrawn")
+    def _withdraw(self, simulation_id: int) -> int:
+        ids = self.slots.simulation_ids
+        waiting = [slot for slot in self._backlog[self._num_taken :] if ids[slot] == simulation_id]
+        num_old = 0 if self._retention is None else self._retention.num_waiting
+        old = set(self._backlog[self._num_taken : self._num_taken + num_old])
+        for slot in waiting:
+            made, freed = self.windows.take(simulation_id, int(self.slots.time_steps[slot]), slot)
+            self._made += made
+            self._free_slots(freed)
+        if self._retention is not None:
+            self._retention.num_waiting -= len(old.intersection(waiting))
+        taken = [slot for slot in self._backlog[: self._num_taken] if ids[slot] == simulation_id]
+        gone = [window for window in self._made if ids[window] == simulation_id]
+        self._made = [window for window in self._made if ids[window] != simulation_id]
+        self._backlog = [slot for slot in self._backlog if ids[slot] != simulation_id]
+        self._num_taken -= len(taken)
+        windows = self.policy.slots()
+        windows = windows[ids[windows] == simulation_id]
+        num_unseen = self.policy.remove(windows)
+        self._free(gone)
+        self._free(self._pins.retire(windows))
+        self._free_slots(self.windows.end(simulation_id))
+        self._free_slots([freed for slot in (*taken, *waiting) for freed in self.windows.let_go(slot)])
         return len(gone) + num_unseen
 
     def leave_out(self, simulation_id: int, time_step: int) -> None:

@@ -80,7 +80,7 @@ class Flux:
         told_all(["flux", "cancel"], ids, away=AWAY)
 
     def hint(self, message: str) -> str:
-        """What a user can do about a refusal, "" if that is not known."""
+        """Advice for a user whose job was refused, "" if there is none."""
         return next((told for words, told in HINTS if words in message), "")
 
 
@@ -102,7 +102,7 @@ def resource_words(job: SimulationJobSettings, ranks: int) -> list[str]:
 
 
 def entry_of(line: str, walltime: str | None = None) -> QueueEntry | None:
-    """What a line of flux jobs in the format `FIELDS` says of a job with this walltime, None if it is no such line."""
+    """The entry of a line of flux jobs in the format `FIELDS`, None if it is no such line."""
     values = line.split("|", len(FIELDS) - 1)
     if len(values) != len(FIELDS):
         return None

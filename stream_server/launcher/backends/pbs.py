@@ -94,7 +94,7 @@ class Pbs:
         told_all(["qdel"], ids, away=AWAY)
 
     def hint(self, message: str) -> str:
-        """What a user can do about a refusal, "" if that is not known."""
+        """Advice for a user whose job was refused, "" if there is none."""
         return next((told for words, told in HINTS if words in message), "")
 
     @property

@@ -1,4 +1,4 @@
-"""What the backends for batch schedulers ask of theirs: a protocol, its answers, and the door to their commands."""
+"""The protocol of batch schedulers, its answers, and the door to their commands."""
 
 import os
 import shutil
@@ -99,7 +99,7 @@ class Scheduler(Protocol):
         """
 
     def hint(self, message: str) -> str:
-        """What a user can do about a refusal, "" if that is not known."""
+        """Advice for a user whose job was refused, "" if there is none."""
 
 
 def require(*commands: str) -> None:

@@ -60,7 +60,7 @@ class Slurm:
         slurm_commands.cancel(ids)
 
     def hint(self, message: str) -> str:
-        """What a user can do about a refusal, "" if that is not known."""
+        """Advice for a user whose job was refused, "" if there is none."""
         return slurm_commands.hint(message)
 
 
