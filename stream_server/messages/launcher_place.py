@@ -17,8 +17,9 @@ from stream_server.storage.typed import typed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LauncherPlace:
-    """Where a launcher on the node `host` listens for ranks on other nodes: for rank 0's messages at `link`, for signs
-    of life at `alive`. Both ends of a connection have the same `keys`.
+    """The addresses at which a launcher on `host` listens for ranks on other nodes.
+
+    Rank 0's messages come to `link`, signs of life to `alive`. Both ends of a connection have the same `keys`.
     """
 
     host: Text

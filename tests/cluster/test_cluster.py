@@ -42,7 +42,7 @@ def test_a_cable_that_is_pulled_cuts_a_host_off_until_it_is_plugged_in(cluster: 
     ping = [*cluster.on("n1"), "python3", "-c", "import socket; socket.create_connection(('n2', 6818), 0.2)"]
     cluster.cut("n2")
     assert subprocess.run(ping, capture_output=True).returncode != 0
-    cluster.mend("n2")
+    cluster.reconnect("n2")
     until(lambda: subprocess.run(ping, capture_output=True).returncode == 0)
 
 

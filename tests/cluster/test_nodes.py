@@ -163,7 +163,7 @@ def test_a_study_over_three_nodes_hears_and_sees_all_ranks_whatever_their_clocks
     assert [it.rpartition(":")[0] for it in connection.control if it.startswith("tcp")] == [f"tcp://{NETWORK}.2"]
     nodes.cut("n2")
     time.sleep(5)
-    nodes.mend("n2")
+    nodes.reconnect("n2")
     nodes.stop_controller()
     nodes.start_controller()
     nodes.restart_daemon("n3")
@@ -188,7 +188,7 @@ def test_a_server_and_simulations_that_are_cut_off_for_a_minute_lose_nothing(
     assert time.monotonic() - began < 30
     time.sleep(60 - (time.monotonic() - began))
     for node in ("n2", "n3"):
-        nodes.mend(node)
+        nodes.reconnect(node)
     done = job.end()
     assert_complete(done, num_simulations=6)
     assert done.report["restarts"] >= 1

@@ -277,7 +277,7 @@ class NodeLink:
         self.is_broken = self.was_interrupted = False
 
     def break_(self) -> None:
-        """What is under way in both directions is lost, and rank 0 connects anew."""
+        """Lose all messages on the way in both directions; rank 0 connects again."""
         if self.peer is not None and self.peer is self.node.server:
             self.is_broken = True
             self.peer.to_launcher.clear()

@@ -139,7 +139,7 @@ class ScheduleRules(RuleBasedStateMachine):
         self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now, new_incarnation=new_incarnation))
 
     def workers_have_moved_on(self, planned: list[int]) -> None:
-        """What a worker had done and the server has lost is no part of its job any more, if that goes on for others."""
+        """Take simulations that the server has lost out of the job of a worker that goes on with others."""
         spent = self.terminal | self.over | (set(self.attempts) - set(planned))
         lost = {it for it in self.jobs if it in spent and it in planned and it not in self.cancelled}
         busy = {it for it in self.jobs if it not in spent}

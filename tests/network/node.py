@@ -51,7 +51,7 @@ class Node:
         """Pull the plug: what is sent from now on gets nowhere, and nobody is told."""
         _run("ip", "link", "set", self._cable, "down")
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         """Put the plug in again."""
         _run("ip", "link", "set", self._cable, "up")
 

@@ -61,7 +61,7 @@ def endure_partition(seed: str, cut_s: float, folder: Path) -> list[str]:
             node.cut()
             time.sleep(cut_s)
             before = num_trained(live)
-            node.mend()
+            node.reconnect()
             live.wait_until(lambda: num_trained(live) > before, LIMIT_S)
             done = live.end(LIMIT_S)
         again = {simulation: num for simulation, num in done.attempts.items() if num > 1}

@@ -27,7 +27,7 @@ def test_simulations_that_make_no_progress_behind_a_partition_are_started_again(
             live.wait_until(lambda: num_trained(live))
             node.cut()
             live.wait_until(lambda: list(live.output_dir.glob("simulations/*/attempt-1")), LIMIT_S)
-            node.mend()
+            node.reconnect()
             done = live.end(LIMIT_S)
         assert list(study.violations(done)) == []
         assert max(done.attempts.values()) > 1

@@ -186,7 +186,7 @@ class Cluster:
         """The host's cable is pulled."""
         self._within(self._switch, "ip", "link", "set", f"to-{host}", "down")
 
-    def mend(self, host: str) -> None:
+    def reconnect(self, host: str) -> None:
         """The host's cable is plugged in again."""
         self._within(self._switch, "ip", "link", "set", f"to-{host}", "up")
 

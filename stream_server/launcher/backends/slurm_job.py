@@ -17,7 +17,7 @@ EACH_NODE = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationSize:
-    """What an allocation has: the cores of each node, and the memory of each core, if Slurm gives out memory."""
+    """The resources of an allocation: the cores of each node, and the memory of each, if Slurm gives out memory."""
 
     cores: tuple[int, ...]
     bytes_per_core: float | None

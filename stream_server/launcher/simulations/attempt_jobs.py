@@ -140,7 +140,7 @@ class AttemptJobs:
 
     @property
     def queue(self) -> dict[Attempt, str]:
-        """What the attempts wait for whose job is queued, in the scheduler's words; "" where it does not say."""
+        """The attempts whose job is queued, and the scheduler's reason for it; "" where it gives none."""
         queued = (job for job in self._jobs.values() if job.state is JobState.QUEUED)
         return {attempt: job.waits_for for job in queued for attempt in job.attempts}
 

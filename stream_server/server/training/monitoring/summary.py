@@ -123,7 +123,7 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _samples(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was received, and the use that the training made of it."""
+    """The samples that were received, and the use that the training made of them."""
     used = ("trained", "skipped", "withdrawn", "untrained")
     windows = samples["windows"]
     if windows is None:
