@@ -27,8 +27,8 @@ class NoAnswer(Exception):
 class GeneratorProcess:
     """Runs the class in a process of its own, which is started when it is first asked, and again when it is gone.
 
-    One thread asks; any may `stop` it, which makes an `ask` that waits raise `NoAnswer`. It is closed when none asks any
-    more. What the class prints goes to `log`.
+    One thread asks; any may `stop` it, which makes an `ask` that waits raise `NoAnswer`. It is closed when none asks
+    any more. What the class prints goes to `log`.
     """
 
     def __init__(self, log: Path) -> None:
