@@ -33,7 +33,12 @@ SAMPLERS: Mapping[str, str] = {
     "halton": "stream_server.server.simulations.samplers:halton",
     "sobol": "stream_server.server.simulations.samplers:sobol",
 }
-"""`parameters.sampler`."""
+"""`parameters.sampler`: points that follow from the seed and their number."""
+
+GENERATORS: Mapping[str, str] = {
+    "breed": "stream_server.server.steering.breed:Breed",
+}
+"""`parameters.sampler`: points that are suggested while the study runs."""
 
 WRITERS: Mapping[str, str] = {
     "csv": "stream_server.server.metrics.writers:open_csv",

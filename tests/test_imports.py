@@ -36,7 +36,7 @@ DOORS = {
             "analysis/live.py",
         ),
     ],
-    "gest_api": ["server/simulations/vocs.py"],
+    "gest_api": ["server/simulations/vocs.py", "server/steering/breed.py"],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "h5py": ["server/replay/simulation_file.py"],
     "pyarrow": ["analysis/export.py"],

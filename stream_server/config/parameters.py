@@ -11,7 +11,7 @@ from pydantic import Field, GetJsonSchemaHandler, model_serializer, model_valida
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from stream_server.built_in import SAMPLERS
+from stream_server.built_in import GENERATORS, SAMPLERS
 from stream_server.config.problems import counted, shown, wrong
 from stream_server.config.values import NAME, Count, NameOrClass, Positive, Section
 from stream_server.storage.disk import read_file
@@ -61,7 +61,7 @@ class Bounds(Section):
         return [self.low, self.high, "log"] if self.log else [self.low, self.high]
 
 
-SamplerName = Annotated[str, NameOrClass("sampler", tuple(SAMPLERS))]
+SamplerName = Annotated[str, NameOrClass("sampler", (*SAMPLERS, *GENERATORS))]
 
 
 class SamplerSettings(Section):

@@ -5,12 +5,12 @@ from typing import get_args
 
 import pytest
 
-from stream_server.built_in import BACKENDS, POLICIES, SAMPLERS, WRITERS, load_named
+from stream_server.built_in import BACKENDS, GENERATORS, POLICIES, SAMPLERS, WRITERS, load_named
 from stream_server.config import json_schema
 from stream_server.config.sections import FifoBuffer, FiroBuffer, ReservoirBuffer
 from tests.support.studies import StudyFolder
 
-REGISTRIES = {"buffer.policy": POLICIES, "launcher.backend": BACKENDS, "parameters.sampler": SAMPLERS}
+REGISTRIES = {"buffer.policy": POLICIES, "launcher.backend": BACKENDS, "parameters.sampler": {**SAMPLERS, **GENERATORS}}
 NAMES = [(key, name) for key, names in {**REGISTRIES, "metrics.writers": WRITERS}.items() for name in names]
 
 
@@ -27,7 +27,7 @@ def test_study_json_takes_each_name(folder: StudyFolder, key: str, name: str) ->
 
 def test_the_schema_offers_the_names() -> None:
     schema = str(json_schema())
-    assert all(str(list(names)) in schema for names in (BACKENDS, SAMPLERS, WRITERS))
+    assert all(str(list(names)) in schema for names in (BACKENDS, {**SAMPLERS, **GENERATORS}, WRITERS))
 
 
 def test_every_built_in_policy_has_a_section_for_its_settings() -> None:

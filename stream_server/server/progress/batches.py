@@ -51,6 +51,7 @@ class StepOutcome:
     """The outcome of a step: this rank's loss, if it had a batch and returned one, and whether an update was made.
 
     `skipped`: the gradient was not finite, or no batch gave a loss, so that the model was left as it was.
+    `sample_losses`: the loss of each sample, an array of the user's framework, if `training_step` returned that.
     `num_left_out`: samples first drawn in batches of any rank for which `training_step` returned None.
     """
 
@@ -58,3 +59,4 @@ class StepOutcome:
     updated: bool = True
     skipped: bool = False
     num_left_out: int = 0
+    sample_losses: Any = None

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 class Reception:
     """Receives samples into `buffer` and `validation_store` while the `with` block lasts. Collective; main thread.
 
-    `roster`, `launcher` and `suggester` are rank 0's.
+    `roster`, `launcher` and `suggester` are rank 0's. `learns`: parameters are suggested by a class that wants results.
     """
 
     # Whatever is accepted is in the buffer, or waits for it.
@@ -93,6 +93,7 @@ class Reception:
         self.launcher: LauncherProcess | None = None
         self.recorder: Recorder | None = None
         self.suggester: Suggester | None = None
+        self.learns = False
         self._stack = ExitStack()
 
     @property
@@ -122,6 +123,8 @@ class Reception:
             stack.callback(self.receiver.close)
             if self.ranks.rank == 0 and self.design.is_suggested:
                 self.suggester = stack.enter_context(self._make_suggester())
+            if self.design.is_suggested:
+                self.learns = self.ranks.broadcast(self.suggester is not None and self.suggester.learns)
             endpoints = self._meet()
             if self.restored is not None:
                 self._restore_ended(receiver, self.restored)
@@ -185,6 +188,17 @@ class Reception:
             *suggested,
             f"not all samples are recorded: {error or 'the recording had ended in an earlier incarnation'}",
         ]
+
+    def ingest(self, results: Mapping[int, Mapping[str, float]]) -> None:
+        """Tell the class that suggests parameters how simulations fare. Rank 0."""
+        assert self.suggester is not None
+        self.suggester.ingest(results)
+
+    def failed_simulations(self) -> list[int]:
+        """The simulations that were given up or withdrew themselves. Rank 0."""
+        assert self.roster is not None
+        with self.receiver.turn:
+            return self.roster.failed_simulations
 
     def parameters_of(self, simulation: int) -> NDArray[np.float64]:
         """The parameters of a simulation that has begun, in the order of study.json."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_server.built_in import SAMPLERS, load_named
+from stream_server.built_in import GENERATORS, load_named
 from stream_server.config.parameters import Bounds
 from stream_server.errors import ConfigError
 from stream_server.user_code import arguments_for, call_user
@@ -21,10 +21,9 @@ Values = tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One suggestion: values in the order of study.json, and what the class says of it: its own id, and a score."""
+    """One suggestion: values in the order of study.json, and the score that the class gives it."""
 
     values: Values
-    id: Any = None
     score: float | None = None
 
 
@@ -52,7 +51,8 @@ class PointGenerator:
     ) -> None:
         self._name = name
         self._bounds = bounds
-        made = load_named(name, SAMPLERS, folder, kind=KIND)
+        self._ids: dict[Values, Any] = {}
+        made = load_named(name, GENERATORS, folder, kind=KIND)
         limits = {parameter: (limit.low, limit.high) for parameter, limit in bounds.items()}
         offered: dict[str, Any] = {"bounds": limits, "seed": seed}
         if "vocs" in inspect.signature(made).parameters:
@@ -87,6 +87,7 @@ class PointGenerator:
                 problems.append(self._complaint(row))
             else:
                 points.append(point)
+                self._ids[point.values] = row.get(ID)
         return SuggestedPoints(points=tuple(points), problem=problems[0] if problems else "")
 
     def ingest(self, results: Sequence[Mapping[str, Any]]) -> None:
@@ -95,7 +96,12 @@ class PointGenerator:
         Raises:
             UserCodeError: it raised.
         """
-        call_user(f"{self._name}: ingest", self._source.ingest, [dict(result) for result in results])
+        rows = [dict(result) for result in results]
+        for row in rows:
+            own = self._ids.get(tuple(row[name] for name in self._bounds))
+            if own is not None:
+                row[ID] = own
+        call_user(f"{self._name}: ingest", self._source.ingest, rows)
 
     def finalize(self) -> None:
         """Nothing more is asked of it.
@@ -116,7 +122,7 @@ class PointGenerator:
             return None
         inside = all(_is_inside(value, limits) for value, limits in zip(values, self._bounds.values(), strict=True))
         has_score = score is None or math.isfinite(score)
-        return Point(values=values, id=row.get(ID), score=score) if inside and has_score else None
+        return Point(values=values, score=score) if inside and has_score else None
 
     def _complaint(self, row: object) -> str:
         wanted = ", ".join(f"{name} in [{limit.low:g}, {limit.high:g}]" for name, limit in self._bounds.items())

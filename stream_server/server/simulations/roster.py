@@ -145,6 +145,11 @@ class Roster:
         """The failures of attempts that had sent every time step, in the form of `failures`."""
         return list(self._failed_later.values())
 
+    @property
+    def failed_simulations(self) -> list[int]:
+        """Those that were given up or withdrew themselves."""
+        return [*self._of_phase(SimulationPhase.GIVEN_UP), *self._of_phase(SimulationPhase.INVALID)]
+
     def num_steps(self, simulation: int) -> int | None:
         """How many steps a simulation said it has, or the study gave it; None while neither has said."""
         return self.entries[simulation].num_steps

@@ -1,5 +1,6 @@
 """The choice of parameters while the study runs: a user's class suggests them, in a process of its own. Rank 0.
 
-Offers: suggester.
-May import: config, launcher.backends, server.intake, server.simulations, storage.
+Offers: feedback, suggester.
+May import: config, launcher.backends, server.intake, server.progress, server.ranks,
+    server.simulations, server.user, storage.
 """

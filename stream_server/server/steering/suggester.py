@@ -41,6 +41,7 @@ class Suggester:
     is called with it, so that no simulation ever gets two sets of parameters.
 
     Attributes:
+        learns: the class has `ingest`, as far as it was asked.
         lookahead: how many suggestions are to be ready; all at once if the class does not learn.
     """
 
@@ -58,6 +59,9 @@ class Suggester:
         self._problem = ""
         self._num_lost = 0
         self.lookahead = 0
+        self.learns = True
+        self._results: dict[int, Mapping[str, float]] = {}
+        self._news: dict[int, Mapping[str, float]] = {}
         self._wanted = 0
         self._condition = Condition()
         self._is_leaving = False
@@ -133,25 +137,31 @@ class Suggester:
                 self._wanted = num
                 self._condition.notify()
 
+    def ingest(self, results: Mapping[int, Mapping[str, float]]) -> None:
+        """Tell the class the newest results of these simulations before it is next asked. Any thread; never waits."""
+        with self._condition:
+            self._results |= results
+            self._news |= results
+
     def _begin(self) -> None:
         num_known = len(self.suggestions)
         if num_known >= self._num_planned:
             # All that is left to suggest are redraws, each as soon as it is wanted.
-            self.lookahead = self._num_planned
+            self.lookahead, self.learns = self._num_planned, False
             return
         try:
-            learns = self._start_process()
+            self.learns = self._start_process()
         except (NoAnswer, StreamServerError) as error:
             if not num_known:
                 raise _at_the_start(error) from error
             self._note(str(error))
             self.lookahead = self._ready_ahead
             return
-        if learns:
+        if self.learns:
             self._refuse_shared_jobs()
-        self.lookahead = self._ready_ahead if learns else self._num_planned
+        self.lookahead = self._ready_ahead if self.learns else self._num_planned
         first = min(self._num_planned, self._num_held_out + self.lookahead)
-        if not num_known or not learns:
+        if not num_known or not self.learns:
             self._log.append(self._suggest(range(num_known, first)))
 
     @property
@@ -252,11 +262,25 @@ class Suggester:
     def _ask(self, request: Mapping[str, Any], until: float) -> dict[str, Any]:
         if not self._process.runs:
             self._start_process()
+            self._news = self._results
+        with self._condition:
+            news, self._news = self._news, {}
         try:
+            if news and self.learns:
+                self._process.ask({"do": "ingest", "results": self._rows(news)}, max(0.0, until - time.monotonic()))
             return self._process.ask(request, max(0.0, until - time.monotonic()))
         except NoAnswer:
             self._num_lost += 1
             raise
+
+    def _rows(self, results: Mapping[int, Mapping[str, float]]) -> list[dict[str, float]]:
+        """Results as gest-api has them: parameters and outcomes in one, of simulations to be trained on."""
+        known = self.suggestions
+        return [
+            {**self._by_name(known[simulation]), **result}
+            for simulation, result in sorted(results.items())
+            if self._num_held_out <= simulation < len(known)
+        ]
 
     def _start_process(self) -> bool:
         """Start the process anew; returns whether the class learns."""

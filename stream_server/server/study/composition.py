@@ -19,6 +19,7 @@ from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.steering.feedback import Feedback
 from stream_server.server.study.source_events import SourceEvents
 from stream_server.server.training.control_round import NoSaves
 from stream_server.server.training.loop import Training, TrainingLimits
@@ -182,6 +183,7 @@ class Composition:
         before_user: Sequence[Callback] = (),
         before_logging: Sequence[Callback] = (),
         after_logging: Sequence[Callback] = (),
+        feedback: Feedback | None = None,
     ) -> Training:
         """Make the training, and put the built-in callbacks around the user's.
 
@@ -190,6 +192,7 @@ class Composition:
             leave_at_s: the monotonic time at which to save and leave.
             before_user: called for each event after the built-in callbacks that come before the user's.
             before_logging, after_logging: called after the user's callbacks.
+            feedback: tells what suggests parameters of the losses; None if nothing does.
         """
         normalization = self.server.normalization
         limits = TrainingLimits(self.config.training, self.progress, self.stops, leave_at_s=leave_at_s)
@@ -207,7 +210,7 @@ class Composition:
                 *before_user,
             ],
             # The learning rates come after the logging, which writes those that the step had.
-            after=[*before_logging, logging, *rates, *after_logging],
+            after=[*optional(feedback), *before_logging, logging, *rates, *after_logging],
         )
         return Training(
             ranks=self.ranks,
@@ -223,6 +226,7 @@ class Composition:
             normalization=normalization,
             needs_every_batch=self.config.training.uneven == "stop",
             num_missing=lambda: source.num_missing,
+            note_losses=None if feedback is None else feedback.scores.note,
         )
 
 

@@ -46,6 +46,7 @@ from stream_server.server.run.plan import RankPlan, make_plan
 from stream_server.server.run.report import UNPROTECTED
 from stream_server.server.run.start import Start
 from stream_server.server.simulations.design import ParameterDesign
+from stream_server.server.steering.feedback import Feedback
 from stream_server.server.study.composition import Composition, optional
 from stream_server.server.study.operator_status import OperatorStatus
 from stream_server.server.study.prometheus import PrometheusStatus, StudyCollector
@@ -188,6 +189,7 @@ class StudySetUp(Composition):
                 *self._make_prometheus_status(),
                 *optional(self.export),
             ],
+            feedback=self._make_feedback(),
         )
         self._restore_training()
         return training
@@ -399,6 +401,18 @@ class StudySetUp(Composition):
             return None
         return ModelExport(
             self.folder.model, step=self.step, config=self.config, normalization=self.server.normalization
+        )
+
+    def _make_feedback(self) -> Feedback | None:
+        source = self.source
+        if not isinstance(source, Reception) or not source.learns:
+            return None
+        return Feedback(
+            self.ranks,
+            schedule=Schedule(every=self.config.training.log_every_batches),
+            progress=self.progress,
+            ingest=source.ingest,
+            failures=source.failed_simulations,
         )
 
     def _make_gauges(self) -> list[Gauge]:

@@ -15,7 +15,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.framework import LearningRateCallback, Step, framework_named
-from stream_server.server.user.losses import loss_of
+from stream_server.server.user.losses import Array, loss_of
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from stream_server.user_code import call_user
 
@@ -109,7 +109,10 @@ class LearnerStep:
             self._behind |= {rank for rank, size in enumerate(union_batch.sizes) if not size}
             self._newest = union_batch.lowest_rank
         own = union_batch.own
-        return StepOutcome() if own is None else StepOutcome(loss=self._as_number(name, loss, own.size))
+        if own is None:
+            return StepOutcome()
+        mean, sample_losses = self._loss_of(name, loss, own.size)
+        return StepOutcome(loss=mean, sample_losses=sample_losses)
 
     def finish(self) -> StepOutcome | None:
         self._catch_up()
@@ -177,13 +180,12 @@ class LearnerStep:
             call_user(f"{own}.load_state_dict", server.load_state_dict, received)
         self._behind.clear()
 
-    def _as_number(self, name: str, loss: Any, num: int) -> float | None:
+    def _loss_of(self, name: str, loss: Any, num: int) -> tuple[float | None, Array | None]:
         if loss is None:
             if self._server.automatic_optimization:
                 raise UserCodeError(f"{name} must return the mean loss of its batch, but returned None")
-            return None
-        mean, _ = loss_of(loss, num, f"{name} returned a loss")
-        return mean
+            return None, None
+        return loss_of(loss, num, f"{name} returned a loss")
 
 
 class SkippedUpdates:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stream_server.failpoints import failpoint
 from stream_server.server.metrics.metrics import Metrics
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import Batch, StepOutcome, UnionBatch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.stop import StopReason, StopRequests
@@ -60,7 +60,7 @@ class Training:
 
     All that happens beside the training steps, such as validation, checkpoints and logging, is done by `callbacks`.
     `needs_every_batch`: stop when the first rank has no more data (`uneven: stop`). `num_missing` gives, on rank 0, the
-    number of samples that will never come.
+    number of samples that will never come. `note_losses` is told of each batch of this rank and its outcome.
     """
 
     ranks: Ranks
@@ -76,6 +76,7 @@ class Training:
     normalization: Normalization
     needs_every_batch: bool = False
     num_missing: Callable[[], int] = lambda: 0
+    note_losses: Callable[[Batch, StepOutcome], None] | None = None
 
     def run(self) -> None:
         """Train; afterwards `stops.agreed` says why it ended early, if it did.
@@ -128,6 +129,8 @@ class Training:
             failpoint("server.trained")
             self._count(union_batch, outcome)
             if union_batch.own is not None:
+                if self.note_losses is not None:
+                    self.note_losses(union_batch.own, outcome)
                 self.callbacks.tell("on_batch_end", data, batch_idx, outcome.loss)
 
     def _count(self, union_batch: UnionBatch, outcome: StepOutcome) -> None:

@@ -1,6 +1,6 @@
 """The base class of the user's server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,7 @@ from stream_server.server.user.simulation_data import SimulationBatch, Simulatio
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from stream_server.buffers.buffer import Buffer
     from stream_server.config import StudyConfig
@@ -49,6 +49,7 @@ class StreamServer:
         self._metrics = Metrics(SoloRanks())
         self._stops = StopRequests()
         self._parameters_of: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None
+        self._take_scores: Callable[[Any, Any, Mapping[str, Any]], None] | None = None
         precision = "32-true" if config is None else config.training.precision
         framework = framework_of(self)
         framework.check_precision(precision)
@@ -206,6 +207,27 @@ class StreamServer:
         if self._parameters_of is None:
             raise RuntimeError("parameters_of knows simulations once the training begins: call it in training_step")
         return self._parameters_of(simulation_ids)
+
+    def enter_steering(self, take_scores: "Callable[[Any, Any, Mapping[str, Any]], None]") -> None:
+        """A class suggests parameters, and learns from what is reported. Called by Stream Server."""
+        self._take_scores = take_scores
+
+    def report(self, simulation_ids: "ArrayLike", time_steps: "ArrayLike", **scores: "ArrayLike") -> None:
+        """Tell the class that suggests parameters how samples score, such as `difficulty=…`; a value for each or one.
+
+        It gets the mean over all samples of a simulation on all ranks since it was last told. Never communicates.
+        Nothing happens in a study whose parameters are not suggested while it runs.
+
+        Args:
+            simulation_ids: the simulations of n samples, shape (n,).
+            time_steps: their time steps, shape (n,).
+            scores: numbers by name; those that are not finite are left out.
+
+        Raises:
+            ValueError: the shapes differ, or a name stands for a result that every simulation has (`loss`).
+        """
+        if self._take_scores is not None:
+            self._take_scores(simulation_ids, time_steps, scores)
 
     def log(self, name: str, value: Any) -> None:
         """Log one number. Never communicates: the mean over ranks and batches is taken where it is written."""

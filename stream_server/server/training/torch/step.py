@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ class TorchStep:
         self._num_learned = 0
         self._num_first_left_out = 0
         self._sizes: tuple[int, ...] = ()
+        self._sample_losses: Tensor | None = None
         self._buffers_from = 0
         self.needs_every_rank = False
         self._refuse_other_strategies()
@@ -130,7 +132,8 @@ class TorchStep:
             call_user(f"the backward pass of {self._name}", self._backward, loss, union_batch)
         value = None if loss is None else loss.item()
         is_last = self._num_accumulated == self._settings.accumulate
-        return self._update(value) if is_last else StepOutcome(loss=value, updated=False)
+        outcome = self._update(value) if is_last else StepOutcome(loss=value, updated=False)
+        return replace(outcome, sample_losses=self._sample_losses)
 
     def finish(self) -> StepOutcome | None:
         self.synchronize()
@@ -223,7 +226,7 @@ class TorchStep:
         manual.note(union_batch)
         if self._scaling is not None:
             self._scaling.update_scale()
-        return StepOutcome(loss=None if loss is None else loss.item())
+        return StepOutcome(loss=None if loss is None else loss.item(), sample_losses=self._sample_losses)
 
     def _step_manually(self, *arguments: Any, **options: Any) -> Any:
         assert self._manual is not None
@@ -231,7 +234,7 @@ class TorchStep:
 
     def _forward(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> Tensor | None:
         """The loss that `training_step` returns; a rank without a batch joins the calls of the others."""
-        server, own = self._server, union_batch.own
+        server, own, self._sample_losses = self._server, union_batch.own, None
         joins = self._manual.joins() if self._manual else None
         with self._measure("forward" if own else "all_reduce"), server.union_mean.step(union_batch.sizes, joins):
             if own is None:
@@ -280,6 +283,7 @@ class TorchStep:
         if returned is None:
             return None
         if isinstance(returned, Tensor) and returned.shape == (num,):
+            self._sample_losses = returned.detach()
             return returned.mean()
         if not isinstance(returned, Tensor) or returned.numel() != 1:
             is_tensor = isinstance(returned, Tensor)

@@ -1,0 +1,157 @@
+"""What a class that suggests parameters learns from: the losses and scores of each simulation, over all ranks."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stream_server.server.progress.batches import Batch, StepOutcome
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.losses import numbers
+
+LOSS, FIRST_LOSS, DEVIATION = "loss", "first_loss", "deviation"
+OWN = frozenset({LOSS, FIRST_LOSS, DEVIATION, "num_losses", "failed"})
+
+Result = dict[str, float]
+
+
+class SampleScores:
+    """Sums and counts of what the samples of each simulation scored on this rank, since the last `take`. Main thread.
+
+    Of each batch these are the losses, those of samples that this process has not trained before (at first sight), and
+    by how many standard deviations of the batch a loss is above the batch's mean, 0 for those below it (Dymchenko and
+    Raffin 2024). If `training_step` returned a mean, it stands for each sample of the batch.
+    """
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[int, dict[str, list[float]]] = defaultdict(dict)
+        self._seen: defaultdict[int, set[int]] = defaultdict(set)
+
+    def note(self, batch: Batch, outcome: StepOutcome) -> None:
+        """Take the losses of a batch that was trained."""
+        if outcome.loss is None:
+            return
+        simulations, time_steps = batch.keys
+        if outcome.sample_losses is None:
+            losses = np.full(batch.size, outcome.loss)
+        else:
+            losses = numbers(outcome.sample_losses).astype(np.float64)
+        spread = float(losses.std())
+        deviations = np.maximum(losses - losses.mean(), 0.0) / spread if spread > 0 else np.zeros(len(losses))
+        self._add(simulations, LOSS, losses)
+        self._add(simulations, DEVIATION, deviations)
+        for simulation, time_step, loss in zip(simulations.tolist(), time_steps.tolist(), losses.tolist(), strict=True):
+            seen = self._seen[simulation]
+            if time_step not in seen:
+                seen.add(time_step)
+                self._add_one(simulation, FIRST_LOSS, loss)
+
+    def report(self, simulation_ids: ArrayLike, time_steps: ArrayLike, scores: Mapping[str, ArrayLike]) -> None:
+        """Take what the user's class says of samples: see `StreamServer.report`."""
+        simulations, steps = np.asarray(simulation_ids, np.int64).reshape(-1), np.asarray(time_steps)
+        if len(simulations) != steps.size:
+            raise ValueError(f"report: {len(simulations)} simulation_ids, but {steps.size} time_steps")
+        for name, values in scores.items():
+            if name in OWN:
+                raise ValueError(f"report: {name} is a result that every simulation has: choose another name")
+            self._add(simulations, name, np.broadcast_to(np.asarray(values, np.float64), simulations.shape))
+
+    def take(self) -> dict[int, dict[str, list[float]]]:
+        """Sum and count of each score of each simulation, from which the next ones are counted anew."""
+        taken, self._sums = dict(self._sums), defaultdict(dict)
+        return taken
+
+    def _add(self, simulations: NDArray[np.int64], name: str, values: NDArray[np.float64]) -> None:
+        ids, places = np.unique(simulations, return_inverse=True)
+        is_finite = np.isfinite(values)
+        sums = np.bincount(places, np.where(is_finite, values, 0.0), len(ids)).tolist()
+        counts = np.bincount(places, is_finite, len(ids)).tolist()
+        for simulation, total, num in zip(ids.tolist(), sums, counts, strict=True):
+            self._add_one(simulation, name, total, num)
+
+    def _add_one(self, simulation: int, name: str, value: float, num: float = 1.0) -> None:
+        known = self._sums[simulation].setdefault(name, [0.0, 0.0])
+        known[0] += value
+        known[1] += num
+
+
+class Feedback(Callback):
+    """Gathers the scores of all ranks whenever its schedule says so, and tells the class that suggests. Collective.
+
+    `ingest` and `failures` are rank 0's: where the results of simulations go, by id, and which simulations have failed
+    for good. The newest results of all simulations are in each checkpoint.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        *,
+        schedule: Schedule,
+        progress: Progress,
+        ingest: Callable[[Mapping[int, Result]], None],
+        failures: Callable[[], Iterable[int]],
+    ) -> None:
+        self.scores = SampleScores()
+        self._ranks = ranks
+        self._schedule = schedule
+        self._progress = progress
+        self._ingest = ingest
+        self._failures = failures
+        self._results: dict[int, Result] = {}
+        self._firsts: dict[int, list[float]] = {}
+
+    def on_train_start(self, server: Any) -> None:
+        server.enter_steering(self.scores.report)
+
+    def on_round(self, server: Any) -> None:
+        if self._schedule.is_due(self._progress):
+            self._schedule.done(self._progress)
+            self._gather()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "results": {str(simulation): dict(result) for simulation, result in self._results.items()},
+            "firsts": {str(simulation): list(sums) for simulation, sums in self._firsts.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._results = {int(simulation): dict(result) for simulation, result in state["results"].items()}
+        self._firsts = {int(simulation): list(sums) for simulation, sums in state["firsts"].items()}
+        if self._ranks.rank == 0:
+            self._ingest(self._results)
+
+    def _gather(self) -> None:
+        gathered = self._ranks.gather({str(simulation): sums for simulation, sums in self.scores.take().items()})
+        if gathered is None:
+            return
+        together: defaultdict[int, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
+        for of_rank in gathered:
+            for simulation, sums in of_rank.items():
+                for name, (total, num) in sums.items():
+                    known = together[int(simulation)][name]
+                    known[0] += total
+                    known[1] += num
+        changed = {simulation: self._result(simulation, sums) for simulation, sums in together.items()}
+        for simulation in self._failures():
+            if not self._results.get(simulation, {}).get("failed"):
+                changed[simulation] = {LOSS: np.nan, **changed.get(simulation, {}), "failed": 1.0}
+        self._results |= changed
+        self._ingest(changed)
+
+    def _result(self, simulation: int, sums: Mapping[str, list[float]]) -> Result:
+        result = {**self._results.get(simulation, {LOSS: np.nan, "num_losses": 0.0, "failed": 0.0})}
+        for name, (total, num) in sums.items():
+            if name == FIRST_LOSS:
+                firsts = self._firsts.setdefault(simulation, [0.0, 0.0])
+                firsts[0] += total
+                firsts[1] += num
+                total, num = firsts
+            if num:
+                result[name] = total / num
+        result["num_losses"] += sums[LOSS][1] if LOSS in sums else 0.0
+        return result

@@ -1,0 +1,131 @@
+"""Losses and scores of simulations, from the batches of all ranks to what a class is told."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from stream_server.server.progress.batches import Batch, StepOutcome, UnionBatch
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
+from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.steering.feedback import Feedback, Result, SampleScores
+from stream_server.server.user.stream_server import StreamServer
+from tests.support.thread_ranks import on_ranks
+
+
+def batch(*keys: tuple[int, int]) -> Batch:
+    return Batch(data=None, size=len(keys), keys=np.array(keys, np.int64).T.copy(), num_first=0)
+
+
+def outcome(*losses: float) -> StepOutcome:
+    return StepOutcome(loss=float(np.mean(losses)), sample_losses=torch.tensor(losses))
+
+
+def means(scores: SampleScores) -> dict[int, dict[str, float]]:
+    return {
+        simulation: {name: total / num for name, (total, num) in sums.items()}
+        for simulation, sums in scores.take().items()
+    }
+
+
+def feedback(
+    ranks: Ranks, told: list[Mapping[int, Result]], progress: Progress, failures: Callable[[], list[int]] = list
+) -> Feedback:
+    return Feedback(ranks, schedule=Schedule(every=1), progress=progress, ingest=told.append, failures=failures)
+
+
+def stepped(progress: Progress) -> None:
+    progress.count_batch(UnionBatch(own=None, sizes=(1,), num_first=0, lonely=False))
+
+
+def test_losses_are_counted_by_simulation_and_above_the_mean_of_their_batch() -> None:
+    scores = SampleScores()
+    scores.note(batch((3, 0), (3, 1), (5, 0), (5, 1)), outcome(1.0, 2.0, 3.0, 6.0))
+    losses = np.array([1.0, 2.0, 3.0, 6.0])
+    deviations = np.maximum(losses - 3.0, 0) / losses.std()
+    found = means(scores)
+    assert found[3] == pytest.approx({"loss": 1.5, "deviation": 0.0, "first_loss": 1.5})
+    assert found[5] == pytest.approx({"loss": 4.5, "deviation": deviations[2:].mean(), "first_loss": 4.5})
+    assert scores.take() == {}
+
+
+def test_a_loss_is_at_first_sight_only_once() -> None:
+    scores = SampleScores()
+    scores.note(batch((3, 0), (4, 0)), outcome(8.0, 8.0))
+    scores.note(batch((3, 0), (3, 1)), outcome(2.0, 4.0))
+    assert means(scores)[3] == pytest.approx({"loss": 14 / 3, "first_loss": 6.0, "deviation": 1 / 3})
+
+
+def test_a_mean_stands_for_each_sample_and_a_batch_without_a_loss_for_none() -> None:
+    scores = SampleScores()
+    scores.note(batch((3, 0), (4, 0)), StepOutcome(loss=2.5))
+    scores.note(batch((3, 1), (4, 1)), StepOutcome(loss=None))
+    assert means(scores) == {i: {"loss": 2.5, "deviation": 0.0, "first_loss": 2.5} for i in (3, 4)}
+
+
+def test_losses_that_are_not_finite_are_left_out() -> None:
+    scores = SampleScores()
+    with np.errstate(invalid="ignore"):
+        scores.note(batch((3, 0), (3, 1)), outcome(float("nan"), 4.0))
+    assert scores.take()[3]["loss"] == [4.0, 1.0]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_the_results_of_all_ranks_come_together(num_ranks: int) -> None:
+    told: list[Mapping[int, Result]] = []
+
+    def train(ranks: Ranks) -> None:
+        progress = Progress(1)
+        it = feedback(ranks, told, progress, failures=lambda: [9])
+        it.scores.note(batch((1, ranks.rank), (2, ranks.rank)), outcome(1.0 + ranks.rank, 3.0))
+        stepped(progress)
+        it.on_round(None)
+        it.on_round(None)
+
+    on_ranks(num_ranks, train)
+    [results] = told
+    assert results[1]["loss"] == results[1]["first_loss"] == pytest.approx(1.0 + (num_ranks - 1) / 2)
+    assert results[2]["loss"] == 3.0
+    assert results[2]["num_losses"] == num_ranks
+    assert np.isnan(results[9]["loss"])
+    assert [results[i]["failed"] for i in (1, 2, 9)] == [0.0, 0.0, 1.0]
+
+
+def test_the_last_loss_is_that_of_the_last_interval_and_the_first_that_of_all_samples() -> None:
+    told: list[Mapping[int, Result]] = []
+    progress = Progress(1)
+    it = feedback(SoloRanks(), told, progress)
+    for steps, loss in (((0, 1), 8.0), ((1, 2), 2.0)):
+        it.scores.note(batch(*((7, step) for step in steps)), outcome(loss, loss))
+        stepped(progress)
+        it.on_round(None)
+    assert told[-1][7] == {"loss": 2.0, "first_loss": 6.0, "deviation": 0.0, "num_losses": 4.0, "failed": 0.0}
+
+
+def test_a_restarted_study_tells_all_that_it_knew() -> None:
+    told: list[Mapping[int, Result]] = []
+    progress = Progress(1)
+    before = feedback(SoloRanks(), told, progress)
+    before.scores.note(batch((7, 0)), outcome(8.0))
+    stepped(progress)
+    before.on_round(None)
+    after = feedback(SoloRanks(), told, progress)
+    after.load_state_dict(before.state_dict())
+    assert told[1] == told[0]
+
+
+def test_the_class_of_the_user_reports_scores_of_its_own() -> None:
+    scores, server = SampleScores(), StreamServer()
+    server.report([3], [0], difficulty=[1.0])
+    server.enter_steering(scores.report)
+    server.report([3, 3, 4], [0, 1, 0], difficulty=[1.0, 2.0, float("nan")], rough=1)
+    assert scores.take() == {
+        3: {"difficulty": [3.0, 2.0], "rough": [2.0, 2.0]},
+        4: {"difficulty": [0.0, 0.0], "rough": [1.0, 1.0]},
+    }
+    with pytest.raises(ValueError, match="loss is a result that every simulation has"):
+        server.report([3], [0], loss=1.0)
+    with pytest.raises(ValueError, match="2 simulation_ids, but 1 time_steps"):
+        server.report([3, 4], [0], difficulty=1.0)
