@@ -1,4 +1,4 @@
-"""The training of one rank, put together from its pieces: for a study, for `--fast-dev-run` and for `--evaluate`."""
+"""The training of one rank, put together from its pieces: for a study and for commands that try or measure one."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -57,7 +57,7 @@ class SampleSource(Protocol):
 class Composition:
     """Builds the training of one rank. Main thread; every method is collective.
 
-    A study, a trial (`--fast-dev-run`) and an evaluation (`--evaluate`) call the methods in the order in which they
+    A study, a trial (`--fast-dev-run`, `--fake-data`) and an evaluation (`--evaluate`) call the methods in the order in which they
     stand here. An evaluation makes no stream and no training. They differ in what they pass: the class, the writers of
     metrics, the source of samples, checkpoints or none, and further callbacks. What was saved is restored once the
     step is made.
