@@ -32,6 +32,7 @@ MAY_CHANGE = (
     "training.log_every_batches",
     "validation.pictures",
     "validation.save_before",
+    "validation.rollout*",
     "metrics.*",
     "checkpoint.*",
     "network.*",

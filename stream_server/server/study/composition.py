@@ -24,6 +24,7 @@ from stream_server.server.training.control_round import NoSaves
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.log_points import Logging
 from stream_server.server.training.stream import StreamDataset
+from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.training.validation.validation_record import ValidationRecord
@@ -169,8 +170,23 @@ class Composition:
             must_leave=must_leave,
             save_before=save_before,
             record=record,
+            rollouts=self._make_rollouts(held_out),
         )
         return self.validation
+
+    def _make_rollouts(self, held_out: HeldOutSamples) -> Rollouts | None:
+        settings = self.config.validation.rollout
+        if settings is None or held_out.window_shape is None:
+            return None
+        return Rollouts(
+            self.server,
+            self.ranks,
+            self.step,
+            settings=settings,
+            shape=held_out.window_shape,
+            held_out=held_out,
+            batch_size=self.config.validation.batch_size,
+        )
 
     def make_training(
         self,

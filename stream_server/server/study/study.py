@@ -346,6 +346,7 @@ class StudyRank:
             validation=validation.history,
             best=validation.best,
             best_models=[] if best_models is None else best_models.best,
+            rollout=validation.rollout,
         )
 
     def _report(self) -> RankReport:

@@ -110,6 +110,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         error = "" if ratio is None else f"\n{_over_variance(ratio)}"
         earlier = f"{number(first['loss'])} -> " if len(report["validation"]) > 1 else ""
         rows.append(("validation", f"{earlier}{number(last['loss'])}{best if earlier else ''}{error}"))
+    if report["rollout"] is not None:
+        rows.append(("rollout", _rollout(report["rollout"])))
     rows.append(("time", _time(report)))
     if told := bottleneck_of_run(report["phases_s"]):
         rows.append(("bottleneck", told))
@@ -135,6 +137,14 @@ def _samples(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time steps", _counts(samples, ("expected", "accepted"))),
         ("windows", _counts({**samples, **windows}, ("expected", "made", "impossible", "late", *used))),
     ]
+
+
+def _rollout(rollout: Mapping[str, Any]) -> str:
+    """The squared errors of the last rollouts at the smallest and the largest lead time."""
+    first, last = rollout["lead_times"][0], rollout["lead_times"][-1]
+    errors = [f"{name} {number(of[0])} -> {number(of[-1])}" for name, of in rollout["mse"].items()]
+    over = counted(rollout["num_trajectories"][0], "held-out simulation")
+    return f"squared error at lead time {first} -> {last}, of {over}:\n{_some(errors)}"
 
 
 def _over_variance(ratio: float) -> str:
