@@ -130,7 +130,7 @@ def measure(config: StudyConfig, ranks: Ranks, seconds: float, folder: Path, sta
     speed = TrainingSpeed(composition, seconds)
     composition.make_server(load_server_class(config), stack, Metrics(ranks, progress=composition.progress))
     composition.make_step(stack, make_callbacks(composition.server))
-    composition.make_stream(source)
+    composition.make_stream(source, stack)
     composition.make_validation(
         HeldOutSamples(
             store=source.validation_store, parameters_of=source.parameters_of, window_shape=window_shape(config)
