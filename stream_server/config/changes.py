@@ -30,6 +30,7 @@ MAY_CHANGE = (
     "training.max_s",
     "training.early_stop*",
     "training.log_every_batches",
+    "training.prefetch",
     "validation.pictures",
     "validation.save_before",
     "validation.rollout*",

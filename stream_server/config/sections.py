@@ -341,6 +341,10 @@ class TrainingSettings(Section):
     """`training`: batches and steps."""
 
     batch_size: Count = Field(description="Samples of a batch, per rank.", examples=[10])
+    prefetch: Natural = Field(
+        default=0,
+        description="Batches that are formed ahead, on a thread of their own beside the step; 0: each before its step.",
+    )
     model: Component | None = Field(
         default=None, description="The torch.nn.Module that is trained; null: the server class makes it."
     )

@@ -31,6 +31,7 @@ ALLOWED: list[Changes] = [
     {"training.max_s": 10.0},
     {"training.early_stop": {"monitor": "train/loss"}},
     {"training.log_every_batches": 3},
+    {"training.prefetch": 2},
     {"validation.save_before": True},
     {"checkpoint.every_batches": 3},
     {"checkpoint.every_s": 3.0},

@@ -10,6 +10,7 @@ from rich.text import Text
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import terminal_of_stderr
 from stream_server.server.training.monitoring.display import console_on, number, shares
+from stream_server.server.training.monitoring.run_bottleneck import bottleneck_of_run
 
 LEAST_SHARE = 0.01
 MOST_IDS = 5
@@ -112,6 +113,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report["rollout"] is not None:
         rows.append(("rollout", _rollout(report["rollout"])))
     rows.append(("time", _time(report)))
+    if told := bottleneck_of_run(report["phases_s"]):
+        rows.append(("bottleneck", told))
     if report["restarts"]:
         survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
         rows.append(("restarts", f"{report['restarts']:,} of the server{survived}"))
