@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.validations import read_validation
 from stream_server.buffers import WindowShape
 from stream_server.config.sections import RolloutSettings
-from stream_server.errors import UserCodeError
+from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.training.validation.rollout import RolloutErrors, Rollouts, shown_steps
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.stream_server import StreamServer
@@ -320,6 +324,51 @@ def test_a_validation_has_the_errors_in_values_history_and_state() -> None:
         "num_trajectories": [2] * 7,
         "mse": {"u": pytest.approx(mse)},
     }
+
+
+def test_rollouts_are_recorded_beside_a_loader_of_the_user(tmp_path: Path) -> None:
+    class Loading(Linear):
+        def val_dataloader(self) -> Any:
+            return [np.ones(3)]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> float:
+            return 0.5
+
+    server, lengths = Loading(3), {0: 9, 1: 6}
+    one = validation(
+        server,
+        held_out=rollouts(server, store_of(lengths))._held_out,
+        rollouts=rollouts(server, store_of(lengths), shape={"spacing": 2}),
+        record=ValidationRecord(tmp_path / "validations", server, SoloRanks(), num=2, facts={"units": {}}),
+        progress=at(5),
+        step=Step(),
+    )
+    values = one.run()
+    found = read_validation(RunFolder(tmp_path))
+    assert values["loss"] == 0.5
+    assert found is not None
+    assert (found.batch, len(found.errors), found.samples) == (5, 0, ())
+    assert found.rollouts is not None
+    assert found.rollouts.simulations.tolist() == [0, 1]
+    assert found.rollouts.lead_times.tolist() == [2, 4, 6]
+    assert np.isnan(found.rollouts.mse["u"]).tolist() == [[False] * 3, [False, True, True]]
+    assert found.rollouts.by_lead_time("u").tolist() == pytest.approx(one.rollout["mse"]["u"] if one.rollout else None)
+
+
+@pytest.mark.parametrize("name", ["rollout_simulations", "rollout_lead_times", "rollout_mse.u"])
+def test_a_damaged_record_of_rollouts_is_refused_in_words(tmp_path: Path, name: str) -> None:
+    server = Linear(3)
+    record = ValidationRecord(tmp_path / "validations", server, SoloRanks(), num=0, facts={"units": {}})
+    forecast = rollouts(server, store_of({0: 9}))
+    forecast.run(lambda: False)
+    record.write(5, {"loss": 1.0}, [], forecast.mine)
+    [file] = (tmp_path / "validations").iterdir()
+    with np.load(file) as arrays:
+        content = {key: arrays[key] for key in arrays.files}
+    for damaged in (np.array(["x"] * 7), np.zeros((2, 2, 2)), np.zeros((5, 1))):
+        np.savez(file, **{**content, name: damaged})
+        with pytest.raises(ConfigError, match="damaged"):
+            read_validation(RunFolder(tmp_path))
 
 
 def test_a_validation_that_is_left_in_the_rollouts_goes_on_with_them_alone() -> None:
