@@ -36,7 +36,7 @@ MAX_NOT_CHECKED = 2
 MAX_NOT_RUN = 12
 PARSERS = {"stream-server": server_parser, "stream-launcher": launcher_parser, "stream-study": study_parser}
 # Not installed for the tests; a page shows how to use it.
-FOREIGN = {"wandb", "melissa_api"}
+FOREIGN = {"wandb", "melissa_api", "optuna"}
 # What a block that is run may import.
 HERE = {*sys.stdlib_module_names, "numpy", "torch", "stream_server"}
 # What a solver that runs alone is given, by the head of the function that takes it.

@@ -1,7 +1,9 @@
 """Whole studies whose parameters a class suggests while they run."""
 
 import csv
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +53,7 @@ def test_a_class_that_dies_again_and_again_costs_no_simulation(run: Callable[...
 
 @pytest.mark.parametrize("place", ["suggester.before_log=kill", "suggester.after_log=kill@2"])
 def test_a_server_that_is_killed_between_suggestion_and_start_gives_no_simulation_other_parameters(
-    tmp_path: Any, place: str
+    tmp_path: Path, place: str
 ) -> None:
     settings = STRICT | {"checkpoint.every_batches": 2, "launcher.max_running": 1}
     killed = killed_at(place, NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
@@ -75,3 +77,54 @@ def test_a_redrawn_simulation_gets_new_parameters(run: Callable[..., Run]) -> No
     assert done.report["simulations"]["finished"] == 7
     assert sorted(parameters(done)) == list(range(8))
     assert len(set(parameters(done).values())) == 8
+
+
+def told(file: Path) -> list[dict[int, dict[str, float]]]:
+    """What the class was told, each time: the results by the parameter `offset`, which no two simulations share."""
+    return [{row["offset"]: row for row in json.loads(line)} for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full), 3])
+def test_the_class_is_told_the_losses_of_each_simulation_on_all_ranks(
+    run: Callable[..., Run], tmp_path: Path, num_ranks: int
+) -> None:
+    file = tmp_path / "told"
+    sampler = {"class": "learning_sampler.py:Telling", "args": {"file": str(file)}, "lookahead": 1}
+    settings = {
+        "parameters.sampler": sampler,
+        "server.class": "uneven_server.py:UnevenServer",
+        "launcher.max_running": 1,
+        "training.log_every_batches": 1,
+    }
+    done = run(num_ranks=num_ranks, settings=settings)
+    assert_complete(done, num_simulations=6)
+    trained = {offset: slope for i, (offset, slope) in parameters(done).items() if i > 0}
+    newest: dict[float, dict[str, float]] = {}
+    for results in told(file):
+        newest |= results
+    # The last ones may be asked for before anything is known of those before them.
+    assert len(newest) >= 2
+    assert newest.keys() <= trained.keys()
+    for offset, row in newest.items():
+        assert row["loss"] == row["first_loss"] == (5.0 if offset > 0.5 else 1.0)
+        assert row["slope"] == pytest.approx(trained[offset])
+        assert 1 <= row["num_losses"] <= 20
+        assert row["failed"] == 0
+
+
+def test_breed_puts_simulations_where_the_loss_is_high(run: Callable[..., Run]) -> None:
+    sampler = {"class": "breed", "args": {"generation": 4, "first_share": 0.7, "share": 0.9}, "lookahead": 1}
+    settings = {
+        "parameters.sampler": sampler,
+        "server.class": "uneven_server.py:UnevenServer",
+        "study.simulations": 32,
+        "launcher.max_running": 2,
+        "training.log_every_batches": 1,
+    }
+    done = run(num_ranks=1, settings=settings)
+    assert_complete(done, num_simulations=32)
+    offsets = [offset for i, (offset, _) in sorted(parameters(done).items()) if i > 0]
+    # A quarter of the range is hard.
+    assert sum(offset > 0.4 for offset in offsets[16:]) >= 8
+    assert any(row["score"] for row in rows(done)[17:])
+    assert warnings(done) == []
