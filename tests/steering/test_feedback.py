@@ -12,6 +12,7 @@ from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.steering.feedback import Feedback, Result, SampleScores
 from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.support.thread_ranks import on_ranks
 
 
@@ -112,8 +113,13 @@ def test_a_restarted_study_tells_all_that_it_knew() -> None:
     stepped(progress)
     before.on_round(None)
     after = feedback(SoloRanks(), told, progress)
-    after.load_state_dict(before.state_dict())
+    after.load_state_dict(from_bytes(to_bytes(before.state_dict())))
     assert told[1] == told[0]
+    for it in (before, after):
+        it.scores.note(batch((7, 1)), outcome(2.0))
+    stepped(progress)
+    after.on_round(None)
+    assert told[2][7] == {"loss": 2.0, "first_loss": 5.0, "deviation": 0.0, "num_losses": 2.0, "failed": 0.0}
 
 
 def test_the_class_of_the_user_reports_scores_of_its_own() -> None:

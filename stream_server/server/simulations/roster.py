@@ -148,7 +148,8 @@ class Roster:
     @property
     def failed_simulations(self) -> list[int]:
         """Those that were given up or withdrew themselves."""
-        return [*self._of_phase(SimulationPhase.GIVEN_UP), *self._of_phase(SimulationPhase.INVALID)]
+        phases = (SimulationPhase.GIVEN_UP, SimulationPhase.INVALID)
+        return [i for phase in phases if self._num_in[phase] for i in self._of_phase(phase)]
 
     def num_steps(self, simulation: int) -> int | None:
         """How many steps a simulation said it has, or the study gave it; None while neither has said."""

@@ -114,14 +114,23 @@ class Feedback(Callback):
             self._gather()
 
     def state_dict(self) -> dict[str, Any]:
+        names = sorted({name for result in self._results.values() for name in result})
+        rows = [[result.get(name, np.nan) for name in names] for result in self._results.values()]
         return {
-            "results": {str(simulation): dict(result) for simulation, result in self._results.items()},
-            "firsts": {str(simulation): list(sums) for simulation, sums in self._firsts.items()},
+            "simulations": np.array(list(self._results), np.int64),
+            "names": names,
+            "values": np.array(rows, np.float64).reshape(-1, len(names)),
+            "firsts": np.array([self._firsts.get(it, (0.0, 0.0)) for it in self._results], np.float64).reshape(-1, 2),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._results = {int(simulation): dict(result) for simulation, result in state["results"].items()}
-        self._firsts = {int(simulation): list(sums) for simulation, sums in state["firsts"].items()}
+        simulations = np.asarray(state["simulations"]).tolist()
+        for simulation, row, firsts in zip(
+            simulations, state["values"].tolist(), state["firsts"].tolist(), strict=True
+        ):
+            known = zip(state["names"], row, strict=True)
+            self._results[simulation] = {name: it for name, it in known if name == LOSS or not np.isnan(it)}
+            self._firsts[simulation] = firsts
         if self._ranks.rank == 0:
             self._ingest(self._results)
 

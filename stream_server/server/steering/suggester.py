@@ -157,6 +157,11 @@ class Suggester:
             self._note(str(error))
             self.lookahead = self._ready_ahead
             return
+        if not self.learns and self._settings.lookahead is not None:
+            raise ConfigError(
+                f"parameters.sampler.lookahead would be ignored, since {self._settings.class_} has no ingest, and suggests "
+                "all at the start: leave it out"
+            )
         if self.learns:
             self._refuse_shared_jobs()
         self.lookahead = self._ready_ahead if self.learns else self._num_planned
