@@ -118,13 +118,16 @@ def test_breed_puts_simulations_where_the_loss_is_high(run: Callable[..., Run]) 
         "parameters.sampler": sampler,
         "server.class": "uneven_server.py:UnevenServer",
         "study.simulations": 32,
-        "launcher.max_running": 2,
+        # Batches mix simulations, so that hard ones stand out.
+        "launcher.max_running": 4,
+        "training.batch_size": 20,
+        "buffer.capacity": 100,
         "training.log_every_batches": 1,
     }
     done = run(num_ranks=1, settings=settings)
     assert_complete(done, num_simulations=32)
     offsets = [offset for i, (offset, _) in sorted(parameters(done).items()) if i > 0]
-    # A quarter of the range is hard.
-    assert sum(offset > 0.4 for offset in offsets[16:]) >= 8
+    # A quarter of the range is hard: of 16 uniform points hardly ever 10 lie there or just beside it.
+    assert sum(offset > 0.4 for offset in offsets[16:]) >= 10, offsets
     assert any(row["score"] for row in rows(done)[17:])
     assert warnings(done) == []
