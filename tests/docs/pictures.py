@@ -33,7 +33,7 @@ DRAWN_S = 3.0
 BEGIN_OF_FRAME = re.compile(r"(?:\x1b\[2K|\x1b\[1A|\r)+")
 FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 ANY_ID = re.compile(r"terminal-\d+")
-WINDOW = (1125, 2400)
+WINDOW = (1125, 2800)
 MARGIN = 16
 COMPARED_HEIGHT = 700
 
@@ -77,11 +77,13 @@ def output_of(study: "subprocess.Popen[str]") -> str:
 
 
 def console_svg(output: str) -> str:
-    """The live panel as it was halfway, and the summary, from the output of a study in a terminal."""
+    """The live panel as it was on the way, and the summary, from the output of a study in a terminal."""
     frames = [Text.from_ansi(frame) for frame in BEGIN_OF_FRAME.split(output)]
     panels = [frame for frame in frames if " simulations " in frame.plain and " loss " in frame.plain]
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(panels[len(panels) // 2])
+    # While simulations run, the panel tells what holds the study up.
+    telling = [panel for panel in panels if " bottleneck " in panel.plain]
+    console.print((telling or panels)[len(telling or panels) // 2])
     summary = frames[-1].plain
     console.print("\n[dim]… and at the end:[/dim]\n")
     console.print(Text.from_ansi(summary[summary.index("heat: ") :]))
@@ -125,7 +127,7 @@ def shoot(browser: Browser, name: str, *, height: int | None = None) -> None:
     box = ImageChops.difference(shown, Image.new("RGB", shown.size, "white")).getbbox()
     assert box is not None
     bottom = min(box[3] + MARGIN, height or shown.height)
-    shown.crop((0, 0, shown.width, bottom)).quantize(128).save(path, optimize=True)
+    shown.crop((0, 0, shown.width, bottom)).quantize(256).save(path, optimize=True)
 
 
 if __name__ == "__main__":

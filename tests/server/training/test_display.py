@@ -349,3 +349,8 @@ def test_between_two_simulations_of_a_worker_the_others_in_its_list_do_not_wait_
     between = replace(STATUS, simulations={"waiting": 300, "queued": 130, "running": 0, "finished": 1570})
     told = bottleneck(between, Trend(waiting=0.5, draws_per_s=400.0, samples_per_s=200.0))
     assert told == "training waits for data: simulations produce 200 samples/s, training could take 800"
+
+
+def test_a_loss_that_falls_by_orders_of_magnitude_is_shown_by_its_logarithm() -> None:
+    assert sparkline([1000.0, 100.0, 10.0, 1.0]) == "█▆▃▁"
+    assert sparkline([1000.0, 100.0, 10.0, -1.0]) == "█▂▁▁"

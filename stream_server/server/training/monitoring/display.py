@@ -1,5 +1,6 @@
 """The display on the terminal while a study runs. Rank 0 only."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ NUM_PHASES_SHOWN = 4
 NUM_LOSSES = 256
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 32
+LOGARITHMIC = 20.0
 KEY_WIDTH = len("simulations")
 # Bars are short in a terminal that is narrower than WIDE, and left out where it is narrower than NARROW.
 WIDE, BAR_WIDTH = 100, 24
@@ -341,13 +343,18 @@ def _rows(status: DisplayedStatus, trend: Trend, bar_width: int) -> list[tuple[s
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
-    """The course of the values as a line of small bars: the mean of as many pieces as there is room for."""
+    """The course of the values as a line of small bars: the mean of as many pieces as there is room for.
+
+    Values that fall or grow by more than a factor of `LOGARITHMIC` are shown by their logarithms.
+    """
     finite = [value for value in values if value - value == 0]
     num = min(width, len(finite))
     bounds = [round(place * len(finite) / num) for place in range(num + 1)] if num else []
     means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(bounds)]
     if not means:
         return ""
+    if min(means) > 0 and max(means) > LOGARITHMIC * min(means):
+        means = [math.log(mean) for mean in means]
     low, high = min(means), max(means)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((mean - low) * scale)] for mean in means)
@@ -373,11 +380,12 @@ def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
     if waiting is None or not trend.draws_per_s:
         return ""
     queued = status.simulations.get("queued", 0)
-    if waiting >= MUCH_WAITING and queued and not (running or trend.samples_per_s):
+    # Between two short simulations of a worker none runs, and the others of its list count as queued.
+    comes = running or (queued and trend.samples_per_s)
+    if waiting >= MUCH_WAITING and queued and not comes:
         return f"training waits for data: no simulation runs, {queued:,} in the queue"
-    if waiting >= MUCH_WAITING and (running or trend.samples_per_s):
+    if waiting >= MUCH_WAITING and comes:
         possible = "much more" if waiting > 0.99 else f"{trend.draws_per_s / (1.0 - waiting):,.0f}"
-        # Between two short simulations of a worker none runs.
         simulations = {0: "simulations produce", 1: "1 simulation at a time produces"}.get(
             running, f"{running} simulations at a time produce"
         )
