@@ -2,12 +2,12 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from stream_server.analysis.plot import plot
-from stream_server.analysis.reading import RunFolder
 from stream_server.server.commands.cli import parser
 from tests.support.runs import run_study
 
@@ -62,5 +62,6 @@ def test_the_study_of_the_readme_runs_on_two_ranks(study: Path, tmp_path: Path) 
     assert done.report["balanced"] is True
     assert done.account["accepted"] == done.account["trained"] == 300
     assert (tmp_path / "run" / "model").is_dir()
-    pictures = {file.name for file in plot(RunFolder(tmp_path / "run"), tmp_path / "plots")}
-    assert {"loss.png", "prediction-temperature.png"} <= pictures
+    drawn = [sys.executable, "-m", "stream_server.commands.cli", "plot", str(tmp_path / "run")]
+    subprocess.run(drawn, check=True, timeout=60)
+    assert {"loss.png", "prediction-temperature.png"} <= {file.name for file in (tmp_path / "run" / "plots").iterdir()}
