@@ -260,9 +260,13 @@ def _a_window_fits_into_a_simulation(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _files_hold_steps(config: StudyConfig) -> Iterator[Problem]:
-    if config.window is not None and config.offline.write_files:
-        yield Problem("samples.window", "files of samples hold time steps, so it would be ignored", "Leave samples out")
+def _windows_are_made_once(config: StudyConfig) -> Iterator[Problem]:
+    if config.window is not None and config.offline.epochs > 1:
+        yield Problem(
+            "offline.epochs",
+            f"{config.offline.epochs} passes over the files, but windows are made in one",
+            "Leave it out, and write training.draws_per_sample or buffer.pseudo_epochs",
+        )
 
 
 def _capacity_covers_the_watermark(config: StudyConfig) -> Iterator[Problem]:
@@ -479,7 +483,7 @@ CHECKS: tuple[Check, ...] = (
     _windows_are_made_on_one_rank,
     _a_window_fits_into_a_simulation,
     _rollouts_have_trajectories,
-    _files_hold_steps,
+    _windows_are_made_once,
     _capacity_covers_the_watermark,
     _capacity_covers_a_batch,
     _watermark_is_reachable,

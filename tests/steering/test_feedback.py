@@ -1,6 +1,7 @@
 """Losses and scores of simulations, from the batches of all ranks to what a class is told."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,6 +65,12 @@ def test_a_mean_stands_for_each_sample_and_a_batch_without_a_loss_for_none() -> 
     scores.note(batch((3, 0), (4, 0)), StepOutcome(loss=2.5))
     scores.note(batch((3, 1), (4, 1)), StepOutcome(loss=None))
     assert means(scores) == {i: {"loss": 2.5, "deviation": 0.0, "first_loss": 2.5} for i in (3, 4)}
+
+
+def test_a_loss_of_a_batch_with_samples_of_no_simulation_is_their_mean() -> None:
+    scores, mixed = SampleScores(), batch((3, 0), (4, 0))
+    scores.note(replace(mixed, size=3, num_added=1), outcome(1.0, 2.0, 6.0))
+    assert means(scores) == {i: {"loss": 3.0, "deviation": 0.0, "first_loss": 3.0} for i in (3, 4)}
 
 
 def test_losses_that_are_not_finite_are_left_out() -> None:

@@ -25,7 +25,7 @@ class SampleScores:
 
     Of each batch these are the losses, those of samples that this process has not trained before (at first sight), and
     by how many standard deviations of the batch a loss is above the batch's mean, 0 for those below it (Dymchenko and
-    Raffin 2024). If `training_step` returned a mean, it stands for each sample of the batch.
+    Raffin 2024). A mean of the batch stands for each of its samples, if nothing else is known.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,9 @@ class SampleScores:
         if outcome.loss is None:
             return
         simulations, time_steps = batch.keys
-        if outcome.sample_losses is None:
-            losses = np.full(batch.size, outcome.loss)
+        # A loader of the user's may mix in samples that are of no simulation.
+        if outcome.sample_losses is None or len(simulations) != batch.size:
+            losses = np.full(len(simulations), outcome.loss)
         else:
             losses = numbers(outcome.sample_losses).astype(np.float64)
         spread = float(losses.std())

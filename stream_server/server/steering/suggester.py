@@ -159,8 +159,8 @@ class Suggester:
             return
         if not self.learns and self._settings.lookahead is not None:
             raise ConfigError(
-                f"parameters.sampler.lookahead would be ignored, since {self._settings.class_} has no ingest, and suggests "
-                "all at the start: leave it out"
+                f"parameters.sampler.lookahead would be ignored, since {self._settings.class_} has no ingest and "
+                "suggests all at the start: leave it out"
             )
         if self.learns:
             self._refuse_shared_jobs()
