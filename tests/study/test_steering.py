@@ -126,8 +126,9 @@ def test_breed_puts_simulations_where_the_loss_is_high(run: Callable[..., Run]) 
     }
     done = run(num_ranks=1, settings=settings)
     assert_complete(done, num_simulations=32)
-    offsets = [offset for i, (offset, _) in sorted(parameters(done).items()) if i > 0]
-    # A quarter of the range is hard: of 16 uniform points hardly ever 10 lie there or just beside it.
-    assert sum(offset > 0.4 for offset in offsets[16:]) >= 10, offsets
-    assert any(row["score"] for row in rows(done)[17:])
+    # Only simulations in the hard quarter of the range are ever above their batch.
+    around = [float(row["offset"]) for row in rows(done) if row["score"]]
+    assert len(around) >= 6
+    assert min(around) > -0.1, "more than three standard deviations away"
+    assert sum(around) / len(around) > 0.45
     assert warnings(done) == []
