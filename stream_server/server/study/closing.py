@@ -129,6 +129,7 @@ class Closing:
             learned=Learned(
                 trained=progress.samples if is_set_up else 0,
                 skipped=progress.skipped if is_set_up else 0,
+                added=progress.added if is_set_up else 0,
                 untrained_reason=outcome.reason if stopped is None else stopped.untrained_reason,
             ),
             batches=progress.batches,
