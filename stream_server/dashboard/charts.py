@@ -115,7 +115,7 @@ class LineChart:
 
     def _add(self, curves: Mapping[object, tuple[CurveStyle, Columns]]) -> None:
         for key, (style, columns) in curves.items():
-            # With its values: a new source is sent as it is at the end of the update, and what was streamed comes on top.
+            # With its values: a new source is sent as it is at the end of the update, before what was streamed to it.
             source = ColumnDataSource(
                 {name: list(values) for name, values in columns.items()}, name=f"curve {style.label}"
             )
