@@ -380,6 +380,7 @@ class StudyRank:
             duplicates=received.duplicates,
             refused=received.refused,
             drawn=self.set_up.stream.num_drawn,
+            dropped=self.set_up.stream.num_dropped,
             withdrawn=received.withdrawn,
             left=buffer.num_never_drawn + source.num_left,
         )
