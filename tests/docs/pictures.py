@@ -36,7 +36,7 @@ FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 ANY_ID = re.compile(r"terminal-\d+")
 WINDOW = (1125, 2800)
 MARGIN = 16
-COMPARED_HEIGHT = 700
+COMPARED_HEIGHT = 515
 
 
 def main() -> None:
