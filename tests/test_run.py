@@ -20,6 +20,9 @@ def test_it_notes_that_it_ran():
     with open("ran", "a") as file:
         file.write(__name__ + " ")
 """
+# Plugins take a second of each process, and none is needed but for this option.
+WITHOUT_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+OPTION = "def pytest_addoption(parser): parser.addoption('--hypothesis-seed')\n"
 MESSY = """\
 import pathlib, subprocess
 def test_it_leaves_something():
@@ -30,12 +33,13 @@ def test_it_leaves_something():
 
 def run(folder: Path, *arguments: str, parts: int = 1, **files: str) -> "subprocess.CompletedProcess[str]":
     """Run test files in so many processes."""
+    (folder / "conftest.py").write_text(OPTION)
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
     return subprocess.run(
         [sys.executable, "-m", "tests.run", f"--parts={parts}", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=os.environ | WITHOUT_PLUGINS | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
