@@ -81,9 +81,9 @@ def test_a_process_that_dies_in_the_last_test_of_a_file_is_said_to_have_died_the
 
 
 def test_a_run_that_is_not_at_its_end_in_time_is_ended_and_shows_where_it_was(tmp_path: Path) -> None:
-    ran = run(tmp_path, "--deadline-s", "10", a=PASSING, b=HANGING)
+    ran = run(tmp_path, "--deadline-s", "5", a=PASSING, b=HANGING)
     assert ran.returncode == 1
-    assert "not at its end after 10 s" in ran.stdout
+    assert "not at its end after 5 s" in ran.stdout
     assert "died in test_b.py::test_it_hangs (status -6)" in ran.stdout
     assert "in test_it_hangs" in ran.stdout
 
