@@ -32,9 +32,11 @@ METHODS = (
     "prepare_training_attributes",
     "process_simulation_data",
     "process_batch",
+    "train_dataloader",
     "training_step",
     "val_dataloader",
     "validation_step",
+    "rollout_step",
     "predict",
     "render",
     "configure_callbacks",
@@ -100,7 +102,7 @@ class Trial:
             trial.make_server(self._server_class, stack, Metrics(ranks, writers, progress=self.progress))
             self._listen(trial.server)
             trial.make_step(stack, make_callbacks(trial.server))
-            trial.make_stream(source)
+            trial.make_stream(source, stack)
             trial.make_validation(
                 HeldOutSamples(
                     store=source.validation_store,
@@ -155,4 +157,5 @@ def _print_result(trial: Trial, logged: dict[str, float]) -> None:
 
 
 def _is_users(server: Any, method: str) -> bool:
-    return not getattr(type(server), method).__module__.startswith("stream_server.")
+    found = getattr(type(server), method, None)
+    return found is not None and not found.__module__.startswith("stream_server.")
