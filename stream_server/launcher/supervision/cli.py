@@ -17,6 +17,7 @@ from stream_server.launcher.supervision.runs import rename_earlier_run, run_simu
 from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.machine import descriptors
 from stream_server.machine.forced_exit import EXIT_FORCED
+from stream_server.machine.garbage import keep_modules
 from stream_server.machine.screen import outliving_a_full_disk, tell
 from stream_server.storage.ownership import private_files
 
@@ -105,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if arguments.check:
             return command.check()
+        keep_modules()
         with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
             descriptors.require(2 * config.launcher.max_running + command.ranks, "jobs and ranks")
             if arguments.simulations_only:
