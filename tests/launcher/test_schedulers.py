@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.config.sections import SimulationJobSettings
+from stream_server.config.sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import batch, flux, lsf, pbs
 from stream_server.launcher.backends.backend import JobState, SavedJob
@@ -194,7 +194,7 @@ def test_without_the_commands_the_study_is_refused(name: str, tmp_path: Path, mo
         load_backend(StudyFolder(tmp_path).load({"launcher.backend": name}))
 
 
-JOB = SimulationJobSettings(
+JOB = JobSettings(
     cores_per_rank=2,
     gpus_per_rank=1,
     memory=512 * 2**20,
@@ -222,7 +222,7 @@ JOB = SimulationJobSettings(
     ],
 )
 def test_what_a_job_takes_is_said_in_the_words_of_its_scheduler(
-    words: Callable[[SimulationJobSettings, int], list[str]], told: str
+    words: Callable[[JobSettings, int], list[str]], told: str
 ) -> None:
     assert " ".join(words(JOB, 4)) == told
 

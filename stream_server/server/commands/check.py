@@ -8,7 +8,7 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.mpirun import missing_program, shown
-from stream_server.launcher.backends.registry import check_backend
+from stream_server.launcher.backends.registry import check_backend, check_server_backend
 from stream_server.machine import network
 from stream_server.machine.descriptors import STRANGERS, verdict
 from stream_server.server.metrics.writers import writer_makers
@@ -68,14 +68,19 @@ def require_machine(config: StudyConfig, replay: Path | None = None) -> None:
         ConfigError: its ranks need more memory than this node has, a program is missing, or the scheduler would not
             take the jobs.
     """
-    size = ServerSize.of(config)
-    if problem := memory_problem(config, size.num_ranks, size.num_on_node):
+    size, is_here = ServerSize.of(config), config.server.backend == "local"
+    if is_here and (problem := memory_problem(config, size.num_ranks, size.num_on_node)):
         raise ConfigError(problem)
-    if replay is not None or config.simulation.command is None:
+    if replay is not None:
         return
+    check_server_backend(config)
     check_backend(config)
     # The jobs of another backend may run on machines that have it.
-    if config.launcher.backend == "local" and (problem := missing_program(config)):
+    if (
+        config.simulation.command is not None
+        and config.launcher.backend == "local"
+        and (problem := missing_program(config))
+    ):
         raise ConfigError(problem)
 
 
