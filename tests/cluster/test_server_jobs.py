@@ -1,6 +1,5 @@
 """`stream-launcher` on the login node, the server a job over two nodes, and simulations as jobs on a third."""
 
-import json
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
@@ -46,6 +45,10 @@ def nodes() -> Iterator[Cluster]:
 @pytest.fixture
 def study(nodes: Cluster) -> Path:
     """A study in a folder that all hosts see."""
+    return made_study(nodes)
+
+
+def made_study(nodes: Cluster) -> Path:
     folder = nodes.shared / f"ripple {len(list(nodes.shared.iterdir()))}"
     shutil.copytree(NUMPY_STUDY.parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
     return folder / "study.json"
@@ -80,8 +83,74 @@ def test_the_server_is_a_job_on_two_nodes_and_comes_back_when_scancel_ends_it(no
         nodes.run(LOGIN, "scancel", number)
         done = live.end(LIMIT_S)
         assert len(servers(nodes, live)) == 2
-    assert_balanced(done, num_restarts=1)
+        assert_balanced(done, num_restarts=1)
     assert set(done.attempts.values()) == {1}
     # What the server prints is seen where the study was started.
     assert "batches" in done.output
     assert not list(done.output_dir.glob("stream-launcher-*"))
+
+
+def tell(live: LiveRun, number: signal.Signals) -> None:
+    """Signal the launcher, and nothing else."""
+    [launcher] = [it for it in live.processes() if "stream-launcher" in " ".join(it.cmdline()[:2])]
+    launcher.send_signal(number)
+
+
+def test_the_next_launcher_takes_the_job_over_and_an_order_to_stop_ends_it(nodes: Cluster, study: Path) -> None:
+    with started(nodes, study) as live:
+        live.wait_until(lambda: "simulation 1 finished" in live.launcher_log, 60)
+        tell(live, signal.SIGKILL)
+        live.process.wait()
+        before = jobs_of(nodes, live)
+        with started(nodes, study, mark=live.mark) as second:
+            second.wait_until(lambda: "server, start 1, is taken over" in second.launcher_log)
+            second.wait_until(lambda: "goes on" in second.launcher_log)
+            nodes.run(LOGIN, "stream-study", "stop", str(second.output_dir))
+            done = second.end(LIMIT_S)
+            assert before.items() <= jobs_of(nodes, second).items()
+            assert len(servers(nodes, second)) == 1
+            assert not jobs_of(nodes, second, "running,pending")
+    assert done.exit_code == done.report["exit_code"] == 75
+    assert done.report["restarts"] == 0
+    assert set(done.attempts.values()) == {1}
+
+
+def test_a_job_in_the_queue_is_taken_over_and_cancelled_by_ctrl_c(nodes: Cluster, study: Path) -> None:
+    later = {"server.job.options": {"begin": "now+1hour"}}
+    with started(nodes, study, later) as live:
+        live.wait_until(lambda: servers(nodes, live, "pending"))
+        tell(live, signal.SIGKILL)
+        live.process.wait()
+        with started(nodes, study, later, mark=live.mark) as second:
+            second.wait_until(lambda: "is queued (BeginTime)" in second.launcher_log.partition("is taken over")[2])
+            tell(second, signal.SIGINT)
+            done = second.end()
+            assert len(servers(nodes, second)) == 1
+            assert not jobs_of(nodes, second, "running,pending")
+    assert done.exit_code == 75
+    assert "cancelled before it had begun" in done.launcher_log
+
+
+def test_a_study_that_is_longer_than_the_walltime_goes_on_in_the_next_job(nodes: Cluster, study: Path) -> None:
+    short = {"server.job.walltime": "00:00:16", "launcher.restarts": 10}
+    with started(nodes, study, short | {"simulation.command": ["python", "paced.py", "0.2"]}) as live:
+        done = live.end(LIMIT_S)
+        num = len(servers(nodes, live))
+    assert num > 1
+    assert_balanced(done, num_restarts=num - 1)
+    assert "saved before the time limit; it goes on in the next job" in done.launcher_log
+    assert set(done.attempts.values()) == {1}
+
+
+def test_a_study_goes_on_in_another_job_when_a_node_of_its_server_is_lost() -> None:
+    anywhere: dict[str, Any] = {"server.job.options": {}, "simulation.job.options": {"exclude": "n2"}}
+    with Cluster(3) as nodes, started(nodes, made_study(nodes), anywhere) as live:
+        live.wait_until(lambda: "simulation 1 finished" in live.launcher_log and "Committed" in live.launcher_log, 60)
+        [number] = servers(nodes, live)
+        assert nodes.run(LOGIN, "squeue", "-h", "-j", number, "-o", "%N").strip() == "n[1-2]"
+        nodes.lose("n2")
+        # As the controller does by itself after SlurmdTimeout.
+        nodes.run(LOGIN, "scontrol", "update", "nodename=n2", "state=down", "reason=lost")
+        done = live.end(LIMIT_S)
+        assert len(servers(nodes, live)) == 2
+        assert_balanced(done, num_restarts=1)
