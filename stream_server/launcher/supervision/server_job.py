@@ -97,9 +97,12 @@ class ServerCommand:
 
     @property
     def _mpirun(self) -> list[str]:
-        if self.mpirun is not None:
-            return [word.replace(RANKS, str(self.ranks)) for word in self.mpirun]
-        return [] if self.ranks == 1 else [program("mpirun"), "-n", str(self.ranks)]
+        if self.mpirun is None and self.ranks == 1:
+            return []
+        words = [program("mpirun")] if self.mpirun is None else [*self.mpirun]
+        if not any(RANKS in word for word in words):
+            words += ["-n", RANKS]
+        return [word.replace(RANKS, str(self.ranks)) for word in words]
 
     @property
     def _server(self) -> list[str]:
