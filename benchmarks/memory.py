@@ -24,7 +24,7 @@ from stream_server import StreamServer
 from stream_server.buffers import Reservoir
 from stream_server.client_api.data_connection import MESSAGE_BYTES
 from stream_server.server.progress.phases import Phases
-from stream_server.server.training.stream import StreamDataset
+from stream_server.server.training.stream import BatchStream
 
 SAMPLE_BYTES = 40_000
 NUM_SIMULATIONS = 8
@@ -77,7 +77,7 @@ def fill() -> None:
             draw = buffer.draw(BATCH_SIZE, DEADLINE_S)
             assert draw is not None
             buffer.release(draw)
-            stream = stream or StreamDataset(
+            stream = stream or BatchStream(
                 buffer,
                 server,
                 parameters_of=lambda simulation: np.zeros(1),

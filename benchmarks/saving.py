@@ -38,7 +38,7 @@ from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.reception.receiver import Receiver
 from stream_server.server.training.control_round import agree, in_lockstep
-from stream_server.server.training.stream import StreamDataset
+from stream_server.server.training.stream import BatchStream
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import framework_of
 from stream_server.storage.folders import PendingFile
@@ -121,7 +121,7 @@ class Saving:
             phases=phases,
         )
         self._step = stack.enter_context(framework_of(server).make_step(server, ranks))
-        stream = StreamDataset(
+        stream = BatchStream(
             study.buffer,
             server,
             parameters_of=lambda simulation: np.full(NUM_PARAMETERS, simulation, np.float64),

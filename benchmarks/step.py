@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.measure import Result, alternated, show
-from stream_server import TorchServer
+from stream_server import StreamServer, TorchServer
 from stream_server.buffers import Buffer, Reservoir, Slots
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.phases import Phases
@@ -32,7 +32,7 @@ from stream_server.server.training.control_round import NoSaves
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.gauges import BufferGauge, SpeedGauge
 from stream_server.server.training.monitoring.log_points import Logging
-from stream_server.server.training.stream import StreamDataset
+from stream_server.server.training.stream import BatchStream
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import framework_of
 from tests.support.settings import settings
@@ -96,13 +96,13 @@ class Server(TorchServer):
 
 
 class Ours:
-    """A training that goes on for some batches each round."""
+    """A training that goes on for some batches each round; `rate` gives batches per second of a clock."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, server_class: type[StreamServer] = Server, *, prefetch: int = 0) -> None:
         self._config = settings(precision="32-true", max_batches=BATCHES_PER_ROUND)
         self._ranks = SoloRanks()
         self._buffer = filled_buffer()
-        self._server = Server(self._config)
+        self._server = server_class(self._config)
         self._metrics = Metrics(self._ranks)
         self._phases = Phases()
         self._server.enter_study(
@@ -116,15 +116,20 @@ class Ours:
             phases=self._phases,
         )
         self._step = stack.enter_context(framework_of(self._server).make_step(self._server, self._ranks))
-        self._stream = StreamDataset(
+        stream = BatchStream(
             self._buffer,
             self._server,
             parameters_of=lambda simulation: np.full(NUM_PARAMETERS, simulation, np.float64),
             batch_size=BATCH_SIZE,
             phases=self._phases,
+            prefetch=prefetch,
         )
+        self._stream = stack.enter_context(stream)
 
     def one_round(self) -> float:
+        return self.rate(time.process_time)
+
+    def rate(self, clock: Callable[[], float]) -> float:
         progress = self._server.progress = Progress()
         stops = StopRequests()
         limits = TrainingLimits(self._config.training, progress, stops)
@@ -146,7 +151,7 @@ class Ours:
             saves=NoSaves(),
             normalization=self._server.normalization,
         )
-        return _rate(training.run)
+        return _rate(training.run, clock)
 
 
 class Bare:
@@ -169,10 +174,10 @@ class Bare:
             self._optimizer.step()
 
 
-def _rate(train: Callable[[], None]) -> float:
-    start_s = time.process_time()
+def _rate(train: Callable[[], None], clock: Callable[[], float] = time.process_time) -> float:
+    start_s = clock()
     train()
-    return BATCHES_PER_ROUND / (time.process_time() - start_s)
+    return BATCHES_PER_ROUND / (clock() - start_s)
 
 
 if __name__ == "__main__":

@@ -33,19 +33,22 @@ class BatchMemory:
     has is never written over.
     """
 
-    def __init__(self, slots: Slots, batch_size: int, sample_shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, slots: Slots, batch_size: int, sample_shape: tuple[int, ...] = (), *, max_sets: int = MAX_SETS
+    ) -> None:
         self._slots = slots
         self._shape = (batch_size, *sample_shape)
+        self._max_sets = max_sets
         self._sets: list[FieldArrays] = []
 
     def take(self) -> FieldArrays:
-        """A set of unused arrays; the caller writes into leading rows. Training thread only."""
+        """A set of unused arrays; the caller writes into leading rows. Always the same thread."""
         for arrays in self._sets:
             if _most_references(arrays) == _UNUSED:
                 return arrays
         arrays = {
             name: np.empty((*self._shape, *array.shape[1:]), array.dtype) for name, array in self._slots.arrays.items()
         }
-        if len(self._sets) < MAX_SETS:
+        if len(self._sets) < self._max_sets:
             self._sets.append(arrays)
         return arrays

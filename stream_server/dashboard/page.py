@@ -171,6 +171,9 @@ class Page:
         self._rates = LineChart(chart("Samples per second", "training time (s)", "samples/s"))
         self._buffers = LineChart(chart("Buffer, mean over the ranks", "training time (s)", "samples"))
         self._running = LineChart(chart("Simulations at once", "training time (s)", "simulations"))
+        self._rollouts = LineChart(
+            chart("Forecasts of held-out simulations", "lead time (time steps)", "squared error", y_axis_type="log")
+        )
         for each in (*self._rates.figures, *self._buffers.figures, *self._running.figures):
             each.y_range.start = 0
         self._timeline = Timeline()
@@ -200,6 +203,7 @@ class Page:
                 _wide(column(*self._losses.figures, row(self._axis, self._scale))),
             ),
             _wrapped(*self._rates.figures, *self._buffers.figures),
+            _wrapped(*self._rollouts.figures),
             _wrapped(_wide(column(self._timeline.figure, attempts)), *self._running.figures),
             column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width"),
             self._prediction_row,
@@ -254,6 +258,10 @@ class Page:
         self._losses.show(_styled({path: columns.losses(it, axis) for path, it in known.items()}, chosen, self._watch))
         self._rates.show(_styled({path: columns.rates(it) for path, it in known.items()}, chosen, self._watch))
         self._buffers.show(_styled({path: columns.buffers(it) for path, it in known.items()}, chosen, self._watch))
+        forecasts = {path: columns.rollouts(it) for path, it in known.items()}
+        for each in self._rollouts.figures:
+            _set(each, visible=any(forecasts.values()))
+        self._rollouts.show(_styled(forecasts, chosen, self._watch))
         self._running.show(_styled({path: columns.running(it) for path, it in known.items()}, chosen, self._watch))
 
     def _show_run(self, facts: RunFacts) -> None:

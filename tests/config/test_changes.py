@@ -31,6 +31,7 @@ ALLOWED: list[Changes] = [
     {"training.max_s": 10.0},
     {"training.early_stop": {"monitor": "train/loss"}},
     {"training.log_every_batches": 3},
+    {"training.prefetch": 2},
     {"validation.save_before": True},
     {"checkpoint.every_batches": 3},
     {"checkpoint.every_s": 3.0},
@@ -120,6 +121,17 @@ def test_a_study_that_did_not_change_can_be_continued(folder: StudyFolder) -> No
 def test_what_does_not_matter_may_change_there_and_back(folder: StudyFolder, changes: Changes) -> None:
     before, after = folder.load(), folder.load(changes)
     assert before != after
+    check_continuation(resolved(before), after)
+    check_continuation(resolved(after), before)
+
+
+def test_rollouts_may_be_asked_for_later(folder: StudyFolder) -> None:
+    windows: Changes = {
+        "samples": {"window": {"length": 5}},
+        "buffer.routing": "simulations",
+        "validation.simulations": 1,
+    }
+    before, after = folder.load(windows), folder.load({**windows, "validation.rollout": {"horizon": 3}})
     check_continuation(resolved(before), after)
     check_continuation(resolved(after), before)
 

@@ -14,7 +14,7 @@ from stream_server.buffers.slots import Slots
 from stream_server.errors import Closed, ProducerFailed, UserCodeError
 from stream_server.server.progress.phases import Phases
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.stream import StreamDataset
+from stream_server.server.training.stream import BatchStream
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.user.stream_server import StreamServer
@@ -66,9 +66,9 @@ def parameters_of(simulation: int) -> NDArray[np.float64]:
     return np.array([simulation, 0.5])
 
 
-def stream_of(buffer: Buffer, server: StreamServer, batch_size: int = 2) -> StreamDataset:
+def stream_of(buffer: Buffer, server: StreamServer, batch_size: int = 2) -> BatchStream:
     server.prepare_training_attributes()
-    return StreamDataset(buffer, server, parameters_of=parameters_of, batch_size=batch_size, phases=Phases())
+    return BatchStream(buffer, server, parameters_of=parameters_of, batch_size=batch_size, phases=Phases())
 
 
 def test_the_contents_of_the_buffer_have_parameters() -> None:
@@ -211,7 +211,7 @@ def test_a_restored_batch_needs_no_new_samples() -> None:
     buffer.draw(2, 0)
     server = PerSample()
     server.prepare_training_attributes()
-    stream = StreamDataset(
+    stream = BatchStream(
         restored(buffer),
         server,
         parameters_of=parameters_of,

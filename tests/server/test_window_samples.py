@@ -20,7 +20,7 @@ from stream_server.server.intake.account import (
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.phases import Phases
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.stream import StreamDataset
+from stream_server.server.training.stream import BatchStream
 from stream_server.server.training.validation.validation_batches import HeldOutSamples, take
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.rendering import Prediction, render
@@ -72,9 +72,9 @@ def parameters_of(simulation: int) -> NDArray[np.float64]:
     return np.array([simulation + 0.5])
 
 
-def stream_of(server: StreamServer, batch_size: int) -> StreamDataset:
+def stream_of(server: StreamServer, batch_size: int) -> BatchStream:
     server.prepare_training_attributes()
-    return StreamDataset(buffer(), server, parameters_of=parameters_of, batch_size=batch_size, phases=Phases())
+    return BatchStream(buffer(), server, parameters_of=parameters_of, batch_size=batch_size, phases=Phases())
 
 
 def test_a_sample_has_its_steps_and_a_field_that_was_sent_in_all_of_them() -> None:

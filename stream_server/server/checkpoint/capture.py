@@ -21,7 +21,7 @@ from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.run.report import versions
 from stream_server.server.training.fingerprint import require_equal
-from stream_server.server.training.stream import StreamDataset
+from stream_server.server.training.stream import BatchStream
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import Step, framework_of
 from stream_server.server.user.stream_server import StreamServer
@@ -46,7 +46,7 @@ class StudyCapture:
     base: int
     source: Source
     buffer: Buffer
-    stream: StreamDataset
+    stream: BatchStream
     server: StreamServer
     step: Step
     progress: Progress
@@ -70,6 +70,8 @@ class StudyCapture:
         Raises:
             RanksDiverged: the ranks hold different weights, of which nothing must be saved; on all ranks.
         """
+        # The user's state must not change while it is saved.
+        self.stream.settle()
         self.step.synchronize()
         require_equal(self.ranks, self.step.fingerprints)
         taken = self._taken = self.source.snapshot()
@@ -121,6 +123,7 @@ class StudyCapture:
     def _rank(self, taken: ReceptionSnapshot) -> PendingFile:
         state = {
             "num_drawn": self.stream.num_drawn,
+            "prefetch_s": self.stream.prefetch_s,
             "phases_s": dict(self.phases.seconds),
             "random": random_states(),
             "step": self.step.random_state(),

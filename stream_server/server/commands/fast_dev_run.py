@@ -35,6 +35,7 @@ METHODS = (
     "training_step",
     "val_dataloader",
     "validation_step",
+    "rollout_step",
     "predict",
     "render",
     "configure_callbacks",
@@ -100,7 +101,7 @@ class Trial:
             trial.make_server(self._server_class, stack, Metrics(ranks, writers, progress=self.progress))
             self._listen(trial.server)
             trial.make_step(stack, make_callbacks(trial.server))
-            trial.make_stream(source)
+            trial.make_stream(source, stack)
             trial.make_validation(
                 HeldOutSamples(
                     store=source.validation_store,

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -26,8 +27,8 @@ class Gauge(Protocol):
 class Metrics:
     """Collects what user code and the loop log on this rank, and writes it together with the other ranks'.
 
-    Main thread only. `log`, `log_histogram` and `log_figure` never communicate, so it does no harm when only
-    some ranks call them. `write` is a collective call: every rank makes it at the same batches. A written
+    Main thread only, but for `log` and `log_histogram`. These and `log_figure` never communicate, so it does no harm
+    when only some ranks call them. `write` is a collective call: every rank makes it at the same batches. A written
     number is the mean of all that any rank logged under its name since the last `write`; a histogram holds the values
     of all ranks, and its mean, standard deviation, smallest and largest value are written as numbers beside it.
 
@@ -64,6 +65,7 @@ class Metrics:
         self._values: dict[str, list[Any]] = {}
         self._histograms: dict[str, Histogram] = {}
         self._figures: dict[str, bytes] = {}
+        self._lock = Lock()
 
     def __enter__(self) -> "Metrics":
         return self
@@ -80,13 +82,17 @@ class Metrics:
         """
         if name in AXES:
             raise ValueError(f"log({name!r}, …) takes another name: every record has {', '.join(AXES)} already")
-        self._values.setdefault(name, []).append(_one_number(name, value))
+        number = _one_number(name, value)
+        with self._lock:
+            self._values.setdefault(name, []).append(number)
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Note the distribution of an array of any shape."""
         if hasattr(values, "detach"):
             values = values.detach().cpu()
-        self._histograms.setdefault(name, Histogram()).add(Histogram.of(values))
+        histogram = Histogram.of(values)
+        with self._lock:
+            self._histograms.setdefault(name, Histogram()).add(histogram)
 
     def log_figure(self, name: str, figure: Any) -> None:
         """Keep a picture of a Matplotlib figure, which the caller may then change or close; rank 0 only.
@@ -109,8 +115,8 @@ class Metrics:
             for gauge in self.gauges:
                 gauge(self)
             self._gauged_at = batch
-        own_histograms = {name: histogram for name, histogram in self._histograms.items() if histogram.num}
-        mine = self._take()
+        sums, own_histograms = self._take()
+        mine = {"values": sums, "histograms": {name: it.to_json() for name, it in own_histograms.items()}}
         failpoint("metrics.before_write")
         self._own = self._give(self._own, self._record(batch, wall_s, _means([mine["values"]]), own_histograms))
         per_rank = self._ranks.gather(mine)
@@ -143,11 +149,12 @@ class Metrics:
         for writer in writers:
             _close(writer)
 
-    def _take(self) -> dict[str, dict[str, Any]]:
-        sums = {name: _sum(values) for name, values in self._values.items()}
-        histograms = {name: histogram.to_json() for name, histogram in self._histograms.items() if histogram.num}
-        self._values, self._histograms = {}, {}
-        return {"values": sums, "histograms": histograms}
+    def _take(self) -> tuple[dict[str, Any], dict[str, Histogram]]:
+        """The sums of the numbers that were logged since the last time, and the histograms."""
+        with self._lock:
+            values, logged, self._values, self._histograms = self._values, self._histograms, {}, {}
+        sums = {name: _sum(of_name) for name, of_name in values.items()}
+        return sums, {name: histogram for name, histogram in logged.items() if histogram.num}
 
     def _record(
         self,

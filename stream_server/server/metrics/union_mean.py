@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ class UnionMean:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self._thread = get_ident()
         self._sizes: Sequence[int] = ()
         self._joins: Mapping[str, Callable[[], None]] | None = None
         self.num_joined = 0
@@ -72,9 +74,14 @@ class UnionMean:
         """The mean over the ranks of an array or of each array in a list, tuple or dict.
 
         Raises:
-            UserCodeError: the ranks passed arrays of different shapes.
+            UserCodeError: the ranks passed arrays of different shapes, or this is not the thread of the training.
             ValueError: the weights add up to nothing.
         """
+        if get_ident() != self._thread:
+            raise UserCodeError(
+                "all_reduce must be called in the main thread, and not in a method that training.prefetch runs on "
+                "another one: call it in training_step or on_step_end"
+            )
         own = self._sizes[self._ranks.rank] if self._sizes else 1.0
         leaves: list[Any] = []
         rebuild = _take_apart(arrays, leaves)

@@ -13,8 +13,8 @@ class Phases:
     count as step. One object belongs to one thread; the receiver thread has its own. Other threads may read
     `seconds` and `current`.
 
-    The names in use are receive (the receiver thread's), wait_for_data, gather, transform, round, step, forward,
-    backward, optimizer, all_reduce, validation, checkpoint and log.
+    The names in use are receive (the receiver thread's), prefetch (that of the batches formed ahead), wait_for_data,
+    gather, transform, round, step, forward, backward, optimizer, all_reduce, validation, checkpoint and log.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -59,7 +59,8 @@ def make_plan(config: StudyConfig) -> RankPlan:
     )
     window = config.window
     length, span = (1, 0) if window is None else (window.length, window.span)
-    full, held = capacity * length, HELD_BATCHES * config.training.batch_size * length
+    num_held = HELD_BATCHES + config.training.prefetch
+    full, held = capacity * length, num_held * config.training.batch_size * length
     under_way, most_kept = credit * max_clients, KEPT_SPANS * span * max_clients
     spare = max(-(-full // SPARE_SHARE), held, under_way)
     return RankPlan(

@@ -1,4 +1,4 @@
-"""The training of one rank, put together from its pieces: for a study, for `--fast-dev-run` and for `--evaluate`."""
+"""The training of one rank, put together from its pieces: for a study and for commands that try or measure one."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,8 @@ from stream_server.server.study.source_events import SourceEvents
 from stream_server.server.training.control_round import NoSaves
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.log_points import Logging
-from stream_server.server.training.stream import StreamDataset
+from stream_server.server.training.stream import BatchStream
+from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.training.validation.validation_record import ValidationRecord
@@ -57,10 +58,10 @@ class SampleSource(Protocol):
 class Composition:
     """Builds the training of one rank. Main thread; every method is collective.
 
-    A study, a trial (`--fast-dev-run`) and an evaluation (`--evaluate`) call the methods in the order in which they
-    stand here. An evaluation makes no stream and no training. They differ in what they pass: the class, the writers of
-    metrics, the source of samples, checkpoints or none, and further callbacks. What was saved is restored once the
-    step is made.
+    A study, a trial (`--fast-dev-run`, `--fake-data`) and an evaluation (`--evaluate`) call the methods in the order in
+    which they stand here. An evaluation makes no stream and no training. They differ in what they pass: the class, the
+    writers of metrics, the source of samples, checkpoints or none, and further callbacks. What was saved is restored
+    once the step is made.
 
     Args:
         output_dir: the user's class may write into it.
@@ -74,7 +75,7 @@ class Composition:
     server: StreamServer
     callbacks: Callbacks
     step: Step
-    stream: StreamDataset
+    stream: BatchStream
     validation: Validation
 
     def __init__(
@@ -134,16 +135,18 @@ class Composition:
         self.callbacks = Callbacks(self.server, callbacks)
         self.step = stack.enter_context(framework_of(self.server).make_step(self.server, self.ranks))
 
-    def make_stream(self, source: SampleSource) -> None:
-        """Make the batches that this rank draws from its buffer."""
-        self.stream = StreamDataset(
+    def make_stream(self, source: SampleSource, stack: ExitStack) -> None:
+        """Make the batches that this rank draws from its buffer, until `stack` ends."""
+        stream = BatchStream(
             self.buffer,
             self.server,
             parameters_of=source.parameters_of,
             batch_size=self.config.training.batch_size,
             phases=self.phases,
             before_draw=source.before_draw,
+            prefetch=self.config.training.prefetch,
         )
+        self.stream = stack.enter_context(stream)
 
     def make_validation(
         self,
@@ -169,8 +172,23 @@ class Composition:
             must_leave=must_leave,
             save_before=save_before,
             record=record,
+            rollouts=self._make_rollouts(held_out),
         )
         return self.validation
+
+    def _make_rollouts(self, held_out: HeldOutSamples) -> Rollouts | None:
+        settings = self.config.validation.rollout
+        if settings is None or held_out.window_shape is None:
+            return None
+        return Rollouts(
+            self.server,
+            self.ranks,
+            self.step,
+            settings=settings,
+            shape=held_out.window_shape,
+            held_out=held_out,
+            batch_size=self.config.validation.batch_size,
+        )
 
     def make_training(
         self,
@@ -198,6 +216,7 @@ class Composition:
         self.metrics.gauges += rates
         self.callbacks.surround(
             before=[
+                self.stream,
                 # A checkpoint of the same round has the validation in it.
                 normalization,
                 self.validation,

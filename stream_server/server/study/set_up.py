@@ -335,7 +335,7 @@ class StudySetUp(Composition):
         continuation, settings, progress, step = self.continuation, self.config.checkpoint, self.progress, self.step
         incarnation = continuation.identity.incarnation
         saver = stack.enter_context(Saver(continuation.checkpoints, incarnation=incarnation, rank=self.ranks.rank))
-        self.make_stream(self.source)
+        self.make_stream(self.source, stack)
         snapshots = StudyCapture(
             config=self.config,
             ranks=self.ranks,
@@ -417,7 +417,7 @@ class StudySetUp(Composition):
             return
         self.callbacks.load_state_dict(saved["callbacks"])
         self.server.normalization.load_rank_states(restored.state["normalization"])
-        self.stream.num_drawn = restored.state["num_drawn"]
+        self.stream.restore(restored.state)
         # Last of all, since making the model and opening the sockets may have used random numbers.
         self._begin_random_streams_anew()
         if restored.is_own:

@@ -346,11 +346,14 @@ class StudyRank:
             validation=validation.history,
             best=validation.best,
             best_models=[] if best_models is None else best_models.best,
+            rollout=validation.rollout,
         )
 
     def _report(self) -> RankReport:
         set_up, source, slots = self.set_up, self.set_up.source, self.set_up.buffer.slots
         set_up.phases.add("receive", source.receive_s)
+        if self.is_set_up and set_up.config.training.prefetch:
+            set_up.phases.add("prefetch", set_up.stream.prefetch_s)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return RankReport(
             account=self._account(),

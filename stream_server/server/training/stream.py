@@ -1,36 +1,40 @@
-"""Forms the batches of one rank."""
+"""The batches of one rank: drawn, formed and released."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.buffers.batch_memory import BatchMemory
 from stream_server.buffers.buffer import Buffer
 from stream_server.buffers.pins import Draw
-from stream_server.buffers.policy import SlotArray
 from stream_server.errors import Closed
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.simulations.design import ParameterTable
-from stream_server.server.user.simulation_data import SimulationBatch, SimulationData, read_only
+from stream_server.server.training.forming import BatchForming
+from stream_server.server.training.prefetch import Prefetch
+from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.stream_server import StreamServer
-from stream_server.user_code import call_user
 
 WAIT_S = 1.0
 
-Present = dict[str, NDArray[np.bool_]]
 
-
-class StreamDataset:
+class BatchStream(Callback):
     """The batches of this rank, in the order in which the buffer's policy draws them.
 
     Iterating gives a `Batch`, or None when there was none for a second, and ends when the buffer is closed and
-    drained. The slots of a batch stay as they are until it is released, or the next one drawn: a checkpoint in between
+    drained. The slots of a batch stay as they are until it is released, or the next one taken: a checkpoint in between
     saves it as drawn, and a restored stream forms such batches first. `num_drawn` counts the samples that were drawn at
     least once, for the closing account. Training thread only.
+
+    With `prefetch` that many further batches are drawn whenever one is taken, as far as there are samples, and formed
+    on a thread of their own. They are drawn here, one after another, so that a checkpoint has them as they were
+    drawn, whatever that thread does. A batch is formed with the statistics that there are when it is taken: where they
+    have changed since it was begun, it is formed again. The `with` block is the life of that thread, which runs no user
+    code while validations do.
     """
 
     def __init__(
@@ -42,18 +46,39 @@ class StreamDataset:
         batch_size: int,
         phases: Phases,
         before_draw: Callable[[], None] = lambda: None,
+        prefetch: int = 0,
     ) -> None:
         self.num_drawn = 0
         self._buffer = buffer
         self._server = server
         self._parameters = ParameterTable(parameters_of)
         server.enter_stream(self._parameters.take)
-        self._memory = BatchMemory(buffer.slots, batch_size, buffer.sample_shape)
         self._batch_size = batch_size
         self._phases = phases
         self._before_draw = before_draw
+        self._num_ahead = prefetch
+        self._forming = BatchForming(
+            buffer,
+            server,
+            parameters_of=parameters_of,
+            batch_size=batch_size,
+            phases=Phases() if prefetch else phases,
+            num_ahead=prefetch,
+        )
+        self._prefetch = Prefetch(self._forming.form) if prefetch else None
+        self._version = server.normalization.version
+        self._earlier_s = 0.0
         self._held: Draw | None = None
-        self._vectorised = type(server).process_batch is not StreamServer.process_batch
+        self._ahead: deque[Draw] = deque()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._prefetch is not None:
+            self._stack.enter_context(self._prefetch)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
 
     def __iter__(self) -> Iterator[Batch | None]:
         while True:
@@ -62,8 +87,19 @@ class StreamDataset:
             except Closed:
                 return
 
+    @property
+    def prefetch_s(self) -> float:
+        """The time that forming batches took on a thread of its own, in earlier incarnations too."""
+        return self._earlier_s + (0.0 if self._prefetch is None else self._prefetch.seconds)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with the counts of a rank that was saved."""
+        self.num_drawn = state["num_drawn"]
+        # A checkpoint of an earlier release has none.
+        self._earlier_s = state.get("prefetch_s", 0.0)
+
     def draw(self, timeout_s: float) -> Batch | None:
-        """Form the next batch, waiting at most `timeout_s` for its samples.
+        """Take the next batch, waiting at most `timeout_s` for its samples.
 
         Raises:
             Closed: all that was received has been drawn.
@@ -71,36 +107,71 @@ class StreamDataset:
             UserCodeError: the user's `process_simulation_data` or `process_batch` raised.
         """
         self.release()
-        draw = self._buffer.take_restored()
-        if draw is None:
-            draw = self._draw_new(timeout_s)
-        if draw is None:
-            return None
-        self._held = draw
-        return self._form(draw)
+        if self._prefetch is None:
+            self._held = self._draw(timeout_s)
+            return None if self._held is None else self._forming.form(self._held)
+        return self._take(self._prefetch, timeout_s)
 
     def form_again(self) -> Batch:
         """The batch that was drawn last and is not released, formed once more with the statistics there are now."""
         assert self._held is not None
-        return self._form(self._held)
-
-    def _form(self, draw: Draw) -> Batch:
-        slots, rows = self._buffer.slots, self._buffer.rows_of(draw.slots)
-        with self._phases.measure("gather"):
-            keys = np.empty((2, len(draw.slots)), np.int64)
-            slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
-            slots.time_steps.take(draw.slots, 0, keys[1], "clip")
-            parameters = self._parameters.take(keys[0])
-            present = {name: sent.take(rows) for name, sent in slots.present.items()}
-        form = self._form_at_once if self._vectorised else self._form_singly
-        data = form(rows, keys, parameters, present)
-        return Batch(data=data, size=keys.shape[1], keys=keys, num_first=draw.num_first)
+        if self._prefetch is None:
+            return self._forming.form(self._held)
+        self._ahead.appendleft(self._held)
+        self._form_all_again(self._prefetch)
+        self._ahead.popleft()
+        return self._prefetch.take()
 
     def release(self) -> None:
         """The last batch was trained: its slots may go."""
         if self._held is not None:
             self._buffer.release(self._held)
             self._held = None
+
+    def settle(self) -> None:
+        """Wait until no user code runs on another thread; none does before the next batch is taken."""
+        if self._prefetch is not None:
+            with self._phases.measure("transform"):
+                self._prefetch.settle()
+
+    def on_validation_start(self, server: Any) -> None:
+        self.settle()
+
+    def on_train_end(self, server: Any) -> None:
+        self.settle()
+
+    def _take(self, prefetch: Prefetch[Draw, Batch], timeout_s: float) -> Batch | None:
+        if self._version != self._server.normalization.version:
+            self._form_all_again(prefetch)
+        if not self._ahead and not self._draw_ahead(prefetch, timeout_s):
+            return None
+        self._held = self._ahead.popleft()
+        try:
+            while len(self._ahead) < self._num_ahead and self._draw_ahead(prefetch, 0.0):
+                pass
+        except Closed:
+            # It comes again when what was drawn is trained.
+            pass
+        with self._phases.measure("transform"):
+            return prefetch.take()
+
+    def _draw_ahead(self, prefetch: Prefetch[Draw, Batch], timeout_s: float) -> bool:
+        draw = self._draw(timeout_s)
+        if draw is None:
+            return False
+        self._ahead.append(draw)
+        prefetch.begin(draw)
+        return True
+
+    def _form_all_again(self, prefetch: Prefetch[Draw, Batch]) -> None:
+        with self._phases.measure("transform"):
+            prefetch.drop()
+        self._version = self._server.normalization.version
+        for draw in self._ahead:
+            prefetch.begin(draw)
+
+    def _draw(self, timeout_s: float) -> Draw | None:
+        return self._buffer.take_restored() or self._draw_new(timeout_s)
 
     def _draw_new(self, timeout_s: float) -> Draw | None:
         with self._phases.measure("wait_for_data"):
@@ -118,77 +189,3 @@ class StreamDataset:
         with self._phases.measure("gather"):
             fields = {name: slots.arrays[name][rows[slots.present[name][rows]]] for name in normalization.fields}
             normalization.observe(fields, self._parameters.take(slots.simulation_ids[rows]))
-
-    def _form_at_once(
-        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
-    ) -> Any:
-        batch = self._gathered(rows, keys, parameters, present)
-        with self._phases.measure("transform"):
-            server = self._server
-            name = f"{type(server).__name__}.process_batch"
-            made = call_user(name, server.process_batch, batch, server.config)
-            return call_user(f"converting what {name} returned", server.collate.convert, made)
-
-    def _gathered(
-        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
-    ) -> SimulationBatch:
-        with self._phases.measure("gather"):
-            fields = self._buffer.slots.gather(rows, self._memory.take())
-        return SimulationBatch(
-            simulation_ids=keys[0].copy(),
-            time_steps=keys[1].copy() if rows.ndim == 1 else self._buffer.slots.time_steps[rows],
-            parameters=parameters,
-            fields=fields,
-            present=present,
-        )
-
-    def _form_singly(
-        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
-    ) -> Any:
-        # The steps of a window lie apart, so that only a copy has them together.
-        batch = None if rows.ndim == 1 else self._gathered(rows, keys, parameters, present)
-        with self._phases.measure("transform"):
-            server = self._server
-            name = f"{type(server).__name__}.process_simulation_data"
-            samples = self._samples(rows, keys, read_only(parameters), present) if batch is None else batch.samples()
-            made = [self._process(name, sample) for sample in samples]
-            return call_user(f"stacking what {name} returned", server.collate, made)
-
-    def _samples(
-        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
-    ) -> Iterator[SimulationData]:
-        fields = {name: read_only(array) for name, array in self._buffer.slots.arrays.items()}
-        partial = [(name, sent) for name, sent in present.items() if not sent.all()]
-        for number, (row, simulation, time_step) in enumerate(
-            zip(rows.tolist(), keys[0].tolist(), keys[1].tolist(), strict=True)
-        ):
-            sent = {name: array[row, ...] for name, array in fields.items()}
-            for name, in_row in partial:
-                if not in_row[number]:
-                    del sent[name]
-            yield SimulationData(
-                simulation_id=simulation, time_step=time_step, parameters=parameters[number], fields=sent
-            )
-
-    def _process(self, name: str, sample: SimulationData) -> Any:
-        try:
-            return call_user(name, self._server.process_simulation_data, sample, self._server.config)
-        except Exception:
-            save_sample(self._server.output_dir / "failed-sample.npz", sample)
-            raise
-
-
-def save_sample(path: Path, sample: SimulationData) -> None:
-    """Keep a sample that a user's method could not process: the first of a run, and only where a file can be made."""
-    fields: dict[str, Any] = {f"field_{name}": array for name, array in sample.fields.items()}
-    try:
-        with path.open("xb") as file:
-            np.savez(
-                file,
-                simulation_id=sample.simulation_id,
-                time_step=sample.time_step,
-                parameters=sample.parameters,
-                **fields,
-            )
-    except OSError:
-        return

@@ -30,6 +30,7 @@ class Normalization(Callback):
     Attributes:
         num_samples: how many samples the shared statistics are of.
         frozen: whether they stay as they are from now on.
+        version: a number that changes with the shared statistics.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Normalization(Callback):
         """Keep the moments of fields, of a shape each, and of `num_parameters` parameters; None: not of these."""
         self.num_samples = 0
         self.frozen = False
+        self.version = 0
         self._ranks = ranks
         self._every_batches = every_batches
         self._freeze_after = freeze_after
@@ -230,6 +232,7 @@ class Normalization(Callback):
             start += size
 
     def _refresh(self) -> None:
+        self.version += 1
         self._scalings = {
             key: Scaling(key.removeprefix(FIELDS), it.mean, np.sqrt(it.variance)) for key, it in self._shared.items()
         }

@@ -1,0 +1,136 @@
+"""Forms a batch: gathers the samples of a draw and applies the user's methods to them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.buffers.batch_memory import MAX_SETS, BatchMemory
+from stream_server.buffers.buffer import Buffer
+from stream_server.buffers.pins import Draw
+from stream_server.buffers.policy import SlotArray
+from stream_server.server.progress.batches import Batch
+from stream_server.server.progress.phases import Phases
+from stream_server.server.simulations.design import ParameterTable
+from stream_server.server.user.simulation_data import SimulationBatch, SimulationData, read_only
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.user_code import call_user
+
+Present = dict[str, NDArray[np.bool_]]
+
+
+class BatchForming:
+    """Makes batches of draws that are not released. It belongs to one thread, which runs the user's methods.
+
+    `num_ahead` batches may be formed and not trained yet; the memory of so many is used again.
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        server: StreamServer,
+        *,
+        parameters_of: Callable[[int], NDArray[np.float64]],
+        batch_size: int,
+        phases: Phases,
+        num_ahead: int = 0,
+    ) -> None:
+        self._buffer = buffer
+        self._server = server
+        self._parameters = ParameterTable(parameters_of)
+        self._memory = BatchMemory(buffer.slots, batch_size, buffer.sample_shape, max_sets=MAX_SETS + num_ahead)
+        self._phases = phases
+        self._vectorised = type(server).process_batch is not StreamServer.process_batch
+
+    def form(self, draw: Draw) -> Batch:
+        """The batch of a draw, with the statistics there are now.
+
+        Raises:
+            UserCodeError: the user's `process_simulation_data` or `process_batch` raised.
+        """
+        slots, rows = self._buffer.slots, self._buffer.rows_of(draw.slots)
+        with self._phases.measure("gather"):
+            keys = np.empty((2, len(draw.slots)), np.int64)
+            slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
+            slots.time_steps.take(draw.slots, 0, keys[1], "clip")
+            parameters = self._parameters.take(keys[0])
+            present = {name: sent.take(rows) for name, sent in slots.present.items()}
+        form = self._form_at_once if self._vectorised else self._form_singly
+        data = form(rows, keys, parameters, present)
+        return Batch(data=data, size=keys.shape[1], keys=keys, num_first=draw.num_first)
+
+    def _form_at_once(
+        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
+    ) -> Any:
+        batch = self._gathered(rows, keys, parameters, present)
+        with self._phases.measure("transform"):
+            server = self._server
+            name = f"{type(server).__name__}.process_batch"
+            made = call_user(name, server.process_batch, batch, server.config)
+            return call_user(f"converting what {name} returned", server.collate.convert, made)
+
+    def _gathered(
+        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
+    ) -> SimulationBatch:
+        with self._phases.measure("gather"):
+            fields = self._buffer.slots.gather(rows, self._memory.take())
+        return SimulationBatch(
+            simulation_ids=keys[0].copy(),
+            time_steps=keys[1].copy() if rows.ndim == 1 else self._buffer.slots.time_steps[rows],
+            parameters=parameters,
+            fields=fields,
+            present=present,
+        )
+
+    def _form_singly(
+        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
+    ) -> Any:
+        # The steps of a window lie apart, so that only a copy has them together.
+        batch = None if rows.ndim == 1 else self._gathered(rows, keys, parameters, present)
+        with self._phases.measure("transform"):
+            server = self._server
+            name = f"{type(server).__name__}.process_simulation_data"
+            samples = self._samples(rows, keys, read_only(parameters), present) if batch is None else batch.samples()
+            made = [self._process(name, sample) for sample in samples]
+            return call_user(f"stacking what {name} returned", server.collate, made)
+
+    def _samples(
+        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
+    ) -> Iterator[SimulationData]:
+        fields = {name: read_only(array) for name, array in self._buffer.slots.arrays.items()}
+        partial = [(name, sent) for name, sent in present.items() if not sent.all()]
+        for number, (row, simulation, time_step) in enumerate(
+            zip(rows.tolist(), keys[0].tolist(), keys[1].tolist(), strict=True)
+        ):
+            sent = {name: array[row, ...] for name, array in fields.items()}
+            for name, in_row in partial:
+                if not in_row[number]:
+                    del sent[name]
+            yield SimulationData(
+                simulation_id=simulation, time_step=time_step, parameters=parameters[number], fields=sent
+            )
+
+    def _process(self, name: str, sample: SimulationData) -> Any:
+        try:
+            return call_user(name, self._server.process_simulation_data, sample, self._server.config)
+        except Exception:
+            save_sample(self._server.output_dir / "failed-sample.npz", sample)
+            raise
+
+
+def save_sample(path: Path, sample: SimulationData) -> None:
+    """Keep a sample that a user's method could not process: the first of a run, and only where a file can be made."""
+    fields: dict[str, Any] = {f"field_{name}": array for name, array in sample.fields.items()}
+    try:
+        with path.open("xb") as file:
+            np.savez(
+                file,
+                simulation_id=sample.simulation_id,
+                time_step=sample.time_step,
+                parameters=sample.parameters,
+                **fields,
+            )
+    except OSError:
+        return
