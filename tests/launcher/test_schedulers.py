@@ -16,6 +16,7 @@ from stream_server.launcher.backends import batch, flux, lsf, pbs
 from stream_server.launcher.backends.backend import JobState, SavedJob
 from stream_server.launcher.backends.batch import BatchBackend
 from stream_server.launcher.backends.registry import load_backend
+from stream_server.launcher.backends.scheduler import JobKind
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state
 from tests.launcher import fake_scheduler
 from tests.support.studies import StudyFolder
@@ -228,7 +229,7 @@ def test_what_a_job_takes_is_said_in_the_words_of_its_scheduler(
 
 
 def test_flux_makes_an_instance_of_its_own_for_a_job_of_several_ranks(tmp_path: Path, cluster: Path) -> None:
-    scheduler = flux.Flux(StudyFolder(tmp_path).load({"launcher.backend": "flux"}))
+    scheduler = flux.Flux(JobKind.of_simulations(StudyFolder(tmp_path).load({"launcher.backend": "flux"})))
     for ranks in (1, 2):
         scheduler.submit(flux.BatchJob(name="j", folder=tmp_path, ranks=ranks, script="exit 0"))
     assert [it["words"][0] for it in in_cluster(cluster)] == ["submit", "batch"]
