@@ -23,11 +23,11 @@ from stream_server.messages import wire
 from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile
 
-SIZE = "4kB"
+SIZE = "40kB.packed"
 
 
 def results() -> Iterator[Result]:
-    """intake.flood.4kB."""
+    """intake.flood.40kB.packed."""
     with ours_of(*SIZES[SIZE], over_tcp=True, num_simulations=2) as (study, one_round), flooder(study.files[1]) as pid:
         yield alternated(f"intake.flood.{SIZE}", "samples/s", flooded(one_round, pid), one_round)
 
