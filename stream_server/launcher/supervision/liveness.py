@@ -21,6 +21,8 @@ from stream_server.machine.processes import Leader
 from stream_server.messages.launcher_link import rank_name, rank_of
 
 QUESTION = b""
+# Of what a rank says, and of a handshake: on TCP strangers may come, too.
+MAX_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +124,7 @@ class Liveness:
     def __enter__(self) -> Self:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger = 0
+        self._socket.linger, self._socket.maxmsgsize = 0, MAX_BYTES
         # A rank that connects anew takes over its name from the connection that it has lost.
         self._socket.router_handover = self._socket.router_mandatory = True
         self._socket.bind(self.address)

@@ -7,7 +7,7 @@ from typing import Self
 
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.backend import Backend, JobSpec
-from stream_server.launcher.backends.environment import OF_SRUN, scrubbed, server_environment
+from stream_server.launcher.backends.environment import OF_SRUN, scrubbed, server_environment, with_threads
 from stream_server.launcher.backends.registry import load_server_backend
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.records import ServerStarting
@@ -58,7 +58,7 @@ class Servers:
             self._of(starting.backend),
             JobSpec(
                 command=tuple(command),
-                environment={**scrubbed(os.environ), **own},
+                environment=with_threads({**scrubbed(os.environ), **own}, self.config.server.job.cores_per_rank),
                 folder=folder,
                 marks=frozenset(),
                 ranks=starting.ranks,

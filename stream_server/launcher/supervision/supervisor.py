@@ -29,7 +29,8 @@ from stream_server.messages import launcher_link
 from stream_server.messages.launcher_place import LauncherPlace
 
 EXIT_SAVED = 75
-# The server's job cannot be told when it is submitted how long the launcher has left when it runs.
+# The server beside us knows when we must leave. One in a job, which may wait in the queue until then, is told at this
+# time before it.
 LEAVING_S = 120.0
 
 log = logging.getLogger(__name__)
@@ -70,9 +71,9 @@ class Supervisor:
         self.ends_at = ends_at
         self.heartbeat = heartbeat
         self.remote = remote
-        self._leave_at = ends_at
+        self._leave_at = math.inf
         if servers.backend != LOCAL and ends_at < math.inf:
-            self._leave_at -= min(LEAVING_S, (ends_at - time.monotonic()) / 4)
+            self._leave_at = ends_at - min(LEAVING_S, (ends_at - time.monotonic()) / 4)
         self._num_starts = journal.history.num_starts
         self._running: RunningServer | None = None
         self._start_at = 0.0
@@ -146,7 +147,7 @@ class Supervisor:
             if self._exit_code is None and now >= self._start_at:
                 self._start(now)
             return
-        if now >= self._leave_at and isinstance(running.job, SubmittedServer):
+        if now >= self._leave_at:
             self._leave_at = math.inf
             self._stop("the time limit is near")
         if why := running.look(now):

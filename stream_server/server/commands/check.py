@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stream_server.config import StudyConfig
+from stream_server.config.problems import counted
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.mpirun import missing_program, shown
@@ -113,7 +114,9 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         ("memory", f"{MemoryNeed.of(config, plan, server.num_ranks)} per rank; {_node()}"),
         ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
         ("batch size", f"{config.training.batch_size} per rank"),
-        ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
+        ("server", _job_of_server(config))
+        if config.server.backend != "local"
+        else ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
         *([] if interface is None else [("network", f"{network.chosen(interface)}")]),
         (
             "connections",
@@ -121,6 +124,13 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
             f"{'unlimited' if hard is None else hard}: {verdict(plan.connections, hard)}",
         ),
     ]
+
+
+def _job_of_server(config: StudyConfig) -> str:
+    server, job = config.server, config.server.job
+    nodes = "" if job.nodes is None else f" on {counted(job.nodes, 'node')}"
+    ranks, cores = counted(server.ranks.max, "rank"), counted(job.cores_per_rank, "core")
+    return f"a job of {server.backend}: {ranks} of {cores}{nodes}"
 
 
 def _of_steps(config: StudyConfig) -> str:
