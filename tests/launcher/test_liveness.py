@@ -163,7 +163,7 @@ def test_whoever_has_not_the_name_of_a_rank_is_passed_over(address: str, name: b
         assert liveness.presence.known == set()
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xff", b"[]", b"{}", b'{"pid": "x"}', b'{"pid": true}', b"[" * 100000])
+@pytest.mark.parametrize("frame", [b"", b"\xff", b"[]", b"{}", b'{"pid": "x"}', b'{"pid": true}', b"[" * 4000])
 def test_what_is_no_word_of_a_rank_is_passed_over(address: str, frame: bytes) -> None:
     with Liveness(address, num_ranks=1, heartbeat=QUICK) as liveness:
         _say(address, b"rank-0", frame)
