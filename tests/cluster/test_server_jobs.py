@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_studies import jobs_of, on_login
+from tests.cluster.test_studies import jobs_of, launcher_of, on_login
 from tests.support.cluster import LOGIN, NETWORK, Cluster, missing
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete
 
@@ -90,16 +90,10 @@ def test_the_server_is_a_job_on_two_nodes_and_comes_back_when_scancel_ends_it(no
     assert not list(done.output_dir.glob("stream-launcher-*"))
 
 
-def tell(live: LiveRun, number: signal.Signals) -> None:
-    """Signal the launcher, and nothing else."""
-    [launcher] = [it for it in live.processes() if "stream-launcher" in " ".join(it.cmdline()[:2])]
-    launcher.send_signal(number)
-
-
 def test_the_next_launcher_takes_the_job_over_and_an_order_to_stop_ends_it(nodes: Cluster, study: Path) -> None:
     with started(nodes, study) as live:
         live.wait_until(lambda: "simulation 1 finished" in live.launcher_log, 60)
-        tell(live, signal.SIGKILL)
+        launcher_of(live).kill()
         live.process.wait()
         before = jobs_of(nodes, live)
         with started(nodes, study, mark=live.mark) as second:
@@ -119,11 +113,11 @@ def test_a_job_in_the_queue_is_taken_over_and_cancelled_by_ctrl_c(nodes: Cluster
     later = {"server.job.options": {"begin": "now+1hour"}}
     with started(nodes, study, later) as live:
         live.wait_until(lambda: servers(nodes, live, "pending"))
-        tell(live, signal.SIGKILL)
+        launcher_of(live).kill()
         live.process.wait()
         with started(nodes, study, later, mark=live.mark) as second:
             second.wait_until(lambda: "is queued (BeginTime)" in second.launcher_log.partition("is taken over")[2])
-            tell(second, signal.SIGINT)
+            launcher_of(second).send_signal(signal.SIGINT)
             done = second.end()
             assert len(servers(nodes, second)) == 1
             assert not jobs_of(nodes, second, "running,pending")
