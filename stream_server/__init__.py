@@ -6,18 +6,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stream_server.server.user.callbacks import Callback
     from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
+    from stream_server.server.user.stream_dataset import StreamDataset
     from stream_server.server.user.stream_server import StreamServer
     from stream_server.server.user.torch_server import TorchServer
     from stream_server.studies.run import Run
     from stream_server.studies.study import Study
 
-__all__ = ["Callback", "Run", "SimulationBatch", "SimulationData", "StreamServer", "Study", "TorchServer"]
+__all__ = [
+    "Callback",
+    "Run",
+    "SimulationBatch",
+    "SimulationData",
+    "StreamDataset",
+    "StreamServer",
+    "Study",
+    "TorchServer",
+]
 
 _HOMES = {
     "Callback": "stream_server.server.user.callbacks",
     "Run": "stream_server.studies.run",
     "SimulationBatch": "stream_server.server.user.simulation_data",
     "SimulationData": "stream_server.server.user.simulation_data",
+    "StreamDataset": "stream_server.server.user.stream_dataset",
     "StreamServer": "stream_server.server.user.stream_server",
     "Study": "stream_server.studies.study",
     "TorchServer": "stream_server.server.user.torch_server",

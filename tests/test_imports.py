@@ -36,6 +36,7 @@ DOORS = {
             "analysis/live.py",
         ),
     ],
+    "gest_api": ["server/simulations/vocs.py"],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "h5py": ["server/replay/simulation_file.py"],
     "pyarrow": ["analysis/export.py"],
@@ -44,7 +45,13 @@ DOORS = {
     "tornado": ["dashboard/access.py", "dashboard/serving.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/pictures.py"],
     "safetensors": ["storage/tensor_file.py"],
-    "torch": ["server/training/torch/*.py", "server/user/torch_server.py", "studies/run.py", "studies/trained.py"],
+    "torch": [
+        "server/training/torch/*.py",
+        "server/user/torch_server.py",
+        "server/user/stream_dataset.py",
+        "studies/run.py",
+        "studies/trained.py",
+    ],
     "pandas": ["studies/frames.py", "studies/run.py"],
     "lightning_fabric": ["server/training/torch/lightning.py"],
 }

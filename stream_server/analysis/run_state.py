@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stream_server.analysis.attempts import span_of
 from stream_server.analysis.reading import RunFolder, find_run
+from stream_server.config.parameters import ORIGIN_COLUMNS
 from stream_server.errors import ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
@@ -17,6 +19,7 @@ from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, Holder, holder_of
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file, read_text
+from stream_server.storage.lines import whole_lines
 from stream_server.storage.plain_state import read_state
 
 RUNNING = "running"
@@ -234,15 +237,10 @@ def attempt_folders(run: RunFolder, simulation: int) -> list[tuple[int, Path]]:
 def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | None:
     """The time that the newest attempt has taken, as the times of its files tell; None without a folder."""
     folders = attempt_folders(run, simulation)
-    if not folders:
+    span = span_of(folders[-1][1]) if folders else None
+    if span is None or span.started_s is None or span.ended_s is None:
         return None
-    try:
-        times = [it.stat().st_mtime for it in folders[-1][1].iterdir()]
-    except OSError:
-        return None
-    if not times:
-        return None
-    return max(0.0, (time.time() if is_running else max(times)) - min(times))
+    return max(0.0, (time.time() if is_running else span.ended_s) - span.started_s)
 
 
 def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:
@@ -284,7 +282,7 @@ def _simulations(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 def _history(run: RunFolder) -> History:
     try:
-        return History.of(records.decode(records.whole(read_file(run.path / JOURNAL_FILE))))
+        return History.of(records.decode(whole_lines(read_file(run.path / JOURNAL_FILE))))
     except (OSError, StreamServerError):
         return History()
 
@@ -292,7 +290,10 @@ def _history(run: RunFolder) -> History:
 def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
     try:
         lines = read_file(run.path / "parameters.csv").decode().splitlines()
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(lines)]
+        rows = [
+            {name: float(value) for name, value in row.items() if name not in ORIGIN_COLUMNS}
+            for row in csv.DictReader(lines)
+        ]
         return {int(row.pop("simulation")): row for row in rows}
     except (OSError, ValueError, TypeError, KeyError):
         return {}

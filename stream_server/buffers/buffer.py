@@ -194,6 +194,22 @@ class Buffer:
         failpoint("buffer.drawn")
         return draw
 
+    def split(self, draw: Draw) -> list[Draw]:
+        """Take a draw apart into one for each of its samples, in their order. Training thread, before the next draw."""
+        slots, times = np.unique(draw.slots, return_counts=True)
+        unseen = set(slots[self.slots.seen[slots] == times].tolist())
+        if len(unseen) != draw.num_first:
+            # A draw that was restored: its samples may have been drawn again meanwhile. Only their number counts.
+            unseen = set(list(dict.fromkeys(draw.slots.tolist()))[: draw.num_first])
+        with self._lock:
+            singles = []
+            for slot in draw.slots.tolist():
+                singles.append(self._pins.pin(np.array([slot], np.intp), int(slot in unseen), NO_SLOTS))
+                unseen.discard(slot)
+            freed = self._pins.release(draw)
+        assert not freed, "a sample that its own draw does not hold"
+        return singles
+
     def take_restored(self) -> Draw | None:
         """The next of the draws that were not released when the state was saved; they are trained first, in order.
 

@@ -94,6 +94,14 @@ INSTEAD = {
 }
 IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
     ("parameters.sampler", lambda it: it.parameters.file is not None, "the parameters come from a file"),
+    *(
+        (
+            f"parameters.sampler.{key}",
+            lambda it: it.parameters.sampler.is_built_in,
+            "a built-in sampler does not use it",
+        )
+        for key in ("args", "lookahead", "timeout_s", "fallback")
+    ),
     ("training.draws_per_sample", lambda it: it.buffer.policy in ("fifo", "firo"), "buffer.policy has its own"),
     ("client.wait_s", lambda it: it.client.if_server_away != "wait", 'client.if_server_away is not "wait"'),
     ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),
@@ -261,9 +269,13 @@ def _a_window_fits_into_a_simulation(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _files_hold_steps(config: StudyConfig) -> Iterator[Problem]:
-    if config.window is not None and config.offline.write_files:
-        yield Problem("samples.window", "files of samples hold time steps, so it would be ignored", "Leave samples out")
+def _windows_are_made_once(config: StudyConfig) -> Iterator[Problem]:
+    if config.window is not None and config.offline.epochs > 1:
+        yield Problem(
+            "offline.epochs",
+            f"{config.offline.epochs} passes over the files, but windows are made in one",
+            "Leave it out, and write training.draws_per_sample or buffer.pseudo_epochs",
+        )
 
 
 def _capacity_covers_the_watermark(config: StudyConfig) -> Iterator[Problem]:
@@ -494,7 +506,7 @@ CHECKS: tuple[Check, ...] = (
     _windows_are_made_on_one_rank,
     _a_window_fits_into_a_simulation,
     _rollouts_have_trajectories,
-    _files_hold_steps,
+    _windows_are_made_once,
     _capacity_covers_the_watermark,
     _capacity_covers_a_batch,
     _watermark_is_reachable,

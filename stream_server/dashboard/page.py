@@ -106,9 +106,12 @@ class Page:
             # A choice of the page's own: it has just been taken into account.
             return
         self._is_updating = True
+        # The browser lays out the page once for all changes that come in one message.
+        self._document.hold("collect")
         try:
             self._show()
         finally:
+            self._document.unhold()
             self._is_updating = False
 
     def _show(self) -> None:
@@ -285,6 +288,9 @@ class Page:
             _set(button, disabled=not state.is_live)
 
     def _show_space(self, facts: RunFacts) -> None:
+        if not facts.simulations:
+            # Which parameters there are is not known yet.
+            return
         names = columns.parameter_names(facts)
         for choice, position in ((self._x, 0), (self._y, 1)):
             _set(choice, options=names)
@@ -297,7 +303,7 @@ class Page:
         self._space.show_scale(list(errors.values()) if by_error else [])
         _set(self._state_legend, visible=not by_error)
         points = columns.parameter_points(facts, self._x.value, self._y.value, Viridis256 if by_error else ())
-        bring_up_to_date(self._space.source, points)
+        self._space.show(points)
 
     def _show_predictions(self, facts: RunFacts) -> None:
         """The truth of one held-out sample, the prediction of it in the newest validation, and their difference."""

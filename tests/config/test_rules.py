@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from stream_server.config import check_ranks
+from stream_server.config.offline import without_training
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.errors import ConfigError
 from stream_server.launcher.simulations import attempts
@@ -499,6 +500,11 @@ def test_the_horizon_reaches_to_the_end_of_a_simulation(folder: StudyFolder) -> 
     assert folder.load({**ROLLOUT, "study.time_steps": None, "validation.rollout": {"horizon": 1000}})
 
 
-def test_files_of_samples_are_written_without_windows(folder: StudyFolder) -> None:
-    problem = folder.problem({**WINDOWS, "offline.write_files": True})
-    assert "samples.window: files of samples hold time steps, so it would be ignored" in problem
+def test_windows_are_made_of_one_pass_over_files(folder: StudyFolder) -> None:
+    problem = folder.problem({**WINDOWS, "offline.epochs": 2})
+    assert "offline.epochs: 2 passes over the files, but windows are made in one. Leave it out, and write" in problem
+
+
+def test_files_are_written_of_time_steps_whatever_is_made_of_them_later(folder: StudyFolder) -> None:
+    written = without_training(folder.load({**ROLLOUT, "offline.write_files": True}))
+    assert (written.samples, written.buffer.routing, written.validation.rollout) == (None, "steps", None)

@@ -127,7 +127,9 @@ def test_a_sample_that_was_drawn_but_in_no_step_is_untrained() -> None:
 
 
 def test_more_trained_than_drawn_is_a_problem() -> None:
-    assert close(one_rank(), trained=11).problems == ["11 samples were trained or skipped, but the ranks drew only 10"]
+    assert close(one_rank(), trained=11).problems == [
+        "11 samples were trained, skipped or dropped, but the ranks drew only 10"
+    ]
 
 
 def test_never_produced_names_the_simulation_and_why() -> None:

@@ -21,7 +21,7 @@ from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.run.report import versions
 from stream_server.server.training.fingerprint import require_equal
-from stream_server.server.training.stream import BatchStream
+from stream_server.server.training.stream import SampleStream
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import Step, framework_of
 from stream_server.server.user.stream_server import StreamServer
@@ -46,7 +46,7 @@ class StudyCapture:
     base: int
     source: Source
     buffer: Buffer
-    stream: BatchStream
+    stream: SampleStream
     server: StreamServer
     step: Step
     progress: Progress
@@ -123,6 +123,7 @@ class StudyCapture:
     def _rank(self, taken: ReceptionSnapshot) -> PendingFile:
         state = {
             "num_drawn": self.stream.num_drawn,
+            "num_dropped": self.stream.num_dropped,
             "prefetch_s": self.stream.prefetch_s,
             "phases_s": dict(self.phases.seconds),
             "random": random_states(),

@@ -280,6 +280,7 @@ def _dealt_out(states: Sequence[Mapping[str, Any]], ledger: dict[str, Any], *, i
             "receive_s": max(reception["receive_s"] for reception in receptions),
         },
         "phases_s": phases_s,
+        "num_dropped": sum(state.get("num_dropped", 0) for state in states) if is_first else 0,
         "prefetch_s": max(state.get("prefetch_s", 0.0) for state in states),
         "normalization": [one for state in states for one in state["normalization"]] if is_first else [],
     }

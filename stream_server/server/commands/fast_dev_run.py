@@ -32,6 +32,7 @@ METHODS = (
     "prepare_training_attributes",
     "process_simulation_data",
     "process_batch",
+    "train_dataloader",
     "training_step",
     "val_dataloader",
     "validation_step",
@@ -156,4 +157,5 @@ def _print_result(trial: Trial, logged: dict[str, float]) -> None:
 
 
 def _is_users(server: Any, method: str) -> bool:
-    return not getattr(type(server), method).__module__.startswith("stream_server.")
+    found = getattr(type(server), method, None)
+    return found is not None and not found.__module__.startswith("stream_server.")

@@ -1,12 +1,12 @@
 """The closing account of all samples that the study expected. Pure arithmetic on plain values.
 
     expected = accepted + rejected + never produced
-    accepted = trained + skipped + withdrawn + untrained
+    accepted = trained + skipped + dropped + withdrawn + untrained
 
 Where samples are windows, the first line counts time steps, and the second one windows that were made:
 
     expected windows = made + impossible (a step is missing or rejected) + late (a step came after they were given up)
-    made = trained + skipped + withdrawn + untrained
+    made = trained + skipped + dropped + withdrawn + untrained
 
 The samples of held-out validation simulations are counted apart, since none of them is trained.
 """
@@ -75,14 +75,16 @@ class Received:
 class RankAccount:
     """The counts of one rank; all but `intake` are of training simulations alone.
 
-    `refused` counts messages by reason, `duplicates` steps. Of its accepted samples, `drawn` were in a batch at least
-    once, `withdrawn` went before that, and `left` were still waiting: a source of samples knows neither of the two.
+    `refused` counts messages by reason, `duplicates` steps. Of its accepted samples, `drawn` were drawn at least once,
+    `dropped` of these were left out by a loader of the user's, `withdrawn` went before they were drawn, and `left` were
+    still waiting: a source of samples knows none of these but `withdrawn`.
     """
 
     intake: Mapping[int, Received]
     duplicates: int = 0
     refused: Mapping[str, int] = field(default_factory=dict)
     drawn: int = 0
+    dropped: int = 0
     withdrawn: int = 0
     left: int = 0
 
@@ -106,6 +108,7 @@ class Learned:
 
     trained: int
     skipped: int = 0
+    added: int = 0
     untrained_reason: str = ""
 
 
@@ -141,6 +144,8 @@ class Account:
     never_produced: Mapping[str, int]
     trained: int
     skipped: int
+    dropped: int
+    added: int
     withdrawn: int
     untrained_reasons: Mapping[str, int]
     held_out: Mapping[str, int]
@@ -167,6 +172,8 @@ class Account:
             "never_produced": dict(self.never_produced),
             "trained": self.trained,
             "skipped": self.skipped,
+            "dropped": self.dropped,
+            "added": self.added,
             "untrained": self.untrained,
             "untrained_reasons": dict(self.untrained_reasons),
             "withdrawn": self.withdrawn,
@@ -199,7 +206,8 @@ def close_account(
         rejected.update(entry.rejected)
     for account in known:
         refused.update(account.refused)
-    untrained = sum(account.drawn + account.left for account in known) - learned.trained - learned.skipped
+    dropped = sum(account.dropped for account in known)
+    untrained = sum(account.drawn + account.left for account in known) - learned.trained - learned.skipped - dropped
     is_whole = len(known) == len(ranks)
     if not is_whole:
         # What was trained is known of all ranks together, what is left only of those that still speak.
@@ -214,6 +222,8 @@ def close_account(
         never_produced={entry.label: entry.missing for entry in training if entry.missing > 0},
         trained=learned.trained,
         skipped=learned.skipped,
+        dropped=dropped,
+        added=learned.added,
         withdrawn=sum(account.withdrawn for account in known),
         untrained_reasons={learned.untrained_reason or UNKNOWN: untrained} if untrained else {},
         held_out={
@@ -330,9 +340,9 @@ def _problems_of_training(
     ranks: Sequence[RankAccount], learned: Learned, untrained: int, complete: bool
 ) -> Iterator[str]:
     drawn = sum(account.drawn for account in ranks)
-    settled = learned.trained + learned.skipped
+    settled = learned.trained + learned.skipped + sum(account.dropped for account in ranks)
     if settled > drawn:
-        yield f"{settled} samples were trained or skipped, but the ranks drew only {drawn}"
+        yield f"{settled} samples were trained, skipped or dropped, but the ranks drew only {drawn}"
     if untrained > 0 and complete and learned.untrained_reason != UNEVEN_STOP:
         yield f"{untrained} accepted samples were not trained although the study came to its normal end"
     elif untrained > 0 and not learned.untrained_reason:

@@ -79,8 +79,8 @@ class UnionMean:
         """
         if get_ident() != self._thread:
             raise UserCodeError(
-                "all_reduce must be called in the main thread, and not in a method that training.prefetch runs on "
-                "another one: call it in training_step or on_step_end"
+                "all_reduce must be called in the main thread, and not where training.prefetch or a train_dataloader "
+                "runs methods on another one: call it in training_step or on_step_end"
             )
         own = self._sizes[self._ranks.rank] if self._sizes else 1.0
         leaves: list[Any] = []

@@ -11,14 +11,18 @@ from numpy.typing import NDArray
 class Batch:
     """The samples of one training step on one rank.
 
-    `keys` are the simulation ids and the time steps of the samples, shape (2, size); `num_first` of them are drawn
-    for the first time.
+    `keys` are the simulation ids and the time steps of the samples of the stream, shape (2, …); `num_first` of them are
+    drawn for the first time. Only where a loader of the user's makes batches, `num_added` samples are not of the
+    stream, or were in a batch before, and `num_dropped` draws came into none, `num_first_dropped` of them first ones.
     """
 
     data: Any
     size: int
     keys: NDArray[np.int64]
     num_first: int
+    num_added: int = 0
+    num_dropped: int = 0
+    num_first_dropped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +30,7 @@ class UnionBatch:
     """The batches of one step: `own` of this rank, if it has one, and `sizes`, the number of samples of each rank.
 
     `num_first` of the union batch are drawn for the first time. `lonely`: ranks that wait for data take part empty.
+    `num_added`, `num_dropped` and `num_first_dropped` are sums of those of `Batch`.
     `elapsed_s`: the seconds of training on rank 0's clock. `num_missing`: samples that rank 0 knows will never come.
     """
 
@@ -35,6 +40,14 @@ class UnionBatch:
     lonely: bool
     elapsed_s: float = 0.0
     num_missing: int = 0
+    num_added: int = 0
+    num_dropped: int = 0
+    num_first_dropped: int = 0
+
+    @property
+    def num_draws(self) -> int:
+        """The draws from the buffers that this step settles."""
+        return self.num_samples - self.num_added + self.num_dropped
 
     @property
     def num_samples(self) -> int:

@@ -16,8 +16,9 @@ class Progress:
     """The clock of a study: its counts, the same on all ranks since they come from the control rounds.
 
     A sample is counted when its first draw is settled by an update: in `samples` when it was trained, in `skipped`
-    when the gradient was not finite. `draws` counts every use of a sample. `best` is the batch and the loss of the
-    best validation so far. `agreed_s` are the seconds of training that rank 0 told in the last round.
+    when the gradient was not finite, in `dropped` when a loader of the user's left it out. `draws` counts every draw of
+    a sample, `added` the samples of batches that were not drawn for them. `best` is the batch and the loss of the best
+    validation so far. `agreed_s` are the seconds of training that rank 0 told in the last round.
 
     `length` is the length of the study, as far as it is known, and `num_missing` the number of samples that are known
     by now never to come.
@@ -41,6 +42,8 @@ class Progress:
         self.updates = 0
         self.samples = 0
         self.skipped = 0
+        self.dropped = 0
+        self.added = 0
         self.draws = 0
         self.lonely_steps = 0
         self.batches_per_rank = [0] * num_ranks
@@ -96,7 +99,9 @@ class Progress:
         """Count one step of the union batch."""
         self.agreed_s = union_batch.elapsed_s
         self.batches += 1
-        self.draws += union_batch.num_samples
+        self.draws += union_batch.num_draws
+        self.dropped += union_batch.num_first_dropped
+        self.added += union_batch.num_added
         self.num_missing = union_batch.num_missing
         self.lonely_steps += union_batch.lonely
         self.batches_per_rank = [
@@ -123,7 +128,7 @@ class Progress:
 
     @property
     def _num_drawn(self) -> int:
-        return self.samples + self.skipped + self._unsettled
+        return self.samples + self.skipped + self.dropped + self._unsettled
 
     @property
     def _schedules(self) -> tuple[int | None, int]:

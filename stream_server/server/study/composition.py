@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.metrics.metrics import Metrics
@@ -21,9 +22,11 @@ from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.study.source_events import SourceEvents
 from stream_server.server.training.control_round import NoSaves
+from stream_server.server.training.loader_samples import LoaderSamples
+from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.log_points import Logging
-from stream_server.server.training.stream import BatchStream
+from stream_server.server.training.stream import BatchStream, SampleStream
 from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
@@ -75,7 +78,7 @@ class Composition:
     server: StreamServer
     callbacks: Callbacks
     step: Step
-    stream: BatchStream
+    stream: SampleStream
     validation: Validation
 
     def __init__(
@@ -136,17 +139,33 @@ class Composition:
         self.step = stack.enter_context(framework_of(self.server).make_step(self.server, self.ranks))
 
     def make_stream(self, source: SampleSource, stack: ExitStack) -> None:
-        """Make the batches that this rank draws from its buffer, until `stack` ends."""
-        stream = BatchStream(
-            self.buffer,
-            self.server,
-            parameters_of=source.parameters_of,
-            batch_size=self.config.training.batch_size,
-            phases=self.phases,
-            before_draw=source.before_draw,
-            prefetch=self.config.training.prefetch,
-        )
+        """Make the batches that this rank draws from its buffer, until `stack` ends.
+
+        Raises:
+            UserCodeError: `train_dataloader` raised, or gave something else than a loader of the stream.
+            ConfigError: study.json asks for what a loader of the user's cannot have.
+        """
+        training, options = self.config.training, self._options_of_stream(source)
+        samples = LoaderSamples()
+        loader = call_user(f"{type(self.server).__name__}.train_dataloader", self.server.make_loader, samples)
+        if loader is None:
+            stream: SampleStream = BatchStream(self.buffer, self.server, prefetch=training.prefetch, **options)
+        elif training.prefetch:
+            raise ConfigError(
+                f"training.prefetch must be 0 for a server class with train_dataloader, but is {training.prefetch}: "
+                "batches of a loader are not formed ahead"
+            )
+        else:
+            stream = LoaderStream(self.buffer, self.server, loader, samples, **options)
         self.stream = stack.enter_context(stream)
+
+    def _options_of_stream(self, source: SampleSource) -> dict[str, Any]:
+        return {
+            "parameters_of": source.parameters_of,
+            "batch_size": self.config.training.batch_size,
+            "phases": self.phases,
+            "before_draw": source.before_draw,
+        }
 
     def make_validation(
         self,

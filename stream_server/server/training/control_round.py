@@ -24,7 +24,7 @@ IDLE_S = 1.0
 HELD_S = 0.05
 LONELY_S = 2.0
 OFFER_S = 2.0
-NUM_SHARED = 5
+NUM_SHARED = 8
 
 
 class SaveState(NamedTuple):
@@ -103,6 +103,9 @@ class Statement:
         if self.batch is not None:
             numbers[rank] = self.batch.size
             shared[0] = self.batch.num_first
+            shared[5] = self.batch.num_added
+            shared[6] = self.batch.num_dropped
+            shared[7] = self.batch.num_first_dropped
         shared[1] = self.drained
         shared[2] = self.impatient
         shared[3] = round(self.elapsed_s * 1e6) if rank == 0 else 0
@@ -124,13 +127,18 @@ class Round:
     impatient: bool
     elapsed_s: float
     num_missing: int
+    num_added: int
+    num_dropped: int
+    num_first_dropped: int
     saves: SaveState
     stop: StopReason | None
 
     @classmethod
     def of(cls, total: NDArray[np.int64], num_ranks: int) -> "Round":
         numbers = total.tolist()
-        first, drained, impatient, elapsed_us, num_missing, *others = numbers[2 * num_ranks :]
+        first, drained, impatient, elapsed_us, num_missing, added, dropped, first_dropped, *others = numbers[
+            2 * num_ranks :
+        ]
         saves, stops = SaveState(*others[: len(SaveState._fields)]), others[len(SaveState._fields) :]
         return cls(
             sizes=tuple(numbers[:num_ranks]),
@@ -140,6 +148,9 @@ class Round:
             impatient=impatient > 0,
             elapsed_s=elapsed_us / 1e6,
             num_missing=num_missing,
+            num_added=added,
+            num_dropped=dropped,
+            num_first_dropped=first_dropped,
             saves=saves,
             stop=next((reason for reason in StopReason if stops[reason]), None),
         )
@@ -168,6 +179,9 @@ class Round:
             num_first=self.num_first,
             lonely=lonely,
             num_missing=self.num_missing,
+            num_added=self.num_added,
+            num_dropped=self.num_dropped,
+            num_first_dropped=self.num_first_dropped,
             elapsed_s=self.elapsed_s,
         )
 

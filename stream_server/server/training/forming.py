@@ -50,16 +50,28 @@ class BatchForming:
         Raises:
             UserCodeError: the user's `process_simulation_data` or `process_batch` raised.
         """
-        slots, rows = self._buffer.slots, self._buffer.rows_of(draw.slots)
-        with self._phases.measure("gather"):
-            keys = np.empty((2, len(draw.slots)), np.int64)
-            slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
-            slots.time_steps.take(draw.slots, 0, keys[1], "clip")
-            parameters = self._parameters.take(keys[0])
-            present = {name: sent.take(rows) for name, sent in slots.present.items()}
+        rows, keys, parameters, present = self._keys(draw)
         form = self._form_at_once if self._vectorised else self._form_singly
         data = form(rows, keys, parameters, present)
         return Batch(data=data, size=keys.shape[1], keys=keys, num_first=draw.num_first)
+
+    def samples(self, draw: Draw) -> list[SimulationData]:
+        """The samples of a draw one by one, with arrays of their own, which stay after its release."""
+        rows, keys, parameters, present = self._keys(draw)
+        with self._phases.measure("gather"):
+            fields = self._buffer.slots.gather(rows)
+        return list(self._batch(rows, keys, parameters, present, fields).own_samples())
+
+    def process(self, sample: SimulationData) -> Any:
+        """What the user's `process_simulation_data` makes of a sample; the sample itself if there is no such method.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        server = type(self._server)
+        if server.process_simulation_data is StreamServer.process_simulation_data:
+            return sample
+        return self._process(f"{server.__name__}.process_simulation_data", sample)
 
     def _form_at_once(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
@@ -76,6 +88,27 @@ class BatchForming:
     ) -> SimulationBatch:
         with self._phases.measure("gather"):
             fields = self._buffer.slots.gather(rows, self._memory.take())
+        return self._batch(rows, keys, parameters, present, fields)
+
+    def _keys(self, draw: Draw) -> tuple[SlotArray, NDArray[np.int64], NDArray[np.float64], Present]:
+        """The rows of a draw, and all but their fields."""
+        slots, rows = self._buffer.slots, self._buffer.rows_of(draw.slots)
+        with self._phases.measure("gather"):
+            keys = np.empty((2, len(draw.slots)), np.int64)
+            slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
+            slots.time_steps.take(draw.slots, 0, keys[1], "clip")
+            parameters = self._parameters.take(keys[0])
+            present = {name: sent.take(rows) for name, sent in slots.present.items()}
+        return rows, keys, parameters, present
+
+    def _batch(
+        self,
+        rows: SlotArray,
+        keys: NDArray[np.int64],
+        parameters: NDArray[np.float64],
+        present: Present,
+        fields: dict[str, NDArray[Any]],
+    ) -> SimulationBatch:
         return SimulationBatch(
             simulation_ids=keys[0].copy(),
             time_steps=keys[1].copy() if rows.ndim == 1 else self._buffer.slots.time_steps[rows],

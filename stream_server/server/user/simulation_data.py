@@ -1,6 +1,6 @@
 """The data that a user's server class receives: one sample, or a batch of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,16 @@ class SimulationBatch:
 
     def samples(self) -> Iterator[SimulationData]:
         """The rows one by one, as read-only views."""
-        parameters = read_only(self.parameters)
-        fields = {name: read_only(array) for name, array in self.fields.items()}
-        time_steps = read_only(self.time_steps)
+        return self._rows(read_only)
+
+    def own_samples(self) -> Iterator[SimulationData]:
+        """The rows one by one, as views that may be written into."""
+        return self._rows(lambda array: array)
+
+    def _rows(self, view: Callable[[NDArray[Any]], NDArray[Any]]) -> Iterator[SimulationData]:
+        parameters = view(self.parameters)
+        fields = {name: view(array) for name, array in self.fields.items()}
+        time_steps = view(self.time_steps)
         is_window = time_steps.ndim > 1
         for row in range(len(self)):
             yield SimulationData(

@@ -1,6 +1,6 @@
 """The base class of the user's server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 class StreamServer:
     """How a study turns the samples of its simulations into a trained model, with any framework or none.
 
-    Override at least `process_simulation_data` and `training_step`. All methods are called in the main thread with
-    no lock held. A server constructed directly, as in a unit test, is a single rank and logs nowhere.
+    Override at least `process_simulation_data` and `training_step`. All methods are called in the main thread with no
+    lock held, but for `process_simulation_data` and `process_batch` with `training.prefetch` or a loader. A server
+    constructed directly, as in a unit test, is a single rank and logs nowhere.
     """
 
     automatic_optimization = True
@@ -91,6 +92,10 @@ class StreamServer:
     def enter_stream(self, parameters_of: "Callable[[NDArray[np.int64]], NDArray[np.float64]]") -> None:
         """Give the server the parameters of the simulations whose samples come; called once, before the training."""
         self._parameters_of = parameters_of
+
+    def make_loader(self, samples: Iterator[Any]) -> Any:
+        """The user's loader, which makes batches of these samples; None: batches are made of `batch_size` each."""
+        return None
 
     def prepare_training_attributes(self) -> Any:
         """Make the model and whatever else training needs; called once on every rank."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from stream_server.errors import UserCodeError
 from stream_server.server.user.components import make_training_attributes
+from stream_server.server.user.stream_dataset import StreamDataset
 from stream_server.server.user.stream_server import StreamServer
 
 
@@ -20,6 +21,8 @@ class ManualBackward(Protocol):
 class TorchServer(StreamServer):
     """A server that trains a torch model on all ranks as if on the union of their batches.
 
+    `train_dataset` has the samples of the stream, for `train_dataloader`.
+
     `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned: the model is your own
     module, the optimizers are wrapped by Fabric. `training_step` returns the loss, a dict with it as "loss", or None,
     which skips the batch. With `automatic_optimization = False` it calls `manual_backward` and steps the optimizers.
@@ -30,6 +33,7 @@ class TorchServer(StreamServer):
     optimizer: Any
     lr_scheduler: Any = None
     fabric: Any
+    train_dataset: StreamDataset
     _manual: ManualBackward | None = None
 
     def prepare_training_attributes(self) -> Any:
@@ -44,6 +48,19 @@ class TorchServer(StreamServer):
         if self.config is None or self.config.training.model is None:
             raise NotImplementedError(f"{type(self).__name__} must define prepare_training_attributes")
         return make_training_attributes(self)
+
+    def train_dataloader(self) -> Any:
+        """A `DataLoader` over `self.train_dataset`, with the batches of the training; None: they are made for you.
+
+        For a `collate_fn` of your own, a filter, or further samples from files. It may have any dataset that iterates
+        `self.train_dataset`, and num_workers=0. Called once on every rank, after `prepare_training_attributes`; the
+        loader runs on a thread of its own, while the training waits for it.
+        """
+        return None
+
+    def make_loader(self, samples: Iterator[Any]) -> Any:
+        self.train_dataset = StreamDataset(samples)
+        return self.train_dataloader()
 
     def model_to_evaluate(self) -> nn.Module:
         """The weights that are validated, exported, evaluated and kept among the best; `self.model` by default.

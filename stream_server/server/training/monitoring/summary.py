@@ -129,7 +129,7 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _samples(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The samples that were received, and the use that the training made of them."""
-    used = ("trained", "skipped", "withdrawn", "untrained")
+    used = ("trained", "skipped", "dropped", "added", "withdrawn", "untrained")
     windows = samples["windows"]
     if windows is None:
         return [("samples", _counts(samples, ("expected", "accepted", *used)))]
@@ -202,7 +202,7 @@ def _retried(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _counts(counts: Mapping[str, int], names: tuple[str, ...]) -> str:
     required = names[:2]
-    return ", ".join(f"{counts[it]:,} {it.replace('_', ' ')}" for it in names if counts[it] or it in required)
+    return ", ".join(f"{counts[it]:,} {it.replace('_', ' ')}" for it in names if counts.get(it) or it in required)
 
 
 def _some(texts: list[str], num: int = 5) -> str:
