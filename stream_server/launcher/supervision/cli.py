@@ -10,8 +10,6 @@ from pathlib import Path
 
 from stream_server.config import load
 from stream_server.errors import StreamServerError
-from stream_server.launcher.backends.allocation import ServerSize
-from stream_server.launcher.backends.environment import server_environment
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, run_study
 from stream_server.launcher.supervision.server_job import ServerCommand
@@ -97,13 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load(arguments.config, arguments.set)
         require(config)
-        command = ServerCommand(
-            config=arguments.config,
-            overrides=arguments.set,
-            resume=arguments.resume,
-            ranks=ServerSize.of(config).num_ranks,
-            environment=server_environment(config),
-        )
+        command = ServerCommand.of(config, arguments.config, arguments.set, resume=arguments.resume)
         if arguments.check:
             return command.check()
         keep_modules()
