@@ -4,7 +4,7 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo quick test test-all check lint format bench campaign failpoints docs tools clean
+.PHONY: help demo quick test test-all check lint format bench study-heat campaign failpoints docs tools clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (two minutes; the first time three or four more, for what it installs)"
@@ -15,6 +15,7 @@ help:
 	@echo "make lint      format, lint and types only"
 	@echo "make format    rewrite the code in the project's format"
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
+	@echo "make study-heat  the published heat study beside training from files: 15 runs, an hour and a half; ARGS=\"--seeds 1\""
 	@echo "make campaign  the long campaigns; NAME=… runs one: make campaign NAME=chaos KILLS=200 SEED=1 RECORD=1"
 	@echo "make failpoints  one study for each line of docs/internals/failpoints.md, killed there"
 	@echo "make docs      the documentation as a site: site/index.html"
@@ -45,6 +46,9 @@ format: .venv/ready
 
 bench: .venv/ready tools
 	$(RUN) python -m benchmarks
+
+study-heat: .venv/ready
+	$(RUN) python -m benchmarks.published $(ARGS)
 
 # NAME=… with nothing else runs a campaign as long as it is by itself; each of these is an option of some of them.
 # RECORD=1 puts the figures into docs/reliability.md, and OPTIONS="…" takes whatever else `--help` shows.

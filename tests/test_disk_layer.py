@@ -21,7 +21,8 @@ FILES = sorted(
 # Nothing is promised of these after a crash.
 PAST_IT = {
     "launcher/simulations/attempts.py": {"folder.parent.mkdir", "folder.mkdir", "target.parent.mkdir"}
-    | {"target.write_text", "target.chmod", "(spec.folder / LOG_FILE).symlink_to"},
+    | {"target.write_text", "target.chmod", "(spec.folder / LOG_FILE).symlink_to"}
+    | {"(self.folder(*finished) / WORKER_END_FILE).touch", "(self.folder(*following) / WORKER_START_FILE).touch"},
     "server/checkpoint/folder.py": {"(path / REASON_FILE).write_text"},
     "server/replay/recorder.py": {"self.marker.write_text"},
     "server/metrics/writers.py": {"run.folder.mkdir", "path.open", "self._path.open"},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.machine.log_end import log_end
-from stream_server.machine.screen import escaped
+from stream_server.machine.screen import escaped, size_shown
 from stream_server.machine.terminal import size_of, terminal_of_stderr
 
 
@@ -65,3 +65,18 @@ def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
     log = tmp_path / "output.log"
     log.write_text("\x1b]0;title\x07 done\n")
     assert log_end(log) == "\\x1b]0;title\\x07 done"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1600, "1.6 KiB"),
+        (2**20 - 1, "1.0 MiB"),
+        (int(23.5 * 2**30), "23.5 GiB"),
+        (5000 * 2**40, "5,000.0 TiB"),
+    ],
+)
+def test_sizes_are_told_in_units_of_1024(num_bytes: int, text: str) -> None:
+    assert size_shown(num_bytes) == text

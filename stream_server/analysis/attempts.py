@@ -4,16 +4,16 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from stream_server.analysis.growing import GrowingFile
 from stream_server.analysis.reading import RunFolder
+from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, WORKER_END_FILE, WORKER_START_FILE
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.launcher.journal.records import DamagedJournal
 from stream_server.launcher.schedule.actions import Fail, Give
 
-# What the local backend leaves beside the output of a job that has ended.
-EXIT_FILE = "job.exit"
 RUNNING = "running"
 ENDED = "ended"
 CANCELLED = "cancelled"
@@ -61,11 +61,12 @@ class AttemptHistory:
         self._take(self._file.items[self._num_read :])
         self._num_read = len(self._file.items)
         for key in sorted(self._open):
-            if (self._folder(key) / EXIT_FILE).exists():
+            folder = self._folder(key)
+            if (folder / EXIT_FILE).exists() or (folder / WORKER_END_FILE).exists():
                 # Of a simulation that is finished already when its job ends, the journal does not say that it did.
                 self._end(key, ENDED, "")
             elif self._known[key].started_s is None:
-                self._known[key] = replace(self._known[key], started_s=_first_s(self._folder(key)))
+                self._known[key] = replace(self._known[key], started_s=span_of(folder).started_s)
         if is_live:
             return list(self._known.values())
         # They may go on under the next launcher, which takes over what runs: what is known of them stays.
@@ -104,8 +105,10 @@ class AttemptHistory:
         known, folder = self._known[key], self._folder(key)
         if known.state == CANCELLED:
             state, reason = CANCELLED, known.reason
-        started_s = _first_s(folder) if known.started_s is None else known.started_s
-        return replace(known, state=state, reason=reason, started_s=started_s, ended_s=_last_s(folder, started_s))
+        span = span_of(folder)
+        started_s = span.started_s if known.started_s is None else known.started_s
+        ended_s = None if started_s is None else max(started_s, span.ended_s or started_s)
+        return replace(known, state=state, reason=reason, started_s=started_s, ended_s=ended_s)
 
     def _end_all(self, state: str, reason: str) -> None:
         for key in list(self._open):
@@ -125,17 +128,23 @@ def newest_failures(run: RunFolder, *, is_live: bool) -> dict[int, str]:
     return {it.simulation: f"attempt {it.attempt} {it.reason}" for it in attempts if it.state == FAILED}
 
 
-def _first_s(folder: Path) -> float | None:
-    return min(_times(folder), default=None)
+class Span(NamedTuple):
+    """The time from the first file of an attempt to its last one, in seconds since the epoch; None where none tells."""
+
+    started_s: float | None
+    ended_s: float | None
 
 
-def _last_s(folder: Path, started_s: float | None) -> float | None:
-    return None if started_s is None else max([started_s, *_times(folder)])
-
-
-def _times(folder: Path) -> list[float]:
-    """The times at which the files of an attempt were last written, none of them in the future."""
+def span_of(folder: Path) -> Span:
+    """The span of the attempt with this folder; one to which its worker has not come has none."""
     try:
-        return [min(it.stat().st_mtime, time.time()) for it in folder.iterdir()]
+        now = time.time()
+        # Not those of what a link leads to: the output of a worker is in the folder of its first simulation.
+        times = {it.name: min(it.lstat().st_mtime, now) for it in folder.iterdir()}
+        has_worker_of_another = (folder / LOG_FILE).is_symlink()
     except OSError:
-        return []
+        return Span(None, None)
+    if not times or (has_worker_of_another and WORKER_START_FILE not in times):
+        return Span(None, None)
+    first, last = min(times.values()), max(times.values())
+    return Span(times.get(WORKER_START_FILE, first), times.get(WORKER_END_FILE, last))

@@ -103,6 +103,8 @@ def _of_samples(run: RunFolder, units: dict[str, str]) -> Iterator[Picture]:
         figure_of_errors = sample_figures.errors(validation)
         if figure_of_errors is not None:
             yield Picture("errors", figure_of_errors, f"errors, {after}")
+        for name, figure in sample_figures.rollouts(replace(validation, units=units)).items():
+            yield Picture(f"rollout-{_file_name(name)}", figure, f"rollouts of {name}, {after}")
     label = "" if validation is None else validation.error_label
     for name, drawn, caption in (
         ("parameters", sample_figures.coverage(simulations, units), "simulations by their parameters"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stream_server.analysis.attempts import span_of
 from stream_server.analysis.reading import RunFolder, find_run
 from stream_server.errors import ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
 from stream_server.launcher.journal import records
@@ -234,15 +235,10 @@ def attempt_folders(run: RunFolder, simulation: int) -> list[tuple[int, Path]]:
 def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | None:
     """The time that the newest attempt has taken, as the times of its files tell; None without a folder."""
     folders = attempt_folders(run, simulation)
-    if not folders:
+    span = span_of(folders[-1][1]) if folders else None
+    if span is None or span.started_s is None or span.ended_s is None:
         return None
-    try:
-        times = [it.stat().st_mtime for it in folders[-1][1].iterdir()]
-    except OSError:
-        return None
-    if not times:
-        return None
-    return max(0.0, (time.time() if is_running else max(times)) - min(times))
+    return max(0.0, (time.time() if is_running else span.ended_s) - span.started_s)
 
 
 def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stream_server.analysis.figures import COLOURS, empty
 from stream_server.analysis.run_state import SimulationFacts
-from stream_server.analysis.validations import RecordedValidation, relative_error
+from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, relative_error
 
 MAX_PARAMETERS = 5
 MAX_SINGLE_VALUES = 12
@@ -51,6 +51,34 @@ def errors(validation: RecordedValidation) -> Figure | None:
         if min(values.values()) > 0:
             axes.set_yscale("log")
     left.set_ylabel(validation.error_label)
+    return figure
+
+
+def rollouts(validation: RecordedValidation) -> dict[str, Figure]:
+    """By field the mean squared error of forecasts by their lead time, and between which values most of them lie."""
+    recorded = validation.rollouts
+    return {} if recorded is None else {name: _rollout(name, recorded, validation.units) for name in recorded.mse}
+
+
+def _rollout(name: str, recorded: RecordedRollouts, units: Mapping[str, str]) -> Figure:
+    unit = f" (({units[name]})²)" if units.get(name) else ""
+    figure, axes = empty("lead time (time steps)", f"mean squared error of {name}{unit}")
+    mean = recorded.by_lead_time(name)
+    is_finite = np.isfinite(mean)
+    x = recorded.lead_times[is_finite]
+    num = len(recorded.simulations)
+    marker = "o" if len(x) <= MAX_SINGLE_VALUES else ""
+    label = f"mean of {num} held-out simulations" if num > 1 else "one held-out simulation"
+    axes.plot(x, mean[is_finite], color=COLOURS[0], lw=1.4, marker=marker, markersize=4, label=label)
+    if num > 1:
+        low, high = np.nanquantile(recorded.mse[name][:, is_finite], (0.1, 0.9), axis=0)
+        axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.2, lw=0, label="from 10 % to 90 % of them")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if x.size and mean[is_finite].min() > 0:
+        axes.set_yscale("log")
+    if not is_finite.all():
+        axes.set_title(f"not finite from lead time {recorded.lead_times[int(np.argmin(is_finite))]} on", fontsize=8)
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 

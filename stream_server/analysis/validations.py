@@ -21,6 +21,9 @@ FOLDER = "validations"
 FORMAT = 1
 LABEL_OF_LOSS = "loss of the server class"
 LABEL_OF_SQUARES = "mean squared error of the output\n(in the scale of the training)"
+ROLLOUT_SIMULATIONS = "rollout_simulations"
+ROLLOUT_LEAD_TIMES = "rollout_lead_times"
+ROLLOUT_MSE = "rollout_mse."
 _COLUMNS = ("simulations", "time_steps", "errors")
 
 Array = NDArray[Any]
@@ -39,13 +42,31 @@ class RenderedSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRollouts:
+    """The mean squared errors of forecasts along held-out simulations.
+
+    By field `mse` has the shape (simulations, lead times), in the unit of the field; it is NaN beyond the end of a
+    simulation, and infinite where a forecast is not finite. `simulations` and `lead_times` say which these are.
+    """
+
+    simulations: Array
+    lead_times: Array
+    mse: dict[str, Array]
+
+    def by_lead_time(self, field: str) -> Array:
+        """The mean over the simulations that reach each lead time."""
+        known = ~np.isnan(self.mse[field])
+        return np.asarray(np.sum(self.mse[field], axis=0, where=known) / known.sum(axis=0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedValidation:
     """A validation: its values such as "loss", and of each held-out sample simulation, time step and error.
 
     The error is the mean squared error of the model's output, in the scale of the training; if `has_losses`, it is the
     loss that `validation_step` gave of each sample. The three arrays have one length; `samples` are the few that were
-    rendered, in the order of their simulations and time steps. `is_whole` says whether the files of all ranks are
-    there.
+    rendered, in the order of their simulations and time steps. `rollouts` are there if study.json asked for them.
+    `is_whole` says whether the files of all ranks are there.
     """
 
     batch: int
@@ -57,6 +78,7 @@ class RecordedValidation:
     samples: tuple[RenderedSample, ...]
     is_whole: bool
     has_losses: bool = False
+    rollouts: RecordedRollouts | None = None
 
     @property
     def error_label(self) -> str:
@@ -154,7 +176,31 @@ def _assembled(batch: int, parts: list[tuple[dict[str, Any], Mapping[str, Array]
         samples=tuple(sorted(samples, key=lambda it: (it.simulation, it.time_step))),
         is_whole=len(parts) == newest["ranks"],
         has_losses=newest.get("error") == "loss",
+        rollouts=_rollouts([arrays for _, arrays in parts]),
         **stacked,
+    )
+
+
+def _rollouts(parts: list[Mapping[str, Array]]) -> RecordedRollouts | None:
+    parts = [it for it in parts if ROLLOUT_SIMULATIONS in it and len(it[ROLLOUT_SIMULATIONS])]
+    if not parts:
+        return None
+    lead_times = max((it[ROLLOUT_LEAD_TIMES] for it in parts), key=len)
+    names = [name.removeprefix(ROLLOUT_MSE) for name in parts[0] if name.startswith(ROLLOUT_MSE)]
+    simulations = np.concatenate([it[ROLLOUT_SIMULATIONS] for it in parts])
+    arrays = [simulations, lead_times, *(it[ROLLOUT_MSE + name] for it in parts for name in names)]
+    if lead_times.ndim != 1 or simulations.ndim != 1 or any(it.dtype.kind not in "iuf" for it in arrays):
+        raise ValueError("the arrays of its rollouts hold no numbers, or have other axes")
+    mse = {name: np.full((len(simulations), len(lead_times)), np.nan) for name in names}
+    start = 0
+    for part in parts:
+        for name in names:
+            of = part[ROLLOUT_MSE + name]
+            mse[name][start : start + len(of), : of.shape[1]] = of
+        start += len(part[ROLLOUT_SIMULATIONS])
+    order = np.argsort(simulations)
+    return RecordedRollouts(
+        simulations=simulations[order], lead_times=lead_times, mse={name: of[order] for name, of in mse.items()}
     )
 
 

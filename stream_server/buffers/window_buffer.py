@@ -59,7 +59,7 @@ class WindowBuffer(Buffer):
 
     def rows_of(self, samples: SlotArray) -> SlotArray:
         """The slots of the time steps of each window, shape (num, length)."""
-        return self.windows.slots[samples]
+        return self.windows.slots.take(samples, 0)
 
     @property
     def num_made(self) -> int:

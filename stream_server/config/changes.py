@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "training.prefetch",
     "validation.pictures",
     "validation.save_before",
+    "validation.rollout*",
     "metrics.*",
     "checkpoint.*",
     "network.*",

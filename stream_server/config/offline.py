@@ -21,7 +21,7 @@ def without_training(config: StudyConfig) -> StudyConfig:
     ):
         study[section] = {key: study[section][key] for key in keys}
     study["checkpoint"]["record"] = True
-    for section in ("load", "normalization"):
+    for section in ("load", "normalization", "samples"):
         del study[section]
     study["metrics"]["rank_writers"] = []
     return StudyConfig.model_validate(study)

@@ -1,5 +1,6 @@
 """Rules between the keys of a study: no contradiction, room in the buffer, enough samples for every rank."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -251,9 +252,13 @@ def _a_window_fits_into_a_simulation(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _files_hold_steps(config: StudyConfig) -> Iterator[Problem]:
-    if config.window is not None and config.offline.write_files:
-        yield Problem("samples.window", "files of samples hold time steps, so it would be ignored", "Leave samples out")
+def _windows_are_made_once(config: StudyConfig) -> Iterator[Problem]:
+    if config.window is not None and config.offline.epochs > 1:
+        yield Problem(
+            "offline.epochs",
+            f"{config.offline.epochs} passes over the files, but windows are made in one",
+            "Leave it out, and write training.draws_per_sample or buffer.pseudo_epochs",
+        )
 
 
 def _capacity_covers_the_watermark(config: StudyConfig) -> Iterator[Problem]:
@@ -408,15 +413,43 @@ def _fractions_are_of_a_known_length(path: str, config: StudyConfig) -> Iterator
         yield Problem(path, found, "Write a number of batches, or training.draws_per_sample")
 
 
-def _normalized_fields_exist(config: StudyConfig) -> Iterator[Problem]:
-    for name in config.normalization.fields:
-        if name not in config.study.fields:
-            meant = nearest(name, config.study.fields)
-            yield Problem(
-                "normalization.fields",
-                f"{shown(name)} is not a field of the study",
-                f"Write {shown(meant)}" if meant else f"Write {one_of(config.study.fields)}",
-            )
+def _rollouts_have_trajectories(config: StudyConfig) -> Iterator[Problem]:
+    rollout, window, steps = config.validation.rollout, config.window, config.study.time_steps
+    if rollout is None:
+        return
+    if window is None:
+        found = "a model of single time steps forecasts nothing"
+        yield Problem("validation.rollout", found, 'Write "samples": {"window": {"length": 2}}, or leave it out')
+        return
+    if not config.validation.simulations:
+        yield Problem("validation.rollout", "no simulation is held out", "Write validation.simulations")
+    if rollout.input_steps >= window.length:
+        yield Problem(
+            "validation.rollout.input_steps",
+            f"{rollout.input_steps} leaves none of the {window.length} steps of a sample to be forecast",
+            f"Write {window.length - 1} or less",
+        )
+    most = math.inf if steps is None else -(-steps.num // window.spacing) - rollout.input_steps
+    if rollout.horizon is not None and rollout.horizon > most > 0:
+        yield Problem(
+            "validation.rollout.horizon",
+            f"{rollout.horizon} steps, but after {counted(rollout.input_steps, 'input step')} a simulation has {most}",
+            f"Write {most} or less, or leave it out",
+        )
+
+
+def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
+    rollout = config.validation.rollout
+    named = {"normalization.fields": config.normalization.fields}
+    for key, names in (named if rollout is None else named | {"validation.rollout.fields": rollout.fields}).items():
+        for name in names:
+            if name not in config.study.fields:
+                meant = nearest(name, config.study.fields)
+                yield Problem(
+                    key,
+                    f"{shown(name)} is not a field of the study",
+                    f"Write {shown(meant)}" if meant else f"Write {one_of(config.study.fields)}",
+                )
 
 
 CHECKS: tuple[Check, ...] = (
@@ -435,13 +468,14 @@ CHECKS: tuple[Check, ...] = (
     _options_are_left_to_the_study,
     _something_is_validated,
     *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
-    _normalized_fields_exist,
+    _named_fields_exist,
     *COMMAND_CHECKS,
     *FILE_CHECKS,
     _routing_fits_the_policy,
     _windows_are_made_on_one_rank,
     _a_window_fits_into_a_simulation,
-    _files_hold_steps,
+    _rollouts_have_trajectories,
+    _windows_are_made_once,
     _capacity_covers_the_watermark,
     _capacity_covers_a_batch,
     _watermark_is_reachable,

@@ -399,6 +399,18 @@ class TrainingSettings(Section):
         return {key: component for key, component in (named | callbacks).items() if component is not None}
 
 
+class RolloutSettings(Section):
+    """`validation.rollout`: the model applied to its own forecasts, along whole held-out trajectories."""
+
+    fields: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = filled_in(
+        "Fields that the model forecasts; all. The others are given as the simulation sent them."
+    )
+    input_steps: Count = filled_in("Steps of a sample from which the others are forecast; samples.window.length - 1.")
+    horizon: Count | None = Field(
+        default=None, description="Steps that are forecast of each trajectory; null: all to its end."
+    )
+
+
 class ValidationSettings(Section):
     """`validation`: simulations held out, and when they are looked at."""
 
@@ -413,6 +425,9 @@ class ValidationSettings(Section):
         default=4, description="Samples whose predictions are kept of a validation; 0: none, and nothing is predicted."
     )
     save_before: bool = Field(default=False, description="Whether a checkpoint is committed before each validation.")
+    rollout: RolloutSettings | None = Field(
+        default=None, description="How held-out trajectories are forecast from their first steps; null: they are not."
+    )
 
 
 class Checkpoint(Section):

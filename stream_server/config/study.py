@@ -108,9 +108,18 @@ class StudyConfig(Section):
 
     @field_validator("validation", mode="before")
     @classmethod
-    def _fill_batch_size(cls, raw: Any, info: ValidationInfo) -> Any:
-        training = info.data.get("training")
-        return {"batch_size": training.batch_size, **raw} if isinstance(raw, dict) and training is not None else raw
+    def _fill_in_validation(cls, raw: Any, info: ValidationInfo) -> Any:
+        study, samples, training = (info.data.get(section) for section in ("study", "samples", "training"))
+        if not isinstance(raw, dict):
+            return raw
+        if training is not None:
+            raw = {"batch_size": training.batch_size, **raw}
+        if study is not None and isinstance(rollout := raw.get("rollout"), dict):
+            # Without windows another rule refuses the section.
+            input_steps = 1 if samples is None else samples.window.length - 1
+            filled_in = {"fields": tuple(study.fields), "input_steps": input_steps}
+            raw = {**raw, "rollout": {**filled_in, **rollout}}
+        return raw
 
     @property
     def output_dir(self) -> Path:

@@ -17,6 +17,11 @@ from stream_server.dashboard.columns import log_range
 
 HEIGHT = 300
 NARROW = 320
+# The names of curves above a chart need some room.
+NARROW_WITH_NAMES = 400
+NAMES_PER_ROW, CHARACTERS_PER_ROW = 3, 66
+MANY_POINTS = 500
+POINT_SIZE, SMALL_POINT_SIZE = 7, 4
 INK = "#222222"
 GRID = "#E4E4E4"
 # Bokeh's types tell less of its figures and renderers than is true of them.
@@ -85,9 +90,8 @@ class LineChart:
     def __init__(self, *figures: Figure) -> None:
         self.figures = figures
         self._curves: dict[object, tuple[CurveStyle, ColumnDataSource, list[list[Renderer]]]] = {}
-        # In rows of three: the names must not be wider than the figure.
         self._legends: list[Any] = [
-            Legend(click_policy="hide", location="center", orientation="horizontal", ncols=3, nrows="auto", margin=2)
+            Legend(click_policy="hide", location="center", orientation="horizontal", nrows="auto", margin=2)
             for _ in figures
         ]
         self._hovers = [HoverTool(renderers=[], tooltips=[("", "$name"), ("", "@y at @x")]) for _ in figures]
@@ -95,6 +99,7 @@ class LineChart:
             legend.border_line_color = None
             legend.label_text_font_size = "12px"
             legend.label_text_color = INK
+            each.min_width = NARROW_WITH_NAMES
             each.add_layout(legend, "above")
             each.add_tools(hover)
 
@@ -129,8 +134,11 @@ class LineChart:
             each.renderers = [it for it in each.renderers if it not in removed]
 
     def _name(self) -> None:
-        """Bring legends and tooltips up to date."""
+        """Bring legends and tooltips up to date. A row of names must not be wider than the figure."""
+        longest = max((len(style.label) for style, *_ in self._curves.values()), default=1)
+        num_in_row = max(1, min(NAMES_PER_ROW, CHARACTERS_PER_ROW // longest))
         for place, (legend, hover) in enumerate(zip(self._legends, self._hovers, strict=True)):
+            legend.ncols = num_in_row
             legend.items = [
                 LegendItem(label=style.label, renderers=list(drawn[place])) for style, _, drawn in self._curves.values()
             ]
@@ -200,8 +208,8 @@ class ParameterSpace:
         self.figure = chart("Parameter space", "", "")
         names: Sequence[str] = ("simulation", "x", "y", "state", "colour", "error", "received", "attempts")
         self.source = ColumnDataSource({name: [] for name in names}, name="space")
-        points = self.figure.scatter(
-            "x", "y", size=7, color="colour", line_color="white", line_width=0.5, source=self.source
+        points = self._points = self.figure.scatter(
+            "x", "y", size=POINT_SIZE, color="colour", line_color="white", line_width=0.5, source=self.source
         )
         self.figure.add_tools(
             HoverTool(
@@ -226,6 +234,13 @@ class ParameterSpace:
         self._mapper.update(low=low, high=high)
         if self._bar.visible != bool(errors):
             self._bar.visible = bool(errors)
+
+    def show(self, points: Columns) -> None:
+        """Show these points, small ones where there are many."""
+        size = POINT_SIZE if len(points["x"]) <= MANY_POINTS else SMALL_POINT_SIZE
+        if self._points.glyph.size != size:
+            self._points.glyph.size = size
+        bring_up_to_date(self.source, points)
 
     def name_axes(self, x: str, y: str) -> None:
         """Say which parameters are shown."""

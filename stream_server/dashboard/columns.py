@@ -79,6 +79,19 @@ def buffers(facts: RunFacts) -> Curves:
     return {name: columns for name, columns in curves.items() if columns["x"]}
 
 
+def rollouts(facts: RunFacts) -> Curves:
+    """By field the squared error of the forecasts in the newest validation, by lead time, as far as it is finite."""
+    recorded = None if facts.validation is None else facts.validation.rollouts
+    if recorded is None:
+        return {}
+    curves: Curves = {}
+    for name in recorded.mse:
+        points = zip(recorded.lead_times.tolist(), recorded.by_lead_time(name).tolist(), strict=True)
+        finite = [(lead, error) for lead, error in points if math.isfinite(error)]
+        curves[name] = {"x": [lead for lead, _ in finite], "y": [error for _, error in finite]}
+    return curves
+
+
 def timeline(facts: RunFacts) -> Columns:
     """One bar for each attempt of which the time is known, in seconds since the first one began."""
     shown = [it for it in facts.attempts if it.started_s is not None]

@@ -106,9 +106,12 @@ class Page:
             # A choice of the page's own: it has just been taken into account.
             return
         self._is_updating = True
+        # The browser lays out the page once for all changes that come in one message.
+        self._document.hold("collect")
         try:
             self._show()
         finally:
+            self._document.unhold()
             self._is_updating = False
 
     def _show(self) -> None:
@@ -171,6 +174,9 @@ class Page:
         self._rates = LineChart(chart("Samples per second", "training time (s)", "samples/s"))
         self._buffers = LineChart(chart("Buffer, mean over the ranks", "training time (s)", "samples"))
         self._running = LineChart(chart("Simulations at once", "training time (s)", "simulations"))
+        self._rollouts = LineChart(
+            chart("Forecasts of held-out simulations", "lead time (time steps)", "squared error", y_axis_type="log")
+        )
         for each in (*self._rates.figures, *self._buffers.figures, *self._running.figures):
             each.y_range.start = 0
         self._timeline = Timeline()
@@ -200,6 +206,7 @@ class Page:
                 _wide(column(*self._losses.figures, row(self._axis, self._scale))),
             ),
             _wrapped(*self._rates.figures, *self._buffers.figures),
+            _wrapped(*self._rollouts.figures),
             _wrapped(_wide(column(self._timeline.figure, attempts)), *self._running.figures),
             column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width"),
             self._prediction_row,
@@ -254,6 +261,10 @@ class Page:
         self._losses.show(_styled({path: columns.losses(it, axis) for path, it in known.items()}, chosen, self._watch))
         self._rates.show(_styled({path: columns.rates(it) for path, it in known.items()}, chosen, self._watch))
         self._buffers.show(_styled({path: columns.buffers(it) for path, it in known.items()}, chosen, self._watch))
+        forecasts = {path: columns.rollouts(it) for path, it in known.items()}
+        for each in self._rollouts.figures:
+            _set(each, visible=any(forecasts.values()))
+        self._rollouts.show(_styled(forecasts, chosen, self._watch))
         self._running.show(_styled({path: columns.running(it) for path, it in known.items()}, chosen, self._watch))
 
     def _show_run(self, facts: RunFacts) -> None:
@@ -277,6 +288,9 @@ class Page:
             _set(button, disabled=not state.is_live)
 
     def _show_space(self, facts: RunFacts) -> None:
+        if not facts.simulations:
+            # Which parameters there are is not known yet.
+            return
         names = columns.parameter_names(facts)
         for choice, position in ((self._x, 0), (self._y, 1)):
             _set(choice, options=names)
@@ -289,7 +303,7 @@ class Page:
         self._space.show_scale(list(errors.values()) if by_error else [])
         _set(self._state_legend, visible=not by_error)
         points = columns.parameter_points(facts, self._x.value, self._y.value, Viridis256 if by_error else ())
-        bring_up_to_date(self._space.source, points)
+        self._space.show(points)
 
     def _show_predictions(self, facts: RunFacts) -> None:
         """The truth of one held-out sample, the prediction of it in the newest validation, and their difference."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stream_server.analysis.validations import relative_error
 from stream_server.dashboard.charts import chart
 
-TITLES = ("Truth", "Prediction", "Prediction − truth")
+TITLES = ("Truth", "Prediction", "Difference")
 TRUTH, DIFFERENCE = "#0072B2", "#D55E00"
 # A picture on the screen has no more points than this along a side.
 MAX_SIDE = 256

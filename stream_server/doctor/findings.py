@@ -5,10 +5,10 @@ from enum import Enum
 
 from stream_server.doctor import facts
 from stream_server.machine.descriptors import BURST, OWN, STRANGERS
+from stream_server.machine.screen import size_shown
 
 OLDEST_PYTHON = (3, 11)
-GIB = 2**30
-LITTLE_MEMORY_BYTES = 2 * GIB
+LITTLE_MEMORY_BYTES = 2 * 2**30
 # A rank has a connection to each process of each simulation that runs, and one or two of its own.
 FEW_CONNECTIONS, TOO_FEW_CONNECTIONS = 256, 16
 
@@ -103,7 +103,7 @@ def of_memory(told: facts.MemoryFacts) -> Finding:
         return Finding(subject=subject, found="not known")
     # What is free on the machine may be more than the cgroups of this process allow.
     free = min(told.free.num_bytes, told.limit.num_bytes)
-    found = f"{told.limit.num_bytes / GIB:,.1f} GiB ({told.limit.source}), {free / GIB:,.1f} GiB free"
+    found = f"{size_shown(told.limit.num_bytes)} ({told.limit.source}), {size_shown(free)} free"
     if free >= LITTLE_MEMORY_BYTES:
         return Finding(subject=subject, found=found)
     advice = "a rank with torch takes about 0.5 GiB, its buffer comes on top: stream-server --check says how much"

@@ -29,6 +29,18 @@ def in_one_line(text: str) -> str:
     return escaped(text).replace("\n", "\\n").replace("\t", " ")
 
 
+def size_shown(num_bytes: float) -> str:
+    """A number of bytes as people read it, in units of 1024: `1.6 KiB`, `23.5 GiB`."""
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        num_bytes /= 1024
+        # What would be rounded to 1,024.0 is told in the next unit.
+        if num_bytes < 1023.95:
+            return f"{num_bytes:.1f} {unit}"
+    return f"{num_bytes / 1024:,.1f} TiB"
+
+
 def tell(text: str, stream: TextIO | None = None) -> None:
     """Print text in which that of a stranger may stand, to the standard output by default."""
     print(escaped(text), file=stream, flush=True)

@@ -99,3 +99,17 @@ def test_a_failed_attempt_is_told_although_another_one_finished(run: RunFolder) 
 def test_a_damaged_journal_tells_of_no_failures(run: RunFolder) -> None:
     (run.path / "journal.jsonl").write_bytes(b"damaged\n")
     assert newest_failures(run, is_live=True) == {}
+
+
+def test_an_attempt_of_a_worker_runs_from_when_it_came_to_it_until_it_moved_on(run: RunFolder) -> None:
+    folders = [begin(run, simulation) for simulation in range(3)]
+    for folder in folders[1:]:
+        (folder / "output.log").unlink()
+        (folder / "output.log").symlink_to(folders[0] / "output.log")
+    for folder, name, seconds in ((folders[0], "worker.end", 10), (folders[1], "worker.start", 10)):
+        (folder / name).touch()
+        os.utime(folder / name, (AT_S + seconds, AT_S + seconds))
+    first, second, third = AttemptHistory(run).update(is_live=True)
+    assert (first.state, first.started_s, first.ended_s) == ("ended", AT_S, AT_S + 10)
+    assert (second.state, second.started_s, second.ended_s) == ("running", AT_S + 10, None)
+    assert third.started_s is None

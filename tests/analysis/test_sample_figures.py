@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from stream_server.analysis import sample_figures
 from stream_server.analysis.run_state import SimulationFacts
-from stream_server.analysis.validations import RecordedValidation, RenderedSample, relative_error
+from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, RenderedSample, relative_error
 from stream_server.commands.cli import main
 from tests.analysis.logged_run import log_run
 
@@ -85,6 +86,22 @@ def test_errors_are_drawn_by_simulation_and_by_time_step() -> None:
     figure = sample_figures.errors(validation(np.zeros(3)))
     assert figure is not None
     assert [list(axes.get_lines()[0].get_ydata()) for axes in figure.axes] == [[1.5, 3.5], [2.0, 3.0]]
+
+
+ROLLOUTS = RecordedRollouts(
+    simulations=np.array([0, 1]),
+    lead_times=np.array([2, 4, 6]),
+    mse={"u": np.array([[1.0, 4.0, np.inf], [3.0, np.nan, np.nan]])},
+)
+
+
+def test_rollouts_are_drawn_by_lead_time_with_the_unit_as_far_as_they_are_finite() -> None:
+    drawn = replace(validation(np.zeros(3), {"u": "m/s"}), rollouts=ROLLOUTS)
+    [axes] = sample_figures.rollouts(drawn)["u"].axes
+    assert axes.lines[0].get_xydata().tolist() == [[2, 2.0], [4, 4.0]]
+    assert (axes.get_ylabel(), axes.get_yscale()) == ("mean squared error of u ((m/s)²)", "log")
+    assert axes.get_title() == "not finite from lead time 6 on"
+    assert sample_figures.rollouts(validation(np.zeros(3))) == {}
 
 
 @pytest.mark.parametrize(("num_parameters", "num_panels"), [(1, 1), (2, 1), (3, 3), (7, 10)])

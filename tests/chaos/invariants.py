@@ -44,7 +44,7 @@ def violations(evidence: Evidence) -> list[str]:
 
 def wrong_ends(evidence: Evidence) -> Iterator[str]:
     """The study says of itself that it is complete and balanced (G8)."""
-    report, expected = evidence.report, len(evidence.plan.keys)
+    report, plan = evidence.report, evidence.plan
     if not report:
         yield f"there is no report.json, and the command ended with exit code {evidence.exit_code}"
         return
@@ -56,8 +56,13 @@ def wrong_ends(evidence: Evidence) -> Iterator[str]:
         "restarts": (report.get("restarts"), len(evidence.incarnations) - 1),
     }
     samples = report.get("samples", {})
-    found |= {f"samples.{name}": (samples.get(name), expected) for name in ("expected", "accepted", "trained")}
-    found["samples.untrained"] = (samples.get("untrained"), 0)
+    found |= {f"samples.{name}": (samples.get(name), plan.num_sent) for name in ("expected", "accepted")}
+    found |= {
+        "samples.trained": (samples.get("trained"), len(plan.keys)),
+        "samples.untrained": (samples.get("untrained"), 0),
+    }
+    if plan.window is not None:
+        found["samples.windows.made"] = ((samples.get("windows") or {}).get("made"), len(plan.keys))
     for name, (is_so, must_be) in found.items():
         if is_so != must_be:
             yield f"{name} is {is_so!r} instead of {must_be!r}: {report.get('message')}"

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stream_server.buffers import WindowShape
+
 STUDY = Path(__file__).parent / "study" / "study.json"
 POLICIES = ("fifo", "firo", "reservoir")
 LEARNERS = {
@@ -15,6 +17,7 @@ LEARNERS = {
 # The first is quicker than its simulations, the second slower: its buffer fills up.
 STEPS_S = (0.02, 0.12)
 EVERY_BATCHES = (3, 5, 10)
+WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2, stride=2), WindowShape(length=5, stride=3))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +35,15 @@ class Plan:
     pseudo_epochs: int = 1
     record: bool = False
     learner: str = "number"
+    window: WindowShape | None = None
 
     @classmethod
     def drawn(cls, campaign_seed: int, number: int, *, num_ranks: int, learner: str = "number") -> "Plan":
-        """Study `number` of a campaign; the policies take turns."""
+        """Study `number` of a campaign; the policies take turns, and windows in a reservoir."""
         seed = f"{campaign_seed}/{number}"
         draw = random.Random(seed)
-        policy = POLICIES[number % len(POLICIES)]
+        policy = (*POLICIES, "reservoir")[number % (len(POLICIES) + 1)]
+        has_windows = number % (len(POLICIES) + 1) == len(POLICIES) and learner == "number"
         return cls(
             seed=seed,
             policy=policy,
@@ -47,25 +52,42 @@ class Plan:
             step_s=draw.choice(STEPS_S),
             every_batches=draw.choice(EVERY_BATCHES),
             pseudo_epochs=draw.choice((1, 2)) if policy == "firo" else 1,
+            window=draw.choice(WINDOWS) if has_windows else None,
         )
 
     @property
     def keys(self) -> frozenset[tuple[int, int]]:
-        """Every sample: the simulation and the time step."""
-        return frozenset((i, j) for i in range(self.num_simulations) for j in range(self.num_steps))
+        """Every sample: the simulation and the time step, of a window the first."""
+        firsts = range(self.num_steps)
+        if self.window is not None:
+            firsts = range(0, self.num_steps - self.window.span, self.window.stride)
+        return frozenset((i, j) for i in range(self.num_simulations) for j in firsts)
+
+    @property
+    def num_sent(self) -> int:
+        """Time steps of all simulations."""
+        return self.num_simulations * self.num_steps
 
     def settings(self) -> dict[str, Any]:
         """The keys of study.json that differ from tests/chaos/study."""
         firo = {"buffer.pseudo_epochs": self.pseudo_epochs} if self.policy == "firo" else {}
-        return firo | {
-            "study.simulations": self.num_simulations,
-            "study.time_steps": self.num_steps,
-            "simulation.command": ["python", "wave.py", str(self.simulation_step_s)],
-            "server.class": LEARNERS[self.learner],
-            "server.ranks": self.num_ranks,
-            "launcher.restarts": 1000,
-            "buffer.policy": self.policy,
-            "checkpoint.every_batches": self.every_batches,
-            "checkpoint.record": self.record,
-            "user.step_s": self.step_s,
-        }
+        windows: dict[str, Any] = {}
+        if self.window is not None:
+            window = {name: getattr(self.window, name) for name in ("length", "spacing", "stride")}
+            windows = {"samples": {"window": window}, "buffer.routing": "simulations"}
+        return (
+            firo
+            | windows
+            | {
+                "study.simulations": self.num_simulations,
+                "study.time_steps": self.num_steps,
+                "simulation.command": ["python", "wave.py", str(self.simulation_step_s)],
+                "server.class": LEARNERS[self.learner],
+                "server.ranks": self.num_ranks,
+                "launcher.restarts": 1000,
+                "buffer.policy": self.policy,
+                "checkpoint.every_batches": self.every_batches,
+                "checkpoint.record": self.record,
+                "user.step_s": self.step_s,
+            }
+        )

@@ -1,6 +1,7 @@
 """The judges of a campaign: what is well passes, and every planted violation is found."""
 
 import dataclasses
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stream_server.buffers import WindowShape
 from stream_server.config import load
 from stream_server.server.checkpoint.folder import MANIFEST_FILE, Manifest
 from stream_server.server.user.components import load_server_class
@@ -16,7 +18,7 @@ from stream_server.storage.checksums import record_of
 from tests.chaos.audit import Audit, Committed, Incarnation, Trained, read_audit, read_incarnations
 from tests.chaos.campaign import Outcome, round_of
 from tests.chaos.evidence import damage, unfinished_files
-from tests.chaos.invariants import Evidence, violations
+from tests.chaos.invariants import Evidence, violations, wrong_ends
 from tests.chaos.kills import Kill
 from tests.chaos.plan import STUDY, Plan
 from tests.chaos.processes import kind_of
@@ -272,6 +274,23 @@ def test_the_server_of_the_study_refuses_the_content_of_another_sample() -> None
         server.training_step((batch[0], batch[1] + 1, batch[2]), 0)
 
 
+def test_the_server_of_the_study_refuses_a_window_of_other_steps() -> None:
+    window = {"samples": {"window": {"length": 3, "spacing": 2}}, "buffer.routing": "simulations"}
+    config = load(
+        STUDY, [f"{key}={json.dumps(value)}" for key, value in (window | {"buffer.policy": "reservoir"}).items()]
+    )
+    server = load_server_class(config)(config)
+    server.mean = np.zeros(1)
+
+    def batch(*steps: int) -> Any:
+        waves = np.stack([np.arange(256.0) + (3 * 256 + step) * 256 for step in steps])
+        return np.array([3]), np.array([steps]), waves[None]
+
+    server.training_step(batch(7, 9, 11), 0)
+    with pytest.raises(ArithmeticError, match=r"a window of simulation 3 has the time steps \[7, 9, 10\]"):
+        server.training_step(batch(7, 9, 10), 0)
+
+
 @pytest.mark.parametrize(
     ("name", "command", "kind"),
     [
@@ -291,9 +310,22 @@ def test_a_process_is_known_by_its_command(name: str, command: str, kind: str | 
 
 
 def test_the_plans_of_a_seed_are_always_the_same_and_take_turns_in_their_policies() -> None:
-    plans = [Plan.drawn(5, number, num_ranks=2) for number in range(6)]
-    assert plans == [Plan.drawn(5, number, num_ranks=2) for number in range(6)]
-    assert [plan.policy for plan in plans] == ["fifo", "firo", "reservoir"] * 2
+    plans = [Plan.drawn(5, number, num_ranks=2) for number in range(8)]
+    assert plans == [Plan.drawn(5, number, num_ranks=2) for number in range(8)]
+    assert [plan.policy for plan in plans] == ["fifo", "firo", "reservoir", "reservoir"] * 2
+    assert [number for number, plan in enumerate(plans) if plan.window is not None] == [3, 7]
+
+
+def test_the_samples_of_a_plan_with_windows_are_the_windows_whose_steps_all_exist() -> None:
+    window = WindowShape(length=3, spacing=2, stride=2)
+    plan = Plan(seed="0/0", policy="reservoir", num_simulations=2, num_steps=8, window=window)
+    assert plan.keys == {(0, 0), (0, 2), (1, 0), (1, 2)}
+    assert plan.num_sent == 16
+    right = {"expected": 16, "accepted": 16, "trained": 4, "untrained": 0, "windows": {"made": 4}}
+    assert not [*wrong_ends(dataclasses.replace(GOOD, plan=plan, report=REPORT | {"samples": right}))]
+    lost = right | {"windows": {"made": 3}}
+    found = [*wrong_ends(dataclasses.replace(GOOD, plan=plan, report=REPORT | {"samples": lost}))]
+    assert found == ["samples.windows.made is 3 instead of 4: "]
 
 
 def test_the_summary_counts_kills_by_kind_and_moment() -> None:

@@ -1,5 +1,6 @@
 """Persistent workers as jobs of Slurm and as steps of an allocation, of one rank and of several."""
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from tests.cluster.test_studies import in_allocation, jobs_of, on_login, study
 from tests.native.conformance.build import LIBRARIES, NATIVE
 from tests.native.native_client import PROGRAMS
 from tests.support.cluster import LOGIN, Cluster
-from tests.support.runs import Run, assert_complete
+from tests.support.runs import LiveRun, Run, assert_complete
 
 __all__ = ["study"]
 pytestmark = pytest.mark.slow
@@ -75,20 +76,31 @@ def assert_by_workers(done: Run) -> None:
     assert num_jobs(done) < NUM
 
 
+def steps_received(cluster: Cluster, live: LiveRun, simulation: int) -> int:
+    """How many steps of a simulation rank 0 knows of."""
+    told = json.loads(cluster.run(LOGIN, "stream-study", "simulations", "--json", str(live.output_dir)))
+    return int(next(it["received"] for it in told if it["simulation"] == simulation))
+
+
 def test_a_worker_that_scancel_ends_costs_one_attempt_of_the_simulation_that_it_was_at(
     cluster: Cluster, study: Path
 ) -> None:
-    paced = WORKERS | {"simulation.command": ["python", "worker.py", "paced"], "launcher.max_running": 1}
-    with on_login(cluster, study, paced) as live:
+    # It stays at its third simulation, of which some steps have come: between two simulations it would be at none.
+    num = 6
+    staying = WORKERS | {"study.simulations": num, "simulation.command": ["python", "worker.py", "hangs"]}
+    staying |= {"launcher.max_running": 1}
+    with on_login(cluster, study, staying) as live:
         live.wait_until(lambda: "simulation 1 finished" in live.launcher_log, 40)
+        live.wait_until(lambda: steps_received(cluster, live, 2))
         [number] = jobs_of(cluster, live, "running").values()
         cluster.run(LOGIN, "scancel", number)
         done = live.end(limit_s=80)
-        assert len(jobs_of(cluster, live)) == num_jobs(done) < NUM
-    assert_complete(done, NUM)
+        assert len(jobs_of(cluster, live)) == num_jobs(done) < num
+    assert_complete(done, num)
     failed = [line for line in done.launcher_log.splitlines() if " failed: " in line]
-    assert len([line for line in failed if "not counted" not in line]) == 1
-    assert max(done.attempts.values()) == 2
+    [counted] = [line for line in failed if "not counted" not in line]
+    assert "simulation 2, attempt 0 failed: " in counted
+    assert not list(done.output_dir.glob("simulations/*/attempt-2"))
 
 
 def test_workers_of_two_ranks_in_fortran_are_jobs_of_slurm(

@@ -125,6 +125,17 @@ def test_what_does_not_matter_may_change_there_and_back(folder: StudyFolder, cha
     check_continuation(resolved(after), before)
 
 
+def test_rollouts_may_be_asked_for_later(folder: StudyFolder) -> None:
+    windows: Changes = {
+        "samples": {"window": {"length": 5}},
+        "buffer.routing": "simulations",
+        "validation.simulations": 1,
+    }
+    before, after = folder.load(windows), folder.load({**windows, "validation.rollout": {"horizon": 3}})
+    check_continuation(resolved(before), after)
+    check_continuation(resolved(after), before)
+
+
 @pytest.mark.parametrize("changes", REFUSED, ids=str)
 def test_what_matters_may_not_change(folder: StudyFolder, changes: Changes) -> None:
     before, after = folder.load(), folder.load(changes)

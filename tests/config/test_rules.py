@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from stream_server.config import check_ranks
+from stream_server.config.offline import without_training
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.errors import ConfigError
 from stream_server.launcher.simulations import attempts
@@ -447,6 +448,49 @@ def test_windows_that_are_drawn_in_turn_are_for_one_rank(folder: StudyFolder, po
         check_ranks(config, 2)
 
 
-def test_files_of_samples_are_written_without_windows(folder: StudyFolder) -> None:
-    problem = folder.problem({**WINDOWS, "offline.write_files": True})
-    assert "samples.window: files of samples hold time steps, so it would be ignored" in problem
+ROLLOUT: dict[str, Any] = {**WINDOWS, "validation.simulations": 2, "validation.rollout": {}}
+
+
+def test_rollouts_forecast_all_fields_from_all_steps_of_a_window_but_the_last(folder: StudyFolder) -> None:
+    rollout = folder.load(ROLLOUT).validation.rollout
+    assert rollout is not None
+    assert (rollout.fields, rollout.input_steps, rollout.horizon) == (("temperature",), 4, None)
+    assert folder.load().validation.rollout is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samples": None, "buffer.routing": "steps"}, "validation.rollout: a model of single time steps forecasts"),
+        ({"validation.simulations": 0}, "validation.rollout: no simulation is held out. Write validation.simulations."),
+        (
+            {"validation.rollout": {"input_steps": 5}},
+            "5 leaves none of the 5 steps of a sample to be forecast. Write 4",
+        ),
+        ({"validation.rollout": {"fields": ["temprature"]}}, 'not a field of the study. Write "temperature".'),
+        ({"validation.rollout": {"fields": []}}, "validation.rollout.fields"),
+        (
+            {"validation.rollout": {"horizon": 47}},
+            "validation.rollout.horizon: 47 steps, but after 4 input steps a simulation has 46. Write 46 or less",
+        ),
+    ],
+)
+def test_rollouts_that_nothing_could_be_forecast_for_are_refused(
+    folder: StudyFolder, changes: dict[str, Any], message: str
+) -> None:
+    assert message in folder.problem({**ROLLOUT, **changes})
+
+
+def test_the_horizon_reaches_to_the_end_of_a_simulation(folder: StudyFolder) -> None:
+    assert folder.load({**ROLLOUT, "validation.rollout": {"horizon": 46}})
+    assert folder.load({**ROLLOUT, "study.time_steps": None, "validation.rollout": {"horizon": 1000}})
+
+
+def test_windows_are_made_of_one_pass_over_files(folder: StudyFolder) -> None:
+    problem = folder.problem({**WINDOWS, "offline.epochs": 2})
+    assert "offline.epochs: 2 passes over the files, but windows are made in one. Leave it out, and write" in problem
+
+
+def test_files_are_written_of_time_steps_whatever_is_made_of_them_later(folder: StudyFolder) -> None:
+    written = without_training(folder.load({**ROLLOUT, "offline.write_files": True}))
+    assert (written.samples, written.buffer.routing, written.validation.rollout) == (None, "steps", None)

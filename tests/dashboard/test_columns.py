@@ -4,9 +4,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stream_server.analysis.attempts import AttemptFacts
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import RunState, SimulationFacts
+from stream_server.analysis.validations import RecordedRollouts, RecordedValidation
 from stream_server.dashboard import columns
 from stream_server.dashboard.facts import RunFacts
 
@@ -41,6 +44,27 @@ def test_a_long_curve_is_thinned_so_that_what_was_sent_stays_while_it_grows() ->
     assert len(before) <= columns.MAX_POINTS
     assert before == list(range(0, 3 * columns.MAX_POINTS, 4))
     assert after[: len(before)] == before
+
+
+def test_forecasts_are_drawn_by_lead_time_as_far_as_they_are_finite() -> None:
+    rollouts = RecordedRollouts(
+        simulations=np.array([0, 1]),
+        lead_times=np.array([1, 2, 3]),
+        mse={"u": np.array([[1.0, 4.0, np.inf], [3.0, np.nan, np.nan]])},
+    )
+    validation = RecordedValidation(
+        batch=10,
+        values={},
+        units={},
+        simulations=np.zeros(0),
+        time_steps=np.zeros(0),
+        errors=np.zeros(0),
+        samples=(),
+        is_whole=True,
+        rollouts=rollouts,
+    )
+    assert columns.rollouts(facts(validation=validation)) == {"u": {"x": [1, 2], "y": [2.0, 4.0]}}
+    assert columns.rollouts(facts()) == {}
 
 
 def test_rates_are_drawn_new_and_received_samples_and_what_is_not_known_is_left_out() -> None:

@@ -35,9 +35,9 @@ def test_truth_prediction_and_difference_share_what_can_be_compared(truth: Any) 
 def test_the_difference_tells_its_relative_error() -> None:
     charts = PredictionCharts()
     charts.show(np.full((2, 2), 4.0), np.full((2, 2), 5.0), name="u", unit="")
-    assert charts.figures[2].title.text == "Prediction − truth, relative error 25.00%"
+    assert charts.figures[2].title.text == "Difference, relative error 25.00%"
     charts.show(np.zeros((2, 2)), np.ones((2, 2)), name="u", unit="")
-    assert charts.figures[2].title.text == "Prediction − truth"
+    assert charts.figures[2].title.text == "Difference"
 
 
 def test_a_range_has_an_extent_whatever_the_values() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stream_server.doctor import examination, facts, findings
 from stream_server.doctor.examination import as_table, conclusion
-from stream_server.doctor.findings import CPU_TORCH, GIB, Finding, Severity
+from stream_server.doctor.findings import CPU_TORCH, Finding, Severity
 from stream_server.server.run.plan import MemoryLimit
 from tests.support.launch import OPENMPI_PREFIX, alone
 
@@ -30,8 +30,8 @@ PORTS = facts.PortFacts(host="node1", folder="/tmp")
 
 
 def memory(limit_gib: float, free_gib: float) -> facts.MemoryFacts:
-    limit = MemoryLimit(num_bytes=int(limit_gib * GIB), source="MemTotal")
-    return facts.MemoryFacts(limit=limit, free=MemoryLimit(num_bytes=int(free_gib * GIB), source="MemAvailable"))
+    limit = MemoryLimit(num_bytes=int(limit_gib * 2**30), source="MemTotal")
+    return facts.MemoryFacts(limit=limit, free=MemoryLimit(num_bytes=int(free_gib * 2**30), source="MemAvailable"))
 
 
 @pytest.mark.parametrize(

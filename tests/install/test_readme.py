@@ -1,7 +1,9 @@
-"""The smallest study runs as the README prints it, file by file and command by command."""
+"""The study of the README runs as it prints it, file by file and command by command."""
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.slow
 
 SMALL = {
     "study.simulations": 3,
+    "validation.simulations": 1,
+    "validation.every_batches": 10,
     "buffer.capacity": 60,
     "buffer.watermark": 20,
     "training.draws_per_sample": 1,
@@ -27,7 +31,7 @@ SMALL = {
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """The study.json of the README, with the other two files beside it."""
-    _, _, section = README.partition("## The smallest study")
+    _, _, section = README.partition("## A study of your own")
     files = dict(FILE.findall(section))
     assert sorted(files) == ["heat.py", "server.py", "study.json"]
     for name, text in files.items():
@@ -36,25 +40,28 @@ def study(tmp_path: Path) -> Path:
 
 
 def test_the_commands_are_those_that_the_tests_try() -> None:
-    _, _, section = README.partition("## The smallest study")
+    _, _, section = README.partition("## A study of your own")
     assert COMMAND.findall(section) == [("", "--check"), ("", "--fast-dev-run"), ("2", "")]
     for line in re.findall(r"^stream-server (.*?)  +#", section, re.MULTILINE):
         assert parser().parse_args(shlex.split(line)).config == Path("study.json")
 
 
-def test_the_smallest_study_passes_its_check_as_it_is(study: Path, tmp_path: Path) -> None:
+def test_the_study_of_the_readme_passes_its_check_as_it_is(study: Path, tmp_path: Path) -> None:
     done = run_study(study, tmp_path / "run", mpi=None, arguments=["--check"])
     assert done.exit_code == 0, done.output
 
 
-def test_the_server_of_the_smallest_study_can_be_tried_on_made_up_samples(study: Path, tmp_path: Path) -> None:
+def test_the_server_of_the_study_can_be_tried_on_made_up_samples(study: Path, tmp_path: Path) -> None:
     done = run_study(study, tmp_path / "run", mpi=None, settings=SMALL, arguments=["--fast-dev-run"])
     assert done.exit_code == 0, done.output
 
 
-def test_the_smallest_study_runs_on_two_ranks(study: Path, tmp_path: Path) -> None:
+def test_the_study_of_the_readme_runs_on_two_ranks(study: Path, tmp_path: Path) -> None:
     done = run_study(study, tmp_path / "run", num_ranks=2, settings=SMALL, limit_s=120)
     assert done.exit_code == 0, done.output
     assert done.report["balanced"] is True
     assert done.account["accepted"] == done.account["trained"] == 300
     assert (tmp_path / "run" / "model").is_dir()
+    drawn = [sys.executable, "-m", "stream_server.commands.cli", "plot", str(tmp_path / "run")]
+    subprocess.run(drawn, check=True, timeout=60)
+    assert {"loss.png", "prediction-temperature.png"} <= {file.name for file in (tmp_path / "run" / "plots").iterdir()}

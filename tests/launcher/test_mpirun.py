@@ -72,10 +72,19 @@ def test_a_script_that_an_interpreter_would_not_find_is_missing(
     assert bool(missing_program(study({"simulation.command": words}))) == is_missing
 
 
-def test_a_script_may_come_with_the_templates(study: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["sh", "made.sh"], ["./made.sh"]], ids=" ".join)
+def test_a_script_may_come_with_the_templates(study: Make, tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "input.txt").touch()
-    config = study({"simulation.command": ["sh", "made.sh"], "simulation.templates": ["input.txt"]})
+    config = study({"simulation.command": words, "simulation.templates": ["input.txt"]})
     assert missing_program(config) == ""
+
+
+@pytest.mark.parametrize(("starter", "is_missing"), [("mpirun", True), ("mpiexec.hydra", True), ("env", False)])
+def test_a_program_that_is_not_here_may_be_where_another_program_starts_it(
+    study: Make, starter: str, *, is_missing: bool
+) -> None:
+    config = study({"simulation.command": ["/opt/solver"], "simulation.job.mpirun": [starter, "-n", "{ranks}"]})
+    assert bool(missing_program(config)) == is_missing
 
 
 def test_a_simulation_of_one_rank_that_is_alone_needs_no_mpirun(study: Make) -> None:

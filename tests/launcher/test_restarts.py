@@ -31,6 +31,17 @@ def test_a_server_whose_nodes_may_be_away_is_given_more_time() -> None:
     assert "again in 40 s, when its nodes may be there (restart 3 of 5" in decisions[2].text
 
 
+def test_a_server_that_is_refused_at_its_first_start_is_not_started_again() -> None:
+    refused = replace(LOST, why_refused="mpirun started no rank")
+    assert Restarts(5).decide(refused, stopping=False) == NoRestart(exit_code=2, text="mpirun started no rank")
+
+
+def test_a_server_that_is_refused_after_others_have_run_is_started_again() -> None:
+    restarts = Restarts(5)
+    ends = (LOST, replace(LOST, why_refused="mpirun started no rank"))
+    assert [exit_code(restarts.decide(end, stopping=False)) for end in ends] == [None, None]
+
+
 def test_no_pause_is_longer_than_a_minute() -> None:
     restarts = Restarts(10_000, num_in_a_row=5000)
     assert restarts.decide(LOST, stopping=False) == Restart(

@@ -57,6 +57,17 @@ def test_a_server_that_is_lost_is_started_again_while_its_simulations_go_on(tmp_
         assert run.facts(0)["mark"] != run.facts(1)["mark"]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [(1, "the server could not be started"), (2, "mpirun -n 2 started no rank of the server; what it wrote above")],
+)
+def test_a_server_of_which_no_rank_comes_to_life_is_started_once(tmp_path: Path, ranks: int, words: str) -> None:
+    with StudyRun(tmp_path, [["leave", 1]], ranks=ranks) as run:
+        assert run.end() == 2
+        assert run.num_starts == 1
+        assert words in run.errors
+
+
 def test_a_simulation_that_goes_on_is_told_the_new_incarnation(tmp_path: Path) -> None:
     acts = [["live"], ["plan", 1], ["wait_for_file", "go"]]
     with StudyRun(tmp_path, acts, acts) as run:

@@ -88,6 +88,15 @@ def test_the_clock_of_a_simulation_begins_when_the_one_before_it_is_done() -> No
     assert schedule.state(0) is ScheduledState.FINISHED
 
 
+def test_the_attempts_that_a_worker_comes_to_follow_each_other() -> None:
+    schedule, _ = workers(8)
+    assert schedule.attempts_of_worker(0) == ((0, 0), (1, 0))
+    assert schedule.attempts_of_worker(3) == ((3, 0), None)
+    assert schedule.attempts_of_worker(4) is None
+    alone, _ = workers(8, per_worker=1)
+    assert alone.attempts_of_worker(0) is None
+
+
 def test_a_worker_that_does_not_end_after_its_last_simulation_is_cancelled() -> None:
     schedule, _ = workers(8)
     for simulation in range(4):

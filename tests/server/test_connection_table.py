@@ -3,10 +3,11 @@
 from stream_server.machine.descriptors import OWN, STRANGERS, most_connections, verdict
 from stream_server.server.reception.connection_table import (
     FIRST_MESSAGE_S,
-    MAX_FIRST_BYTES,
     MAX_QUESTIONS_PER_S,
+    MAX_STRANGERS_BYTES,
     MAX_UNFINISHED_BYTES,
     PENALTY_S,
+    SMALL_BYTES,
     ConnectionTable,
     PeerConnection,
 )
@@ -95,19 +96,33 @@ def test_a_connection_that_was_cut_or_closed_leaves_nothing() -> None:
     assert table.routed == {DATA: {}}
 
 
-def test_a_stranger_may_send_no_more_than_a_first_message_takes() -> None:
+def test_strangers_together_may_send_no_more_than_a_few_first_messages_take() -> None:
+    table = ConnectionTable(100, [DATA])
+    size = 4 * 2**20
+    first, *others = [accept(table, descriptor) for descriptor in range(10, 10 + MAX_STRANGERS_BYTES // size)]
+    small = accept(table, 50)
+    for it in (first, *others):
+        assert table.offence(it, size, was_heard=False, turn=0, now=1.0) == "", "ZeroMQ has connected again"
+    assert table.offence(small, SMALL_BYTES, was_heard=False, turn=0, now=1.0) == "", "an honest one among them"
+    assert "bytes before a first message" in table.offence(first, size, was_heard=False, turn=0, now=1.0)
+    table.cut(first)
+    assert table.offence(others[0], size, was_heard=False, turn=0, now=1.0) == ""
+
+
+def test_a_first_message_has_an_end_as_any_other() -> None:
     table = ConnectionTable(8, [DATA])
     it = accept(table, 10)
-    assert table.offence(it, MAX_FIRST_BYTES, was_heard=False, turn=0, now=1.0) == ""
-    assert "bytes before a first message" in table.offence(it, MAX_FIRST_BYTES + 1, was_heard=False, turn=0, now=1.0)
+    huge = MAX_UNFINISHED_BYTES + 1
+    assert table.offence(it, huge, was_heard=False, turn=2, now=1.0) == ""
+    assert "of one message" in table.offence(it, huge, was_heard=False, turn=4, now=1.1)
 
 
 def test_who_says_nothing_is_cut_unless_the_receiver_has_not_read_meanwhile() -> None:
     table = ConnectionTable(8, [DATA])
     it = accept(table, 10)
     assert table.offence(it, 100, was_heard=False, turn=5, now=FIRST_MESSAGE_S - 1) == ""
-    assert table.offence(it, 100, was_heard=False, turn=1, now=FIRST_MESSAGE_S + 1) == ""
-    assert "no message" in table.offence(it, 100, was_heard=False, turn=2, now=FIRST_MESSAGE_S + 1)
+    assert table.offence(it, 100, was_heard=False, turn=6, now=FIRST_MESSAGE_S + 1) == ""
+    assert "no message" in table.offence(it, 100, was_heard=False, turn=7, now=FIRST_MESSAGE_S + 1)
 
 
 def test_a_message_without_an_end_is_cut_once_the_receiver_has_read_all_that_is_whole() -> None:

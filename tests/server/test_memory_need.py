@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.run.plan import GIB, MemoryLimit, MemoryNeed, free_on_node, limit_of_node, make_plan
+from stream_server.server.run.plan import MemoryLimit, MemoryNeed, free_on_node, limit_of_node, make_plan
 from tests.support.studies import Changes, StudyFolder
 
+GIB = 2**30
 NONE_IN_V1 = "9223372036854771712\n"
 
 

@@ -171,10 +171,17 @@ def test_each_result_that_is_there_has_the_command_that_shows_it(
     (folder.path / "logs").mkdir(parents=True)
     folder.model.mkdir()
     folder.report.touch()
+    (folder.metrics / "tensorboard").mkdir(parents=True)
+    (folder.metrics / "metrics.jsonl").touch()
     monkeypatch.chdir(folder.path.parent.parent)
     assert folder.places == [
         ("model", "stream-server --config runs/heat/study.json --evaluate runs/heat"),
         ("page", "stream-study serve runs/heat"),
         ("logs", "less runs/heat/logs/*.log"),
         ("report", "less runs/heat/report.json"),
+    ]
+    (folder.metrics / "metrics.jsonl").write_text("{}\n")
+    assert folder.places[2:4] == [
+        ("pictures", "stream-study plot runs/heat"),
+        ("curves", "tensorboard --logdir runs/heat/metrics/tensorboard"),
     ]

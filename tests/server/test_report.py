@@ -43,6 +43,7 @@ KEYS = [
     "validation",
     "best_models",
     "best",
+    "rollout",
     "throughput",
     "phases_s",
     "memory_bytes",

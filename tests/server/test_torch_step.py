@@ -1,6 +1,7 @@
 """The torch step on one rank; tests/mpi compares several with one."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,18 @@ import pytest
 import torch
 from torch import nn
 
+from stream_server.buffers import WindowShape
+from stream_server.config.sections import RolloutSettings
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.torch.collate import TorchCollate
 from stream_server.server.training.torch.devices import limit_threads
 from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.training.validation.rollout import Rollouts
+from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.torch_server import TorchServer
 from tests.support.settings import settings
 from tests.support.streams import batch_of
@@ -255,3 +262,47 @@ def test_a_torch_server_is_plain_to_construct_and_to_call() -> None:
     server.manual_backward(loss)
     assert server.model.weight.grad.item() == 2.0
     assert server.device == torch.device("cpu")
+
+
+class Operator(Scale):
+    """Forecasts a field by a layer with dropout."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        return batch.fields["u"][:, 0], batch.fields["u"][:, 1]
+
+
+def test_a_rollout_changes_neither_the_mode_of_the_model_nor_gradients_nor_random_numbers() -> None:
+    config = settings()
+    rollout = RolloutSettings(fields=("u",), input_steps=1)
+    config.validation, config.window = SimpleNamespace(rollout=rollout), SimpleNamespace(length=2)
+    server, store = Operator(config), ValidationStore(1)
+    u = np.random.default_rng(0).normal(size=(6, 4))
+    for step, of_step in enumerate(u):
+        store.add(0, step, {"u": of_step}, {"u": True})
+    store.complete(0)
+    shape = WindowShape(length=2)
+    held_out = HeldOutSamples(store=store, parameters_of=lambda simulation: np.zeros(1), window_shape=shape)
+    with TorchStep(server, SoloRanks(), config) as step_of_model:
+        server.model(torch.tensor(u)).sum().backward()
+        gradients = [it.grad.clone() for it in server.model.parameters()]
+        random = torch.random.get_rng_state()
+        found = Rollouts(
+            server, SoloRanks(), step_of_model, settings=rollout, shape=shape, held_out=held_out, batch_size=1
+        ).run(lambda: False)
+        assert server.model.training
+        assert torch.is_grad_enabled()
+        assert torch.equal(torch.random.get_rng_state(), random)
+        for it, gradient in zip(server.model.parameters(), gradients, strict=True):
+            assert torch.equal(it.grad, gradient)
+        forecast = torch.tensor(u[0])
+        expected = []
+        with torch.no_grad():
+            for truth in u[1:]:
+                forecast = server.model[0](forecast)
+                expected.append(float(np.mean((forecast.numpy() - truth) ** 2)))
+    assert found is not None
+    assert found.mse["u"] == pytest.approx(expected)

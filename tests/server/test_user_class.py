@@ -16,12 +16,12 @@ WHOLE = """
 """
 
 
-def load(folder: Path, body: str, *, num_held_out: int = 0) -> type:
+def load(folder: Path, body: str, *, num_held_out: int = 0, has_rollouts: bool = False) -> type:
     (folder / "mine.py").write_text(f"from stream_server import StreamServer\n\nclass Mine(StreamServer):{body}")
     config: Any = SimpleNamespace(
         study_dir=folder,
         server=SimpleNamespace(class_="mine.py:Mine"),
-        validation=SimpleNamespace(simulations=num_held_out),
+        validation=SimpleNamespace(simulations=num_held_out, rollout=SimpleNamespace() if has_rollouts else None),
         training=SimpleNamespace(model=None, optimizer=None, lr_scheduler=None, callbacks=()),
     )
     return load_server_class(config)
@@ -51,6 +51,19 @@ def test_process_batch_stands_in_for_process_simulation_data(tmp_path: Path) -> 
 def test_missing_methods_are_named(tmp_path: Path, body: str, num_held_out: int, missing: str) -> None:
     with pytest.raises(ConfigError, match=f"Mine must define {missing}, which this study needs"):
         load(tmp_path, body, num_held_out=num_held_out)
+
+
+VALIDATED = WHOLE + "    def validation_step(self, batch, batch_idx): ...\n"
+
+
+def test_a_class_that_neither_predicts_nor_forecasts_cannot_be_rolled_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Mine must define rollout_step, which this study needs"):
+        load(tmp_path, VALIDATED, num_held_out=1, has_rollouts=True)
+
+
+@pytest.mark.parametrize("method", ["predict(self, batch)", "rollout_step(self, window, batch)"])
+def test_a_class_that_predicts_or_forecasts_can_be_rolled_out(tmp_path: Path, method: str) -> None:
+    assert load(tmp_path, f"{VALIDATED}    def {method}: ...\n", num_held_out=1, has_rollouts=True)
 
 
 def test_a_file_that_raises_is_the_users_error(tmp_path: Path) -> None:

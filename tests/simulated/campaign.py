@@ -52,7 +52,7 @@ def round_of(outcome: Outcome, *, is_whole: bool = True) -> Round:
         smallest = minimised(end.plan, fails=fails_like(outcome.violations[0]))
         again += f", or, the smallest that fails alike, for seeds.txt: --line '{to_line(smallest)}'"
     return Round(
-        cases={end.plan.policy: 1},
+        cases={end.plan.policy if end.plan.window is None else "windows": 1},
         table={(what, "times"): num for what, num in end.happened.items()},
         totals={
             "restarts of the server": max(0, len(end.incarnations) - 1),

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
+from stream_server.buffers import WindowShape
 from tests.simulated.plan import Fault, Plan
 
 POLICIES = ("fifo", "firo", "reservoir")
+WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2), WindowShape(length=3, stride=2))
 KINDS = ("kill", "stop", "cut", "stall")
 WEIGHTS = (6, 2, 2, 1)
 TARGETS = ("client", "client", "rank", "rank", "launcher", "mpirun", "shell")
@@ -77,7 +79,7 @@ FAILPOINTS = {
 
 
 def drawn(campaign_seed: int, number: int) -> Plan:
-    """Schedule `number` of a campaign; the policies take turns."""
+    """Schedule `number` of a campaign; the policies take turns, and half of the reservoirs have windows."""
     seed = f"{campaign_seed}/{number}"
     draw = Random(seed)
     has_crasher = draw.random() < 0.1
@@ -106,7 +108,18 @@ def drawn(campaign_seed: int, number: int) -> Plan:
         mpirun_notices=draw.random() < 0.7,
         client_ranks=draw.choice((1, 1, 2)),
     )
-    return replace(plan, faults=tuple(_faults(draw, spares_clients=has_crasher)))
+    plan = replace(plan, faults=tuple(_faults(draw, spares_clients=has_crasher)))
+    return _with_windows(plan, Random(f"{seed}/windows")) if policy == "reservoir" else plan
+
+
+def _with_windows(plan: Plan, draw: Random) -> Plan:
+    """The same plan with windows, or, as often, without."""
+    if draw.random() < 0.5:
+        return plan
+    # Each rank has a simulation of its own, whose windows must reach the watermark.
+    num_ranks = min(plan.num_ranks, plan.num_simulations - (plan.crasher is not None))
+    max_running = max(plan.max_running, num_ranks)
+    return replace(plan, window=draw.choice(WINDOWS), num_ranks=num_ranks, max_running=max_running, capacity=8)
 
 
 def _faults(draw: Random, *, spares_clients: bool) -> Iterator[Fault]:

@@ -78,6 +78,7 @@ def wrong_end(end: End) -> Iterator[str]:
         return
     samples, simulations = report["samples"], report["simulations"]
     num_expected = plan.num_simulations * plan.num_steps
+    made = samples["accepted"] if plan.window is None else samples["windows"]["made"]
     given_up = 0 if plan.crasher is None else 1
     found = {
         "the exit code of the command": (end.exit_code, 0),
@@ -88,12 +89,13 @@ def wrong_end(end: End) -> Iterator[str]:
         "simulations.finished": (simulations["finished"], plan.num_simulations - given_up),
         "simulations.given_up": (simulations["given_up"], given_up),
         "samples.expected": (samples["expected"], num_expected),
-        "samples.trained": (samples["trained"], samples["accepted"]),
+        "samples.trained": (samples["trained"], made),
         "samples.untrained": (samples["untrained"], 0),
         "samples.never_produced": (sum(samples["never_produced"].values()), num_expected - samples["accepted"]),
     }
     if plan.crasher is None:
         found["samples.accepted"] = (samples["accepted"], num_expected)
+        found["samples.trained of all"] = (samples["trained"], len(plan.keys))
     for name, (is_so, must_be) in found.items():
         if is_so != must_be:
             yield f"{name} is {is_so!r} instead of {must_be!r}: {report['message']}"

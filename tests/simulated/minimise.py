@@ -53,7 +53,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "crasher": None,
         "crash": 0.0,
         "duplicates": 0.0,
-        "policy": "fifo",
+        **({"policy": "fifo"} if plan.window is None else {"window": None}),
         "pseudo_epochs": 1,
         "num_ranks": max(1, plan.num_ranks - 1),
         "num_simulations": max(1, plan.num_simulations - 1),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from stream_server.buffers import WindowShape
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
@@ -53,23 +55,35 @@ class Plan:
     delay_s: float = 1e-3
     linger: float = 0.8
     mpirun_notices: bool = True
+    window: WindowShape | None = None
     faults: tuple[Fault, ...] = field(default_factory=tuple)
 
     @property
     def possible(self) -> frozenset[tuple[int, int]]:
         """Every sample that may be trained: some of the crasher, too."""
-        return frozenset((i, j) for i in range(self.num_simulations) for j in range(self.num_steps))
+        return frozenset((i, j) for i in range(self.num_simulations) for j in self.firsts)
+
+    @property
+    def firsts(self) -> range:
+        """The first time step of each sample of a simulation."""
+        if self.window is None:
+            return range(self.num_steps)
+        return range(0, self.num_steps - self.window.span, self.window.stride)
 
     @property
     def keys(self) -> frozenset[tuple[int, int]]:
-        """Every sample that is to be trained: the simulation and the time step."""
+        """Every sample that is to be trained: the simulation and the time step, of a window the first."""
         complete = (i for i in range(self.num_simulations) if i != self.crasher)
-        return frozenset((i, j) for i in complete for j in range(self.num_steps))
+        return frozenset((i, j) for i in complete for j in self.firsts)
 
     def settings(self) -> dict[str, Any]:
         """The study.json."""
-        firo = {"pseudo_epochs": self.pseudo_epochs} if self.policy == "firo" else {}
-        return {
+        buffer: dict[str, Any] = {"pseudo_epochs": self.pseudo_epochs} if self.policy == "firo" else {}
+        samples: dict[str, Any] = {}
+        if self.window is not None:
+            window = {name: getattr(self.window, name) for name in ("length", "spacing", "stride")}
+            samples, buffer = {"samples": {"window": window}}, {"routing": "simulations"}
+        return samples | {
             "study": {"name": "simulated", "simulations": self.num_simulations, "time_steps": self.num_steps}
             | {"fields": {"u": [2]}},
             "parameters": {"bounds": {"phase": [0, 1]}},
@@ -81,7 +95,7 @@ class Plan:
             },
             "server": {"class": "learner.py:Learner", "ranks": self.num_ranks},
             "launcher": {"max_running": self.max_running, "restarts": 1000},
-            "buffer": {"policy": self.policy, "capacity": self.capacity, **firo},
+            "buffer": {"policy": self.policy, "capacity": self.capacity, **buffer},
             "training": {"batch_size": self.batch_size},
             "checkpoint": {"every_batches": self.every_batches},
             "client": {"window": self.window_bytes, "max_attached": 1},

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+from stream_server.buffers.windows import Windows
 from stream_server.client_api.session import Session
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import AttemptStarting
@@ -60,6 +61,12 @@ def _wait_for_ever(longest: Callable[..., float], self: Session, connection: Any
     return math.inf
 
 
+def _forget_open_windows(
+    load: Callable[..., None], self: Windows, state: Mapping[str, Any], windows: Any, held: Any
+) -> None:
+    load(self, {**state, "missing": state["missing"][:0], "kept": state["kept"][:0]}, windows, held)
+
+
 def _planted(cls: type, name: str, instead: Callable[..., Any]) -> AbstractContextManager[Any]:
     original = getattr(cls, name)
     return mock.patch.object(cls, name, lambda self, *args: instead(original, self, *args))
@@ -72,5 +79,6 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "commit-by-the-first": partial(_planted, CheckpointAgreement, "advance", _commit_with_the_first),
     "start-not-in-journal": partial(_planted, Journal, "write", _journal_no_start),
     "stopped-launcher-counts": partial(_planted, SimulationSchedule, "was_suspended", _count_while_stopped),
+    "open-windows-lost": partial(_planted, Windows, "load_state_dict", _forget_open_windows),
     "ranks-wait-for-each-other": partial(_planted, Session, "_longest_wait_s", _wait_for_ever),
 }

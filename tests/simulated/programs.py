@@ -54,16 +54,21 @@ class Learner(StreamServer):
 
     def training_step(self, batch: Any, batch_idx: int) -> float:
         simulations, steps, values = batch
-        for simulation, step, row in zip(simulations, steps, values, strict=True):
-            if not np.array_equal(row, value(simulation, step)):
-                raise ArithmeticError(f"time step {step} of simulation {simulation} holds {row}")
+        for simulation, of_sample, rows in zip(simulations, steps.reshape(len(steps), -1), values, strict=True):
+            for step, row in zip(of_sample, rows.reshape(-1, 2), strict=True):
+                if not np.array_equal(row, value(simulation, step)):
+                    raise ArithmeticError(f"time step {step} of simulation {simulation} holds {row}")
+            window = self.world.plan.window
+            if window is not None and of_sample.tolist() != [*window.steps(int(of_sample[0]))]:
+                raise ArithmeticError(f"a window of simulation {simulation} has the time steps {of_sample}")
         self.world.threads.sleep(self.world.plan.step_s)
-        (gradient,) = self.all_reduce([self.mean - values.mean(axis=0)])
+        (gradient,) = self.all_reduce([self.mean - values.reshape(-1, 2).mean(axis=0)])
         self.mean -= 0.1 * gradient
         return float(gradient @ gradient)
 
     def on_batch_end(self, batch: Any, batch_idx: int, loss: Any) -> None:
-        keys = tuple(zip(batch[0].tolist(), batch[1].tolist(), strict=True))
+        firsts = batch[1].reshape(len(batch[1]), -1)[:, 0]
+        keys = tuple(zip(batch[0].tolist(), firsts.tolist(), strict=True))
         world = self.world
         world.trained.append(
             Trained(

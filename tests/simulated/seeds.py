@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from stream_server.buffers import WindowShape
 from tests.simulated.plan import Fault, Plan
 
 FILE = Path(__file__).with_name("seeds.txt")
@@ -20,6 +21,8 @@ def to_line(plan: Plan) -> str:
 def of_line(line: str) -> Plan:
     """The plan that `to_line` gave."""
     told = json.loads(line)
+    if "window" in told:
+        told["window"] = WindowShape(**told["window"])
     return Plan(**{**told, "faults": tuple(Fault(**fault) for fault in told["faults"])})
 
 

@@ -12,6 +12,8 @@ from tests.support.built_once import built_once
 from tests.support.killing import copy_of, killed_at
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, run_study, start_study
 
+WATCHED = Path(__file__).parent / "watched"
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
@@ -43,14 +45,24 @@ KILLED: dict[str, Any] = {
 KILLED_AT = "checkpoint.renamed=kill@3"
 
 
-def _once(name: str, folder: Path, make: Callable[[Path], Run]) -> Run:
+# With torch, on two ranks and then on one: the model, its schedule, and random numbers that each rank writes down.
+TORCH: dict[str, Any] = {
+    "study.simulations": 4,
+    "server.class": "dicing_server.py:DicingServer",
+    "checkpoint.every_batches": 2,
+    "checkpoint.record": True,
+    "training.log_every_batches": 1,
+}
+
+
+def _once(name: str, settings: dict[str, Any], folder: Path, make: Callable[[Path], Run]) -> Run:
     """A study that has ended: one for all processes of a run of tests. Nobody may change its folder."""
 
     def build(place: Path) -> None:
         done = make(place / "run")
         (place / "run.json").write_text(json.dumps([done.exit_code, done.output, done.wall_s]))
 
-    place = built_once(NUMPY_STUDY.parent, [name, json.dumps(KILLED)], folder / name, build)
+    place = built_once(NUMPY_STUDY.parent, [name, json.dumps(settings)], folder / name, build)
     exit_code, output, wall_s = json.loads((place / "run.json").read_text())
     return Run(exit_code=exit_code, output=output, output_dir=place / "run", wall_s=wall_s)
 
@@ -62,7 +74,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def make(output_dir: Path) -> Run:
         return killed_at(KILLED_AT, NUMPY_STUDY, output_dir, num_ranks=2, settings=KILLED)
 
-    return _once("killed", tmp_path_factory.mktemp("once"), make)
+    return _once("killed", KILLED, tmp_path_factory.mktemp("once"), make)
 
 
 @pytest.fixture(scope="session")
@@ -73,4 +85,29 @@ def recorded(killed: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
         copy_of(killed, output_dir.parent)
         return run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=KILLED)
 
-    return _once("recorded", tmp_path_factory.mktemp("once"), make)
+    return _once("recorded", KILLED, tmp_path_factory.mktemp("once"), make)
+
+
+def watched(folder: Path) -> tuple[dict[str, str], Path]:
+    """An environment in which unpickling is noted, and the file with the notes."""
+    notes = folder / "unpickled"
+    return {"PYTHONPATH": str(WATCHED), "UNPICKLED": str(notes)}, notes
+
+
+@pytest.fixture(scope="session")
+def torch_restarted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A study with torch, killed on two ranks and continued on one to its end; `watched` beside its output folder."""
+
+    def make(output_dir: Path) -> Run:
+        environment, _ = watched(output_dir.parent)
+        killed_at(
+            "checkpoint.renamed=kill@2",
+            NUMPY_STUDY,
+            output_dir,
+            num_ranks=2,
+            settings=TORCH,
+            environment=environment,
+        )
+        return run_study(NUMPY_STUDY, output_dir, num_ranks=1, settings=TORCH, environment=environment)
+
+    return _once("torch_restarted", TORCH, tmp_path_factory.mktemp("once"), make)

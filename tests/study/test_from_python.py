@@ -54,7 +54,7 @@ def plain(**changes: Any) -> dict[str, Any]:
 
 
 def num_running(run: Run) -> int:
-    """How many simulations run; on a busy machine torch may take longer to start than an answer is waited for."""
+    """How many simulations run; none while the server does not answer yet."""
     try:
         return list(run.simulations()["state"]).count("running")
     except NotRunning:
@@ -63,15 +63,10 @@ def num_running(run: Run) -> int:
 
 @pytest.mark.slow
 def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_its_end(folder: Path) -> None:
-    from safetensors.torch import load_file
-    from torch import nn, tensor
-    from torch.testing import assert_close
-
     go = folder / "go"
-    changes: dict[str, Any] = {"server__class": "torch_server.py:TinyServer"}
-    changes["simulation__command"] = ["python", "patient.py", str(go)]
-    study = Study(plain(**changes), folder)
-    subprocess.run([sys.executable, "-c", START, json.dumps(plain(**changes)), str(folder)], check=True)
+    settings = plain(simulation__command=["python", "patient.py", str(go)])
+    study = Study(settings, folder)
+    subprocess.run([sys.executable, "-c", START, json.dumps(settings), str(folder)], check=True)
     run = Run.open(folder / "runs" / "ripple")
     assert run.status.is_live
     with pytest.raises(ConfigError, match="is in use: stream-launcher, process"):
@@ -95,12 +90,6 @@ def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_
     pictures = run.plot("loss")
     assert list(pictures) == ["loss"]
     assert pictures._repr_html_().startswith('<img alt="loss" src="data:image/png;base64,')
-
-    own = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 8)).eval()
-    own.load_state_dict(load_file(run.path / "model" / "model.safetensors"))
-    inputs = tensor(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32))
-    assert_close(run.model()(inputs), own(inputs), rtol=0, atol=0)
-    assert str(folder) not in sys.path
 
 
 @pytest.mark.slow

@@ -106,12 +106,23 @@ def test_a_job_of_several_simulations_is_taken_over_by_the_next_launcher(start: 
     [("stream-server", []), ("stream-launcher", []), ("stream-launcher", ["--check"])],
     ids=str,
 )
-def test_a_missing_mpirun_is_told_before_anything_begins(
-    run: Callable[..., Run], program: str, arguments: list[str]
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"simulation.job.mpirun": ["no_such_mpirun"]},
+            "simulation.job.mpirun: 'no_such_mpirun' was not found on the PATH of the simulations",
+        ),
+        ({"simulation.command": ["no_such_solver"]}, "simulation.command: 'no_such_solver' is neither on the PATH"),
+    ],
+    ids=["mpirun", "solver"],
+)
+def test_a_missing_program_is_told_before_anything_begins(
+    run: Callable[..., Run], program: str, arguments: list[str], settings: dict[str, Any], words: str
 ) -> None:
-    done = run(program=program, mpi=None, arguments=arguments, settings={"simulation.job.mpirun": ["no_such_mpirun"]})
+    done = run(program=program, mpi=None, arguments=arguments, settings=settings)
     assert done.exit_code == 2
-    assert "simulation.job.mpirun: 'no_such_mpirun' was not found on the PATH of the simulations" in done.output
+    assert words in done.output
     assert not done.output_dir.exists()
 
 

@@ -2,37 +2,18 @@
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.killing import killed_at
+from tests.study.conftest import watched
 from tests.support.launch import alone
-from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
-
-WATCHED = Path(__file__).parent / "watched"
-SETTINGS: dict[str, Any] = {
-    "study.simulations": 3,
-    "server.class": "torch_server.py:TinyServer",
-    "checkpoint.every_batches": 2,
-    "checkpoint.record": True,
-}
+from tests.support.runs import Run, assert_complete
 
 
-def watched(folder: Path) -> tuple[dict[str, str], Path]:
-    """An environment in which unpickling is noted, and the file with the notes."""
-    notes = folder / "unpickled"
-    return {"PYTHONPATH": str(WATCHED), "UNPICKLED": str(notes)}, notes
-
-
-def test_nothing_is_unpickled_in_a_study_with_torch_that_is_killed_and_continued(tmp_path: Path) -> None:
-    environment, notes = watched(tmp_path)
-    output_dir = tmp_path / "run"
-    options: dict[str, Any] = {"num_ranks": 2, "settings": SETTINGS, "environment": environment}
-    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, **options)
-    done = run_study(NUMPY_STUDY, output_dir, **options)
-    assert_complete(done, num_simulations=3)
-    assert done.report["restarts"] == 1
+def test_nothing_is_unpickled_in_a_study_with_torch_that_is_killed_and_continued(torch_restarted: Run) -> None:
+    _, notes = watched(torch_restarted.output_dir.parent)
+    assert_complete(torch_restarted, num_simulations=4)
+    assert torch_restarted.report["restarts"] == 1
     assert not notes.exists(), notes.read_text()
     seen = notes.with_suffix(".watched").read_text()
     for program in ("stream-server", "stream_server.launcher.supervision.cli", "ripple.py"):

@@ -1,5 +1,6 @@
 """The notebook and the examples of docs/guide/python.md run as they are printed."""
 
+import json
 import os
 import re
 import subprocess
@@ -20,6 +21,17 @@ import sys, nbformat, nbclient
 notebook = nbformat.read(sys.argv[1], 4)
 nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
 nbformat.write(notebook, sys.argv[2])
+"""
+# The model of the examples is the one that the server makes, with the weights that were trained.
+SAME_MODEL = """
+import os, sys
+from safetensors.torch import load_file
+from torch import nn
+own = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 8)).eval()
+own.load_state_dict(load_file(run.path / "model" / "model.safetensors"))
+inputs = torch.linspace(-1, 1, 15).reshape(5, 3)
+torch.testing.assert_close(model(inputs), own(inputs), rtol=0, atol=0)
+assert os.getcwd() not in sys.path
 """
 
 
@@ -64,10 +76,11 @@ def test_the_notebook_is_kept_with_its_outputs() -> None:
 def test_the_examples_of_the_guide_run_in_their_order(tmp_path: Path) -> None:
     for file in NUMPY_STUDY.parent.glob("*.py"):
         (tmp_path / file.name).symlink_to(file)
-    study = NUMPY_STUDY.read_text().replace("server.py:LinearServer", "torch_server.py:TinyServer")
-    (tmp_path / "study.json").write_text(study)
+    study = json.loads(NUMPY_STUDY.read_text())
+    study["server"]["class"], study["study"]["simulations"] = "torch_server.py:TinyServer", 2
+    (tmp_path / "study.json").write_text(json.dumps(study))
     code = "\n".join(CODE.findall((GUIDE / "python.md").read_text()))
-    said = run(code, cwd=tmp_path)
+    said = run(code + SAME_MODEL, cwd=tmp_path)
     assert "finished 0 finished" in said
     assert "('offset', 'slope')" in said
     assert (tmp_path / "loss.pdf").exists()

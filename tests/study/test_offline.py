@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.study.numpy_study.ripple import NUM_STEPS, signal_at
+from tests.study.test_windows import WINDOWS, assert_windows, oracle
 from tests.support.killing import copy_of, killed_at, model_of, run_through
 from tests.support.runs import NUMPY_STUDY, Run, assert_complete, failpoints, run_study
 
@@ -70,6 +71,20 @@ def test_a_training_from_files_that_is_killed_ends_with_the_same_weights_to_the_
     killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, tmp_path / "killed", **options)
     resumed = run_study(NUMPY_STUDY, tmp_path / "killed", **options)
     assert model_of(resumed.output_dir) == model_of(whole.output_dir)
+
+
+def test_windows_are_made_of_the_steps_in_files_and_each_is_trained_after_a_kill(written: Run, tmp_path: Path) -> None:
+    settings = WINDOWS | {"study.simulations": 4, "validation.rollout": {"fields": ["signal"]}}
+    settings["server.class"] = "window_server.py:ForecastingServer"
+    options: dict[str, Any] = {"num_ranks": 2, "settings": settings, "arguments": ["--replay", str(written.output_dir)]}
+    whole = run_study(NUMPY_STUDY, tmp_path / "whole", **options)
+    assert_windows(whole, oracle(range(1, 5)), num_expected=4 * 6)
+    assert whole.report["rollout"]["lead_times"] == list(range(2, 17, 2))
+    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, tmp_path / "killed", **options)
+    resumed = run_study(NUMPY_STUDY, tmp_path / "killed", **options)
+    assert_windows(resumed, oracle(range(1, 5)), num_expected=4 * 6)
+    assert model_of(resumed.output_dir) == model_of(whole.output_dir)
+    assert resumed.report["rollout"] == whole.report["rollout"]
 
 
 def test_a_full_disk_ends_a_study_that_writes_files_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -10,17 +10,10 @@ import pytest
 from stream_server.config import load
 from stream_server.server.commands.evaluate import evaluate
 from stream_server.storage.plain_state import read_state
-from tests.support.killing import checkpoints, killed_at
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
+from tests.study.conftest import TORCH
+from tests.support.killing import checkpoints
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete
 
-# Two studies with torch, one after the other.
-
-SETTINGS: dict[str, Any] = {
-    "study.simulations": 4,
-    "server.class": "scheduled_server.py:OneCycleServer",
-    "checkpoint.every_batches": 2,
-    "training.log_every_batches": 1,
-}
 # Of 80 samples on two ranks with batches of four; the rest is one cycle of torch.
 NUM_STEPS = 10
 
@@ -32,14 +25,6 @@ def study_on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in ("server", "torch_server", "scheduled_server"):
         sys.modules.pop(name, None)
-
-
-@pytest.fixture(scope="module")
-def restarted(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A study that was killed on two ranks and went on with one."""
-    output_dir = tmp_path_factory.mktemp("restarted") / "run"
-    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=2, settings=SETTINGS)
-    return run_study(NUMPY_STUDY, output_dir, num_ranks=1, settings=SETTINGS)
 
 
 def one_cycle() -> list[float]:
@@ -61,27 +46,31 @@ def logged_rates(run: Run) -> list[float]:
     return [record["lr"] for line in lines if "lr" in (record := json.loads(line))]
 
 
-def test_a_schedule_ends_at_its_last_rate_after_a_restart_on_fewer_ranks(restarted: Run) -> None:
-    assert_complete(restarted, num_simulations=4)
-    assert restarted.report["restarts"] == 1
-    assert restarted.report["updates"] > NUM_STEPS
+def test_a_schedule_ends_at_its_last_rate_after_a_restart_on_fewer_ranks(torch_restarted: Run) -> None:
+    assert_complete(torch_restarted, num_simulations=4)
+    assert torch_restarted.report["restarts"] == 1
+    assert torch_restarted.report["updates"] > NUM_STEPS
     state = read_state(
-        restarted.output_dir / "checkpoints" / checkpoints(restarted.output_dir)[-1] / "model/model.state"
+        torch_restarted.output_dir / "checkpoints" / checkpoints(torch_restarted.output_dir)[-1] / "model/model.state"
     )
     expected, [scheduler], [optimizer] = one_cycle(), state["schedulers"], state["optimizers"]
     assert (scheduler["total_steps"], scheduler["last_epoch"]) == (NUM_STEPS, NUM_STEPS)
     assert optimizer["param_groups"][0]["lr"] == pytest.approx(expected[-1])
-    assert logged_rates(restarted)[-1] == pytest.approx(expected[-2])
+    assert logged_rates(torch_restarted)[-1] == pytest.approx(expected[-2])
 
 
 @pytest.mark.parametrize("name", ["OneCycleServer", "DocumentedServer"])
 def test_a_model_whose_schedule_asks_for_its_length_can_be_evaluated(
-    name: str, restarted: Run, study_on_path: None, capsys: pytest.CaptureFixture[str]
+    name: str, torch_restarted: Run, study_on_path: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = {**SETTINGS, "study.output_dir": str(restarted.output_dir), "server.class": f"scheduled_server.py:{name}"}
+    changes = {
+        **TORCH,
+        "study.output_dir": str(torch_restarted.output_dir),
+        "server.class": f"scheduled_server.py:{name}",
+    }
     config = load(NUMPY_STUDY, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
-    assert evaluate(config, restarted.output_dir) == 0
-    assert f"{restarted.report['validation'][-1]['loss']:.6g}" in capsys.readouterr().out
+    assert evaluate(config, torch_restarted.output_dir) == 0
+    assert f"{torch_restarted.report['validation'][-1]['loss']:.6g}" in capsys.readouterr().out
 
 
 def test_a_simulation_that_is_given_up_shortens_the_run_while_it_goes_on(run: Callable[..., Run]) -> None:

@@ -1,6 +1,7 @@
 """`stream-launcher` brings a study to its end, whatever its processes die of."""
 
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,11 +13,13 @@ import pytest
 
 from tests.study.conftest import KILLED
 from tests.support.killing import checkpoints, copy_of, flip_a_byte
+from tests.support.launch import OPENMPI_PREFIX
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_study
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
 IMPATIENT = str(Path(__file__).parent / "impatient_launcher.py")
+LIMIT_S = 60.0
 SUPERVISED: dict[str, Any] = {"program": "stream-launcher", "mpi": None}
 SETTINGS: dict[str, Any] = {"server.ranks": 2, "checkpoint.every_batches": 2}
 PACED = SETTINGS | {"study.simulations": 4, "simulation.command": ["python", "paced.py", "0.05"]}
@@ -210,3 +213,13 @@ def test_a_study_whose_launcher_is_told_to_stop_saves_leaves_and_goes_on_later(
 def num_starts(run: Run) -> int:
     """How often the launcher has started the server."""
     return run.launcher_log.count("INFO server, start")
+
+
+def test_a_refusal_of_mpirun_is_told_once_with_what_to_do(tmp_path: Path) -> None:
+    """Open MPI starts neither ranks of root nor more ranks than there are cores unless it is told to."""
+    launcher = [str(OPENMPI_PREFIX / "bin" / "python"), "-m", "stream_server.launcher.supervision.cli"]
+    study = ["--config", str(NUMPY_STUDY), f"--set=study.output_dir={tmp_path / 'run'}", "--set=server.ranks=1000"]
+    done = subprocess.run([*launcher, *study], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("started no rank of the server; what it wrote above tells why. Open MPI reads") == 1
+    assert "it is started again" not in done.stderr

@@ -17,7 +17,6 @@ NORMALIZED: dict[str, Any] = {
     "normalization": {"fields": ["signal", "energy"], "parameters": True, "per": "value", "every_batches": 3},
     "checkpoint.every_batches": 2,
 }
-NETWORK: dict[str, Any] = {"server.class": "torch_server.py:TinyServer", "training.batch_size": 10}
 
 
 def assert_has_the_statistics_of_all_samples(done: Run, num_held_out: int = 1) -> None:
@@ -57,13 +56,19 @@ def test_statistics_count_each_sample_once_over_a_restart(half_way: Run, tmp_pat
     assert_has_the_statistics_of_all_samples(done)
 
 
-def test_a_study_starts_from_the_model_of_another(tmp_path: Path) -> None:
-    first = run_study(NUMPY_STUDY, tmp_path / "first", mpi=None, settings=NETWORK | {"study.simulations": 2})
-    assert_complete(first, num_simulations=2)
-    started_from: dict[str, Any] = {"load": {"checkpoint": str(first.output_dir)}, "training.max_batches": 1}
-    second = run_study(NUMPY_STUDY, tmp_path / "second", mpi=None, settings=NETWORK | started_from)
+def test_a_study_starts_from_the_model_of_another(torch_restarted: Run, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "server.class": "torch_server.py:TinyServer",
+        "study.simulations": 1,
+        "training.batch_size": 10,
+        "training.max_batches": 1,
+        "load": {"checkpoint": str(torch_restarted.output_dir)},
+    }
+    second = run_study(NUMPY_STUDY, tmp_path / "second", mpi=None, settings=settings)
     assert second.exit_code == 0, second.output
-    models = [numpy_files.load_file(done.output_dir / "model" / "model.safetensors") for done in (first, second)]
+    models = [
+        numpy_files.load_file(done.output_dir / "model" / "model.safetensors") for done in (torch_restarted, second)
+    ]
     assert set(models[0]) == set(models[1]) == {"0.weight", "0.bias", "3.weight", "3.bias"}
     for name, values in models[0].items():
         # One update of Adam moves a weight by its learning rate at most.

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from stream_server.analysis.attempts import AttemptHistory
+from stream_server.analysis.reading import RunFolder
 from tests.support.runs import Run, assert_complete
 
 pytestmark = pytest.mark.slow
-NUM = 12
+NUM, MAX_RUNNING = 12, 2
 
 
 def workers(trouble: str = "", per_worker: int | str = "many", **more: Any) -> dict[str, Any]:
@@ -18,7 +20,7 @@ def workers(trouble: str = "", per_worker: int | str = "many", **more: Any) -> d
         "simulation.command": command,
         "simulation.per_worker": per_worker,
         "study.simulations": NUM,
-        "launcher.max_running": 2,
+        "launcher.max_running": MAX_RUNNING,
     } | more
 
 
@@ -41,6 +43,11 @@ def test_a_worker_computes_one_simulation_after_another_each_with_its_own_parame
     assert set(done.attempts.values()) == {1}
     assert not failures(done)
     assert num_processes(done) <= NUM
+    attempts = AttemptHistory(RunFolder(done.output_dir)).update(is_live=False)
+    spans = [(it.started_s, it.ended_s) for it in attempts if it.started_s is not None and it.ended_s is not None]
+    assert len(spans) == NUM + 1
+    at_once = [sum(start <= moment < end for start, end in spans) for moment, _ in spans]
+    assert max(at_once) <= MAX_RUNNING
 
 
 def test_no_worker_gets_more_simulations_than_the_study_says(run: Callable[..., Run]) -> None:

@@ -13,6 +13,9 @@ from stream_server.storage.disk import UnusableFile, read_file
 IDENTITY = ("STREAM_CONNECTION", "STREAM_SIMULATION_ID", "STREAM_ATTEMPT", "MELISSA_SIMU_ID")
 LOG_FILE = "output.log"
 EXIT_FILE = "job.exit"
+# Empty files: their times tell when a worker came to a simulation after its first one, and when each was finished.
+WORKER_START_FILE = "worker.start"
+WORKER_END_FILE = "worker.end"
 MOST_DIGITS = 3
 MAX_EXIT_BYTES = 64
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     JobSpec,
@@ -25,6 +26,7 @@ from stream_server.launcher.backends.backend import (
     exit_code_of,
     shell_of,
 )
+from stream_server.launcher.backends.mpirun import missing_program
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.processes import Leader, Process
 
@@ -98,7 +100,17 @@ class LocalBackend:
 
     def __init__(self, config: StudyConfig | None = None, *, grace_s: float = GRACE_S) -> None:
         self.grace_s = grace_s
+        self._config = config
         self._jobs: dict[str, _LocalJob] = {}
+
+    def check(self) -> None:
+        """Refuse a study whose simulations name a program that is not here.
+
+        Raises:
+            ConfigError: the program, or the script that an interpreter is given, is missing.
+        """
+        if self._config is not None and (problem := missing_program(self._config)):
+            raise ConfigError(problem)
 
     def submit(self, spec: JobSpec) -> str:
         """Start a job.

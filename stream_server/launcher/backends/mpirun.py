@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -18,6 +18,7 @@ from stream_server.launcher.backends.environment import simulation_environment
 NAME = "mpirun"
 EXAMPLE = '["/opt/mpi/bin/mpirun", "-n", "{ranks}"]'
 RANKS_FILE = "ranks.exit"
+STARTER = re.compile(r"mpi(run|exec)\S*|orterun|prterun")
 # Programs whose first argument is a script, unless it is an option.
 INTERPRETER = re.compile(r"python[\d.]*|bash|sh|julia|Rscript|octave")
 LOOK_S = 20.0
@@ -114,8 +115,9 @@ def missing_program(config: StudyConfig) -> str:
 
     Nor may the script be missing that an interpreter is given. What depends on the simulation is not looked for.
     """
-    command, study_dir = config.simulation.command, config.study_dir
-    if config.simulation.job.setup:
+    command, study_dir, job = config.simulation.command, config.study_dir, config.simulation.job
+    # Then the program may be in a place that the set-up names, or in a container that another program opens.
+    if job.setup or (job.mpirun is not None and not STARTER.fullmatch(os.path.basename(job.mpirun[0]))):
         return ""
     program = command[0].replace("{study_dir}", str(study_dir)) if command else ""
     if not program or PLACEHOLDER.search(program):
@@ -125,6 +127,9 @@ def missing_program(config: StudyConfig) -> str:
     path = simulation_environment(config).get("PATH", os.defpath)
     if shutil.which(place, path=path) is not None:
         return _missing_script(config)
+    if config.simulation.templates and not os.path.isabs(program):
+        # A rendered template may be the program.
+        return ""
     if os.path.isfile(place):
         return f"simulation.command: {place} cannot be executed; `chmod +x` makes it a program"
     if "/" in place:
@@ -165,20 +170,28 @@ def _segment(spec: JobSpec) -> list[str]:
     return ["/bin/sh", "-c", SEGMENT, str(spec.folder), *identity, *spec.command]
 
 
-def _options(program: str, config: StudyConfig) -> tuple[str, ...]:
-    """Options that keep several of them on one node from getting into each other's way."""
-    if config.simulation.job.setup:
-        return ()
-    environment = simulation_environment(config)
+def is_open_mpi(program: str, environment: Mapping[str, str]) -> bool:
+    """Whether this mpirun is the one of Open MPI.
+
+    Raises:
+        ConfigError: it cannot be run.
+    """
     try:
         told = subprocess.run(
             [program, "--version"], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOK_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(
-            f"{program} cannot be run: {error}. Write simulation.job.mpirun, such as {EXAMPLE}"
-        ) from error
-    is_open_mpi = any(name in told.stdout for name in (b"Open MPI", b"OpenRTE"))
-    if not is_open_mpi:
+        raise ConfigError(f"{program} cannot be run: {error}") from error
+    return any(name in told.stdout for name in (b"Open MPI", b"OpenRTE"))
+
+
+def _options(program: str, config: StudyConfig) -> tuple[str, ...]:
+    """Options that keep several of them on one node from getting into each other's way."""
+    if config.simulation.job.setup:
         return ()
+    try:
+        if not is_open_mpi(program, simulation_environment(config)):
+            return ()
+    except ConfigError as error:
+        raise ConfigError(f"{error}. Write simulation.job.mpirun, such as {EXAMPLE}") from error
     return OPEN_MPI_OPTIONS + (("--allow-run-as-root",) if os.geteuid() == 0 else ())

@@ -76,6 +76,14 @@ class SimulationSchedule:
         """Why the job of this attempt has not come to it yet though it runs; None if it has."""
         return BEHIND if self._jobs.is_behind(self._simulations[simulation]) else None
 
+    def attempts_of_worker(self, simulation: int) -> tuple[tuple[int, int], tuple[int, int] | None] | None:
+        """The attempt of this simulation that a worker runs, and the one that it comes to next; None without one."""
+        it = self._simulations.get(simulation)
+        if it is None or not (self._jobs.are_workers and it.has_job):
+            return None
+        following = self._jobs.following(it)
+        return (it.id, it.attempt), None if following is None else (following.id, following.attempt)
+
     def decided(self, simulation: int) -> list[ScheduledSimulation]:
         """Those in the job of this one, which was cancelled, whose `reason` and `excuse` are known thereby."""
         it = self._simulations[simulation]

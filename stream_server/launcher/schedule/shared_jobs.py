@@ -40,6 +40,11 @@ class SharedJobs:
         before = takewhile(lambda simulation: simulation != it.id, it.job_members)
         return any(not mate.is_spent for simulation in before if (mate := self._mate(simulation, it)))
 
+    def following(self, it: ScheduledSimulation) -> ScheduledSimulation | None:
+        """The simulation that the worker of this one comes to next, if there is one."""
+        after = it.job_members[it.job_members.index(it.id) + 1 :]
+        return next((mate for simulation in after if (mate := self._mate(simulation, it))), None)
+
     def has_moved_on(self, it: ScheduledSimulation) -> bool:
         """Whether the worker of this simulation is done with it, and computes others now."""
         is_done = self.are_workers and it.has_job and it.is_spent

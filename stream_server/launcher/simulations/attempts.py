@@ -1,5 +1,6 @@
 """The folder, the files, the environment and the command line of one attempt of a simulation."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,7 +13,13 @@ from typing import Any
 
 from stream_server.config.placeholders import PLACEHOLDER
 from stream_server.failpoints import failpoint
-from stream_server.launcher.backends.backend import IDENTITY, LOG_FILE, JobSpec
+from stream_server.launcher.backends.backend import (
+    IDENTITY,
+    LOG_FILE,
+    WORKER_END_FILE,
+    WORKER_START_FILE,
+    JobSpec,
+)
 from stream_server.messages.connection import NEXT_VARIABLE
 from stream_server.messages.curve import KeyPair
 from stream_server.storage import disk
@@ -97,6 +104,14 @@ class Attempts:
         for spec in specs[1:]:
             (spec.folder / LOG_FILE).symlink_to(os.path.relpath(first.folder / LOG_FILE, spec.folder))
         return replace(first, environment={**first.environment, NEXT_VARIABLE: str(file)})
+
+    def worker_moved_on(self, finished: tuple[int, int], following: tuple[int, int] | None) -> None:
+        """Leave the time at which a worker was done with an attempt and came to the following one of its list."""
+        # A folder that cannot be written or was removed costs a bar of the timeline.
+        with contextlib.suppress(OSError):
+            (self.folder(*finished) / WORKER_END_FILE).touch()
+            if following is not None:
+                (self.folder(*following) / WORKER_START_FILE).touch()
 
     def reconnect(self, simulation: int, attempt: int, connection: Mapping[str, Any]) -> None:
         """Tell a running attempt where the server is now; its keys and parameters stay what they are.

@@ -178,15 +178,21 @@ class Ensemble:
                 )
             case launcher_link.Finished():
                 log.info("simulation %d finished", message.simulation)
+                self._note_times_of_worker(message.simulation)
                 self.reports.let_go(message.simulation, "finished")
                 return self.schedule.finished(message.simulation, now)
             case launcher_link.Invalid():
                 log.info("simulation %d withdrew itself: %s", message.simulation, message.reason)
+                self._note_times_of_worker(message.simulation)
                 self.reports.let_go(message.simulation, message.reason)
                 return self.schedule.invalid(message.simulation, now)
             case launcher_link.Committed() | launcher_link.Leaving():
                 log.info("server: %s", message)
         return []
+
+    def _note_times_of_worker(self, simulation: int) -> None:
+        if (attempts := self.schedule.attempts_of_worker(simulation)) is not None:
+            self.jobs.attempts.worker_moved_on(*attempts)
 
     def _plan(self, message: launcher_link.Plan) -> list[Action]:
         if not self.schedule.away and message.incarnation == self._incarnation:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from stream_server.errors import ConfigError, RankLost
+from stream_server.launcher.backends.mpirun import is_open_mpi
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
 from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
@@ -29,6 +31,13 @@ STOPPED_S = 10.0
 COMING_LIMIT_S = 1800.0
 LEAVING_LIMIT_S = 600.0
 KILL_LIMIT_S = 60.0
+# The exit code of an mpirun that refuses to start ranks, and of a Python that cannot import the server.
+FAILED = 1
+OPEN_MPI_ADVICE = (
+    "Open MPI reads what it is to allow from the environment: OMPI_ALLOW_RUN_AS_ROOT=1 with "
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 for root, PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe for more ranks "
+    "than cores"
+)
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +237,14 @@ class RunningServer:
         end = words.read(None if self._why_killed else self.job.status, was_planned=self.was_planned)
         if self._why_killed and end.exit_code == RankLost.exit_code:
             end = replace(end, message=self._why_killed)
+        elif self._was_refused and end.exit_code == RankLost.exit_code:
+            end = replace(end, why_refused=_why_refused(self.starting.ranks))
         return replace(end, has_begun=self.liveness.remote is None or self.liveness.has_all_ranks)
+
+    @property
+    def _was_refused(self) -> bool:
+        """It ended by itself before any of its ranks came to life; of other nodes, some may have been away."""
+        return self.job.status == FAILED and not self.liveness.presence.known and self.liveness.remote is None
 
     def close(self) -> None:
         """Listen to its ranks no more."""
@@ -256,6 +272,14 @@ def program(name: str) -> str:
 
 def _ranks(numbers: Set[int]) -> str:
     return "rank " + ", rank ".join(map(str, sorted(numbers)))
+
+
+def _why_refused(ranks: int) -> str:
+    command = _mpirun(ranks)
+    if not command:
+        return "the server could not be started; what it wrote above tells why"
+    advice = f". {OPEN_MPI_ADVICE}" if is_open_mpi(command[0], os.environ) else ""
+    return f"{shlex.join(command)} started no rank of the server; what it wrote above tells why{advice}"
 
 
 def _mpirun(ranks: int) -> list[str]:

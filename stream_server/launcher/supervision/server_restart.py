@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_server.errors import InternalError, RankLost, RanksDiverged, UserCodeError
+from stream_server.errors import ConfigError, InternalError, RankLost, RanksDiverged, UserCodeError
 from stream_server.storage.disk import read_text
 
 FINAL_CODES = frozenset({0, 2, 4, 5, 6, 75})
@@ -30,12 +30,14 @@ class ServerEnd:
     """The end of a server; `batch` is the one at which it failed, None when that was outside of training.
 
     `has_begun` unless the ranks are on several nodes and did not all come to life, as when a node cannot be reached.
+    `why_refused` tells that mpirun, or the program itself, gave up before any rank came to life, and what to do.
     """
 
     exit_code: int
     message: str
     batch: int | None = None
     has_begun: bool = True
+    why_refused: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +57,16 @@ class NoRestart:
 
 
 class Restarts:
-    """Counts the restarts without progress, of which `limit` are allowed in a row."""
+    """Counts the restarts without progress, of which `limit` are allowed in a row.
+
+    A server that is refused before any of them came to life would be refused each time.
+    """
 
     def __init__(self, limit: int, *, num_in_a_row: int = 0, failed_batch: int | None = None) -> None:
         self.limit = limit
         self.num_in_a_row = num_in_a_row
         self.failed_batch = failed_batch
+        self._can_start = False
 
     def progressed(self) -> None:
         """A checkpoint was committed."""
@@ -70,6 +76,9 @@ class Restarts:
         """Decide what to do after this end; `stopping` when the study was asked to stop."""
         if end.exit_code in FINAL_CODES:
             return NoRestart(exit_code=end.exit_code, text=end.message)
+        if end.why_refused and not self._can_start:
+            return NoRestart(exit_code=ConfigError.exit_code, text=end.why_refused)
+        self._can_start = self._can_start or not end.why_refused
         if stopping:
             return NoRestart(exit_code=end.exit_code, text=f"{end.message}; it is not restarted, for it was to stop")
         if end.exit_code == UserCodeError.exit_code and end.batch is None:

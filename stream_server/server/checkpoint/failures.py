@@ -36,7 +36,7 @@ def reason_of(error: Exception, folder: Path) -> str:
     if not isinstance(error, OSError) or error.errno not in _FULL:
         return f"{type(error).__name__}: {error}"
     try:
-        free = f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
+        free = f"{shutil.disk_usage(folder).free / 2**20:,.1f} MiB are free"
     except OSError:
         free = "its free space is unknown"
     where = f" at {error.filename}" if error.filename else ""

@@ -11,6 +11,7 @@ from stream_server.launcher.backends.mpirun import missing_program, shown
 from stream_server.launcher.backends.registry import check_backend
 from stream_server.machine import network
 from stream_server.machine.descriptors import STRANGERS, verdict
+from stream_server.machine.screen import size_shown
 from stream_server.server.metrics.writers import writer_makers
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.replay.share import ReplayShare
@@ -74,9 +75,6 @@ def require_machine(config: StudyConfig, replay: Path | None = None) -> None:
     if replay is not None or config.simulation.command is None:
         return
     check_backend(config)
-    # The jobs of another backend may run on machines that have it.
-    if config.launcher.backend == "local" and (problem := missing_program(config)):
-        raise ConfigError(problem)
 
 
 def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
@@ -85,7 +83,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
     size = plan.sample_bytes
     num_samples = config.samples_per_simulation
     samples = "unknown number of" if num_samples is None else f"{num_simulations * num_samples:,}"
-    total = "" if steps is None else f", {_bytes(num_simulations * steps.num * size)} in all"
+    total = "" if steps is None else f", {size_shown(num_simulations * steps.num * size)} in all"
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     cores, server = expected_cores(config), ServerSize.of(config)
     interface = config.network.interface
@@ -93,7 +91,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
     return [
         ("study", f"{config.study.name} -> {config.output_dir}"),
         ("simulations", f"{config.study.simulations} for training, {config.validation.simulations} for validation"),
-        ("samples", f"{samples} {_of_steps(config)} of {_bytes(size)}{total}"),
+        ("samples", f"{samples} {_of_steps(config)} of {size_shown(size)}{total}"),
         ("command", shown(config)),
         *([("", f"NOT HERE: {missing}")] if (missing := missing_program(config)) else []),
         ("at once", _at_once(config)),
@@ -103,7 +101,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         (
             "buffer",
             f"{config.buffer.policy}: {plan.capacity:,} samples per rank, watermark {plan.watermark:,}; with what is "
-            f"under way {plan.num_slots:,} slots, {_bytes(plan.buffer_bytes)} per rank",
+            f"under way {plan.num_slots:,} slots, {size_shown(plan.buffer_bytes)} per rank",
         ),
         ("memory", f"{MemoryNeed.of(config, plan, server.num_ranks)} per rank; {_node()}"),
         ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
@@ -139,13 +137,5 @@ def _node() -> str:
     limit, free = limit_of_node(), free_on_node()
     if limit is None or free is None:
         return "what this node has is not known"
-    return f"this node has {_bytes(limit.num_bytes)} ({limit.source}), of which {_bytes(free.num_bytes)} are free now"
-
-
-def _bytes(num: int) -> str:
-    size = float(num)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+    available = f"of which {size_shown(free.num_bytes)} are free now"
+    return f"this node has {size_shown(limit.num_bytes)} ({limit.source}), {available}"

@@ -1,6 +1,5 @@
 """`stream-server --evaluate CHECKPOINT`: validate a saved model on the samples that were held out for it."""
 
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -13,21 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from stream_server.config import StudyConfig
-from stream_server.errors import ConfigError, PeerFailed
-from stream_server.machine.forced_exit import ForcedExit
-from stream_server.machine.screen import tell
+from stream_server.errors import ConfigError
 from stream_server.server.checkpoint.continuation import by_rank_0
 from stream_server.server.checkpoint.restore import SavedRank, held_out_rows
+from stream_server.server.commands.rank_job import leave_because_of, ranks_of_this_job
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
-from stream_server.server.ranks.collectives import CollectiveCalls
-from stream_server.server.ranks.communicator import Ranks, environment_rank, ranks_from_environment
+from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.run.build import window_shape
-from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.saved_server import set_up_saved
-from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.components import load_server_class
@@ -47,17 +42,7 @@ def evaluate(config: StudyConfig, checkpoint: Path) -> int:
         ConfigError: there is no such model, or nothing to validate it on; the same on all ranks.
         DamagedCheckpoint: it is not as it was saved; the same on all ranks.
     """
-    rank, collectives = environment_rank(), CollectiveCalls()
-    watchdog = Watchdog(
-        collectives,
-        rank=rank or 0,
-        stall_s=config.server.stall_s,
-        output_dir=None,
-        is_under_mpirun=rank is not None,
-    )
-    with ForcedExit(), watchdog:
-        ranks = ranks_from_environment(collectives)
-        watchdog.watch(ranks)
+    with ranks_of_this_job(config) as ranks:
         return _evaluate(config, checkpoint, ranks)
 
 
@@ -67,7 +52,7 @@ def _evaluate(config: StudyConfig, checkpoint: Path, ranks: Ranks) -> int:
         try:
             values = validate(config, ranks, saved, stack)
         except Exception as error:
-            return _leave(error, ranks)
+            return leave_because_of(error, ranks, phase="evaluation")
     if not values:
         raise ConfigError(
             f"there is nothing to evaluate {saved.folder} on: {load_server_class(config).__name__} has no "
@@ -137,17 +122,3 @@ def _rows_of(state: Mapping[str, Any], rows: slice | NDArray[np.intp]) -> dict[s
         "present": {name: present[rows] for name, present in state["present"].items()},
         "complete": state["complete"],
     }
-
-
-def _leave(error: Exception, ranks: Ranks) -> int:
-    """Make all ranks end because of `error`; gives the exit code of all."""
-    failure = Failure.of(error, rank=ranks.rank, phase="evaluation")
-    text = f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}"
-    agreed = leave_together(error, ranks, None, phase=failure.phase)
-    if agreed is None:
-        tell(text, sys.stderr)
-        ranks.abort(failure.exit_code)
-    told = ranks.gather("" if isinstance(error, PeerFailed) else text)
-    if told is not None:
-        tell(next(filter(None, told)), sys.stderr)
-    return agreed

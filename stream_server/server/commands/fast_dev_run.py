@@ -36,6 +36,7 @@ METHODS = (
     "training_step",
     "val_dataloader",
     "validation_step",
+    "rollout_step",
     "predict",
     "render",
     "configure_callbacks",

@@ -165,7 +165,7 @@ class ConnectionGuard:
             num_bytes = self._num_bytes(it)
             if why := self.table.offence(it, num_bytes, was_heard=was_heard, turn=self.turn, now=now):
                 self._cut(it, why)
-            elif it.owner is not None and num_bytes - it.bytes_heard > MAX_UNFINISHED_BYTES:
+            elif num_bytes - it.bytes_heard > MAX_UNFINISHED_BYTES:
                 self._tick_at = now + SUSPICION_TICK_S
                 self._wake()
 

@@ -7,9 +7,11 @@ from itertools import chain, islice
 
 from stream_server.messages.client import MAX_PART_BYTES
 
-# What a client says first is a Hello or an Open, right after the handshake, and both are small.
+# What a client says first is a Hello or an Open, right after the handshake, and both are small. Only where libzmq has
+# connected again by itself is it the next message of those that wait, with a payload.
 FIRST_MESSAGE_S = 30.0
-MAX_FIRST_BYTES = 64 * 1024
+SMALL_BYTES = 64 * 1024
+MAX_STRANGERS_BYTES = 32 * 2**20
 # A message carries at most MAX_PART_BYTES of payload.
 MAX_UNFINISHED_BYTES = 2 * MAX_PART_BYTES
 # A client asks once a second, an operator who reads a long table as fast as he gets the answers.
@@ -43,6 +45,7 @@ class PeerConnection:
     num_questions: int = 0
     questions_before: int = 0
     measured_at: float = 0.0
+    num_bytes: int = 0
     bytes_heard: int = 0
     bytes_seen: int = 0
     turn_seen: int = 0
@@ -143,14 +146,16 @@ class ConnectionTable:
         `was_heard` since this was asked before: the receiver has read a message of it, before the bytes were counted.
         What came before a turn of the receiver, and belongs to no message after the next one, is the part of a message
         that libzmq still gathers: the receiver would have been given all that is whole. ZMQ_MAXMSGSIZE bounds one
-        frame, and nothing the number of frames.
+        frame, and nothing the number of frames. Before a first message, which for libzmq includes the handshake,
+        strangers share what one of them may send.
         """
+        it.num_bytes = num_bytes
         if it.owner is None:
-            if num_bytes > MAX_FIRST_BYTES:
+            if num_bytes > SMALL_BYTES and sum(it.num_bytes for it in self.strangers.values()) > MAX_STRANGERS_BYTES:
                 return f"{num_bytes} bytes before a first message"
-            is_late = now - it.since > FIRST_MESSAGE_S and turn - it.turn_seen >= WHOLE_TURNS
-            return "no message after its handshake" if is_late else ""
-        if self._is_flood(it, now):
+            if now - it.since > FIRST_MESSAGE_S and turn - it.turn_seen >= WHOLE_TURNS:
+                return "no message after its handshake"
+        elif self._is_flood(it, now):
             self.penalties[it.owner] = now + PENALTY_S
             return "a flood of questions"
         if was_heard:

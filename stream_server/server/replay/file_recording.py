@@ -37,6 +37,7 @@ class FileOrder:
     Args:
         lengths: the number of rows of each file.
         held_out, finished: which files are held out, and which are whole.
+        at_once: so many files, in a random order, are gone through in turn, a row of each; None: rows are in any order.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class FileOrder:
         finished: npt.NDArray[np.bool_],
         epochs: int,
         shuffle_seed: int | None,
+        at_once: int | None = None,
     ) -> None:
         self.num_files = len(lengths)
         self.file_of_row = np.repeat(np.arange(self.num_files), lengths)
@@ -56,6 +58,7 @@ class FileOrder:
         self._finished = np.flatnonzero(finished)
         self._epochs = epochs
         self._seed = shuffle_seed
+        self._at_once = at_once
         self._epoch, self._rows = -1, self._trained
         sizes = [self.num_files, len(self._held_out), epochs * len(self._trained), len(self._finished)]
         self._stops = np.cumsum(sizes)
@@ -87,8 +90,18 @@ class FileOrder:
         """The rows in the order of an epoch; that of the last one that was asked for is kept."""
         if self._seed is not None and epoch != self._epoch:
             generator = np.random.default_rng((self._seed, SHUFFLE_STREAM, epoch))
-            self._epoch, self._rows = epoch, generator.permutation(self._trained)
+            at_once = self._at_once
+            rows = generator.permutation(self._trained) if at_once is None else self._in_turn(at_once, generator)
+            self._epoch, self._rows = epoch, rows
         return self._rows
+
+    def _in_turn(self, at_once: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        """The rows of a few files at a time, whose order is random, in turn a row of each."""
+        files = self.file_of_row[self._trained]
+        place = generator.permutation(self.num_files)[files]
+        # Held-out files have places, too: those of the others follow each other without a gap.
+        place = np.unique(place, return_inverse=True)[1]
+        return self._trained[np.lexsort((place, self._trained - self.begins[files], place // at_once))]
 
 
 class FilesRecord:
@@ -211,6 +224,8 @@ class FileRecording:
             finished=np.array([file.finished for file in self.files]),
             epochs=config.offline.epochs,
             shuffle_seed=config.study.seed if config.offline.shuffle else None,
+            # Steps wait for others of their windows as they do while the simulations run.
+            at_once=None if config.window is None else config.max_simulations_at_once,
         )
         self.ranks = [FilesRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
 

@@ -232,11 +232,6 @@ def open_recording(config: StudyConfig, folder: Path) -> Recording | FileRecordi
         ConfigError: there is neither, or it cannot be read.
     """
     files = [] if is_record(folder) else files_in(folder)
-    if files and config.window is not None:
-        raise ConfigError(
-            f"samples.window: {folder} holds files of simulations, from which windows cannot be trained yet. Leave "
-            "samples out, or replay the record of a study that ran with checkpoint.record = true"
-        )
     return FileRecording(files, config) if files else Recording(folder)
 
 

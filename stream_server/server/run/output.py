@@ -98,15 +98,22 @@ class OutputFolder:
         """The results that are there: the name of each, and the command that shows it."""
         path, tensorboard = shown(self.path), self.metrics / "tensorboard"
         commands = [
-            ("model", self.model, f"stream-server --config {shown(self.study)} --evaluate {path}"),
-            ("files", self.samples, f"ls {shown(self.samples)}"),
-            ("page", self.path, f"stream-study serve {path}"),
-            ("pictures", self.metrics, f"stream-study plot {path}"),
-            ("curves", tensorboard, f"tensorboard --logdir {shown(tensorboard)}"),
-            ("logs", self.path / "logs", f"less {shown(self.path / 'logs')}/*.log"),
-            ("report", self.report, f"less {shown(self.report)}"),
+            ("model", self.model.exists(), f"stream-server --config {shown(self.study)} --evaluate {path}"),
+            ("files", self.samples.exists(), f"ls {shown(self.samples)}"),
+            ("page", self.path.exists(), f"stream-study serve {path}"),
+            ("pictures", self._has_metrics, f"stream-study plot {path}"),
+            ("curves", self._has_metrics and tensorboard.exists(), f"tensorboard --logdir {shown(tensorboard)}"),
+            ("logs", (self.path / "logs").exists(), f"less {shown(self.path / 'logs')}/*.log"),
+            ("report", self.report.exists(), f"less {shown(self.report)}"),
         ]
-        return [(name, command) for name, place, command in commands if place.exists()]
+        return [(name, command) for name, is_there, command in commands if is_there]
+
+    @property
+    def _has_metrics(self) -> bool:
+        """A batch was logged; until then the files of the metrics are there and tell nothing."""
+        with contextlib.suppress(OSError):
+            return (self.metrics / "metrics.jsonl").stat().st_size > 0
+        return False
 
     def is_finished(self, num_simulations: int) -> bool:
         """The study in this folder came to its end with `num_simulations` or more: there is nothing left to do."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stream_server.config import StudyConfig
 from stream_server.machine.cgroups import CGROUPS, own_groups
+from stream_server.machine.screen import size_shown
 from stream_server.server.intake.credit import credit_per_simulation
 
 HELD_BATCHES = 2
@@ -13,7 +14,6 @@ KEPT_SPANS = 2
 SPARE_SHARE = 10
 
 PROC = Path("/proc")
-GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,14 +111,16 @@ class MemoryNeed:
         needed = self.rank * num_ranks
         if needed <= limit.num_bytes:
             return ""
-        together = "" if num_ranks == 1 else f", {_gib(needed)} for the {num_ranks} ranks of a node"
+        together = "" if num_ranks == 1 else f", {size_shown(needed)} for the {num_ranks} ranks of a node"
         return (
-            f"buffer.capacity: the samples of a rank take {self}{together}, but this node has {_gib(limit.num_bytes)} "
-            f"({limit.source}). Write a smaller capacity, give study.fields a smaller dtype, or use more memory"
+            f"buffer.capacity: the samples of a rank take {self}{together}, but this node has "
+            f"{size_shown(limit.num_bytes)} ({limit.source}). "
+            "Write a smaller capacity, give study.fields a smaller dtype, or use more memory"
         )
 
     def __str__(self) -> str:
-        return f"{_gib(self.rank)} ({_gib(self.buffer)} for the buffer, {_gib(self.validation)} for validation)"
+        parts = f"{size_shown(self.buffer)} for the buffer, {size_shown(self.validation)} for validation"
+        return f"{size_shown(self.rank)} ({parts})"
 
 
 def memory_problem(config: StudyConfig, num_ranks: int, num_local: int) -> str:
@@ -134,8 +136,8 @@ def memory_warning(config: StudyConfig, num_ranks: int, num_local: int) -> str:
     if free is None or needed <= free.num_bytes:
         return ""
     return (
-        f"the samples will take {_gib(needed)} of this node when the buffer is full, but {_gib(free.num_bytes)} are "
-        f"free now ({free.source})"
+        f"the samples will take {size_shown(needed)} of this node when the buffer is full, but "
+        f"{size_shown(free.num_bytes)} are free now ({free.source})"
     )
 
 
@@ -173,7 +175,3 @@ def _text(file: Path) -> str:
         return file.read_text()
     except OSError:
         return ""
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:,.1f} MiB"

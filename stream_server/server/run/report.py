@@ -87,6 +87,7 @@ class StudyReport:
     validation: Sequence[Mapping[str, Any]] = ()
     best_models: Sequence[Mapping[str, Any]] = ()
     best: Mapping[str, Any] = field(default_factory=dict)
+    rollout: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     cores: Cores = field(default_factory=Cores)
     awaited: str = ""
@@ -145,6 +146,7 @@ def build_report(
         "validation": [dict(entry) for entry in study.validation],
         "best_models": [dict(entry) for entry in study.best_models],
         "best": dict(study.best),
+        "rollout": study.rollout,
         "throughput": {
             "samples_per_s": _per_second(study.draws, study.training_s),
             "batches_per_s": _per_second(study.batches, study.training_s),

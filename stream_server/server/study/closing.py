@@ -47,6 +47,7 @@ class Results:
     validation: Sequence[Mapping[str, Any]] = ()
     best: Mapping[str, Any] = field(default_factory=dict)
     best_models: Sequence[Mapping[str, Any]] = ()
+    rollout: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +145,7 @@ class Closing:
             validation=results.validation,
             best=results.best,
             best_models=results.best_models,
+            rollout=results.rollout,
             versions=versions(self.ranks.mpi_version),
             cores=self.cores,
             awaited="" if simulations is None else simulations.awaited,

@@ -1,4 +1,4 @@
-"""The training of one rank, put together from its pieces: for a study, for `--fast-dev-run` and for `--evaluate`."""
+"""The training of one rank, put together from its pieces: for a study and for commands that try or measure one."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +27,7 @@ from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.log_points import Logging
 from stream_server.server.training.stream import BatchStream, SampleStream
+from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.training.validation.validation_record import ValidationRecord
@@ -60,10 +61,10 @@ class SampleSource(Protocol):
 class Composition:
     """Builds the training of one rank. Main thread; every method is collective.
 
-    A study, a trial (`--fast-dev-run`) and an evaluation (`--evaluate`) call the methods in the order in which they
-    stand here. An evaluation makes no stream and no training. They differ in what they pass: the class, the writers of
-    metrics, the source of samples, checkpoints or none, and further callbacks. What was saved is restored once the
-    step is made.
+    A study, a trial (`--fast-dev-run`, `--fake-data`) and an evaluation (`--evaluate`) call the methods in the order in
+    which they stand here. An evaluation makes no stream and no training. They differ in what they pass: the class, the
+    writers of metrics, the source of samples, checkpoints or none, and further callbacks. What was saved is restored
+    once the step is made.
 
     Args:
         output_dir: the user's class may write into it.
@@ -190,8 +191,23 @@ class Composition:
             must_leave=must_leave,
             save_before=save_before,
             record=record,
+            rollouts=self._make_rollouts(held_out),
         )
         return self.validation
+
+    def _make_rollouts(self, held_out: HeldOutSamples) -> Rollouts | None:
+        settings = self.config.validation.rollout
+        if settings is None or held_out.window_shape is None:
+            return None
+        return Rollouts(
+            self.server,
+            self.ranks,
+            self.step,
+            settings=settings,
+            shape=held_out.window_shape,
+            held_out=held_out,
+            batch_size=self.config.validation.batch_size,
+        )
 
     def make_training(
         self,

@@ -12,6 +12,7 @@ from stream_server.buffers.batch_memory import no_memory
 from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError, NoUsableCheckpoint, SamplesNotWritten
 from stream_server.failpoints import failpoint
+from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.journal.journal import Journal
 from stream_server.machine import descriptors, network, run_folder
 from stream_server.machine.forced_exit import EXIT_FORCED, ForcedExit
@@ -110,6 +111,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
         if ranks.rank == 0:
             print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
         return 0
+    by_rank_0(ranks, lambda: _require_program(config, start))
     with ExitStack() as locks:
         by_rank_0(ranks, lambda: _take_folder(config, folder, start, locks))
         by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
@@ -173,6 +175,12 @@ def _lock(folder: Path, start: Start, locks: ExitStack) -> None:
 def _server_lock(folder: Path, start: Start) -> StudyLock:
     # A launcher starts a server only when it has killed the one before.
     return StudyLock(folder / SERVER_LOCK, PROGRAM, was_killed=start.link is not None)
+
+
+def _require_program(config: StudyConfig, start: Start) -> None:
+    """Refuse a study whose simulations name a program that is missing; stream-launcher has looked before. Rank 0."""
+    if start.link is None and start.replay is None and config.launcher.backend == "local":
+        LocalBackend(config).check()
 
 
 def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
@@ -346,6 +354,7 @@ class StudyRank:
             validation=validation.history,
             best=validation.best,
             best_models=[] if best_models is None else best_models.best,
+            rollout=validation.rollout,
         )
 
     def _report(self) -> RankReport:

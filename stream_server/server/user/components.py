@@ -51,7 +51,13 @@ def _required(config: "StudyConfig", server_class: type[StreamServer]) -> list[s
     """The methods without which a study would fail at its first batch, or, worse, at its first validation."""
     formed = [] if _defines(server_class, "process_batch") else ["process_simulation_data"]
     validates = config.validation.simulations > 0 or _defines(server_class, "val_dataloader")
-    return [*formed, "training_step", *(["validation_step"] if validates else [])]
+    forecasts = config.validation.rollout is None or _defines(server_class, "predict")
+    return [
+        *formed,
+        "training_step",
+        *(["validation_step"] if validates else []),
+        *([] if forecasts or _defines(server_class, "rollout_step") else ["rollout_step"]),
+    ]
 
 
 def _defines(server_class: type[StreamServer], method: str) -> bool:

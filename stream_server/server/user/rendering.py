@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from stream_server.server.user.forecast import is_field
 from stream_server.server.user.simulation_data import SimulationData
 
 Array = NDArray[Any]
@@ -40,7 +40,7 @@ def render(sample: SimulationData, prediction: Prediction, denormalize: Callable
         field = whole if sample.time_steps is None else _last_steps(whole, target.size)
         if target.size != field.size or output.size != field.size:
             continue
-        if np.allclose(denormalize(name, target.reshape(field.shape)), field, rtol=1e-2, atol=_noise(field)):
+        if is_field(denormalize(name, target.reshape(field.shape)), field):
             return {name: (field, denormalize(name, output.reshape(field.shape)))}
     return {OUTPUT: (target, output.reshape(target.shape))} if output.size == target.size else {}
 
@@ -49,8 +49,3 @@ def _last_steps(window: Array, size: int) -> Array:
     """The last steps of a field that have so many values in all; one alone comes without an axis for steps."""
     num = size // max(1, window[0].size)
     return window[-1] if num == 1 else window[-num:] if num else window
-
-
-def _noise(field: Array) -> float:
-    """A deviation that rounding to 16 bits may make."""
-    return 1e-2 * float(np.max(np.abs(field), initial=0.0))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stream_server.errors import UserCodeError
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.phases import Phases
@@ -11,6 +12,7 @@ from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.forecast import forecast
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.rendering import Prediction, Rendering, render
@@ -137,12 +139,40 @@ class StreamServer:
 
         By default the field whose values, normalised or not, are the target; if there is none, output and target.
         """
-        fields = self.normalization.fields
+        return render(sample, prediction, self._denormalized)
 
-        def denormalize(name: str, array: Any) -> Any:
-            return self.normalization.denormalize(name, array) if name in fields else array
+    def rollout_step(self, window: SimulationBatch, batch: Any) -> dict[str, Any]:
+        """Forecast the next k steps of trajectories: by field an array of shape (n, k, …), or (n, …) where k is 1.
 
-        return render(sample, prediction, denormalize)
+        Called in a validation with `validation.rollout` in study.json, again and again along each held-out trajectory,
+        on the ranks that have one: it must not communicate. k is `samples.window.length` minus
+        `validation.rollout.input_steps`, and a forecast has the unit of its field.
+
+        Args:
+            window: n windows as `process_batch` is given them. In place of the last k steps of the fields that are
+                forecast stand copies of the step before them; the steps before are given, or forecast already.
+            batch: what `process_batch` made of it, as `validation_step` is given it.
+
+        By default the forecast is the output of `predict`, which must be one field in the scale of the target.
+
+        Raises:
+            UserCodeError: the output, or the target, is not the one field that is to be forecast.
+        """
+        fields, num_steps = self.config.validation.rollout.fields, -self.config.validation.rollout.input_steps
+        num_steps += self.config.window.length
+        name = fields[0]
+        known = window.fields[name][:, -num_steps:]
+        target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+        found = None
+        if len(fields) == 1:
+            found = forecast(known, self.predict(batch), target, lambda array: self._denormalized(name, array))
+        if found is None:
+            raise UserCodeError(
+                f"{type(self).__name__} must define rollout_step: by default a batch is a pair of inputs and targets, "
+                f"and targets and predictions are the last {num_steps} step(s) of the one field in "
+                f"validation.rollout.fields, which is {' and '.join(fields)}"
+            )
+        return {name: found}
 
     def val_dataloader(self) -> Any:
         """The whole validation set as an iterable of batches, or a dict of such; None: the held-out simulations."""
@@ -239,3 +269,7 @@ class StreamServer:
     def stop_study(self, reason: str) -> None:
         """Ask all ranks to end the training at the next update; one rank's request is enough."""
         self._stops.request(StopReason.EARLY_STOP, reason)
+
+    def _denormalized(self, field: str, array: Any) -> Any:
+        is_normalized = field in self.normalization.fields
+        return self.normalization.denormalize(field, array) if is_normalized else array

@@ -33,12 +33,24 @@ class Audited:
 
     def checked(self, batch):
         """The waves of a batch, which are what the simulations sent; takes `user.step_s` seconds."""
-        waves = batch[2]
-        for (simulation_id, time_step), row in zip(keys_of(batch), waves, strict=True):
-            if not np.array_equal(row, wave(simulation_id, time_step)):
-                raise ArithmeticError(f"time step {time_step} of simulation {simulation_id} holds {row}")
+        simulation_ids, time_steps, waves = batch
+        num = len(simulation_ids)
+        # A window has several time steps, any other sample one.
+        for simulation_id, steps, rows in zip(
+            simulation_ids.tolist(), time_steps.reshape(num, -1).tolist(), waves.reshape(num, -1, 256), strict=True
+        ):
+            for time_step, row in zip(steps, rows, strict=True):
+                if not np.array_equal(row, wave(simulation_id, time_step)):
+                    raise ArithmeticError(f"time step {time_step} of simulation {simulation_id} holds {row}")
+            if len(steps) > 1 and steps != self.window_of(steps[0]):
+                raise ArithmeticError(f"a window of simulation {simulation_id} has the time steps {steps}")
         time.sleep(self.config.user["step_s"])
         return waves
+
+    def window_of(self, first):
+        """The time steps of the window that begins at `first`."""
+        window = self.config.window
+        return list(range(first, first + window.span + 1, window.spacing))
 
     def on_batch_end(self, batch, batch_idx, loss):
         self.write({"batch": batch_idx, "keys": keys_of(batch)})
@@ -75,6 +87,6 @@ class AuditServer(Audited, StreamServer):
 
 
 def keys_of(batch):
-    """The simulation and the time step of each row."""
+    """The simulation and the first time step of each row."""
     simulation_ids, time_steps, _ = batch
-    return list(zip(simulation_ids.tolist(), time_steps.tolist(), strict=True))
+    return list(zip(simulation_ids.tolist(), time_steps.reshape(len(simulation_ids), -1)[:, 0].tolist(), strict=True))

@@ -475,6 +475,24 @@ def test_numbers_go_through_parameters_held_out_samples_epochs_and_ends() -> Non
     assert [(kind, place) for kind, places in order.sections() for place in places] == found
 
 
+def test_of_windows_a_few_files_are_gone_through_in_turn_each_in_the_order_of_its_rows() -> None:
+    lengths = [5, 3, 4, 4, 2]
+    held_out = np.array([True, False, False, False, False])
+    order = FileOrder(lengths, held_out=held_out, finished=~held_out, epochs=1, shuffle_seed=3, at_once=2)
+    rows = [place for kind, places in order.sections() if kind is EntryKind.SAMPLE for place in places.tolist()]
+    files = order.file_of_row[rows].tolist()
+    assert sorted(rows) == list(range(5, 18))
+    for file in range(1, 5):
+        own = [row for row, its_file in zip(rows, files, strict=True) if its_file == file]
+        assert own == sorted(own)
+    first = set(files[:2])
+    num_first = sum(lengths[file] for file in first)
+    assert len(first) == 2
+    assert set(files[:num_first]) == first
+    assert set(files[num_first:]) == set(range(1, 5)) - first
+    assert [order.place(number) for number in range(10, 23)] == [(EntryKind.SAMPLE, row) for row in rows]
+
+
 def test_without_h5py_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[hdf5\]'"):

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -197,8 +198,20 @@ for is_terminal in (False, True):
 def lines_of(status: DisplayedStatus, trend: Trend, width: int) -> list[str]:
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(panel("heat", status, trend))
+        console.print(panel("heat", status, trend, width))
     return [shown.rstrip() for shown in capture.get().splitlines()]
+
+
+@pytest.mark.parametrize("width", [30, 50, 60, 80, 99])
+def test_a_narrow_panel_keeps_its_names_and_loses_no_word(width: int) -> None:
+    many = {"waiting": 1506, "queued": 130, "running": 2, "finished": 11_370, "given_up": 3}
+    status = replace(STATUS, simulations=many, fraction=0.25, validation_loss=0.2)
+    shown = lines_of(status, Trend(left_s=360.0, losses=[2.0, 1.0]), width)
+    assert max(map(len, shown)) <= width
+    assert {"simulations", "samples", "batches", "buffer", "loss", "time"} <= {line[1:12].strip() for line in shown}
+    words = re.sub(r"[━╸╺▁-█]", "", " ".join(shown)).split()
+    assert "1,506 waiting, 130 queued, 2 running, 11,370 done, 3 failed" in " ".join(words[2:])
+    assert "25% done, about 0:06:00 left" in " ".join(words)
 
 
 def test_the_panel_has_bars_losses_rates_and_a_sentence() -> None:
@@ -213,7 +226,7 @@ def test_the_panel_has_bars_losses_rates_and_a_sentence() -> None:
         left_s=360.0,
         losses=[4.0, 3.0, 2.0, 1.0],
     )
-    assert lines_of(status, trend, 80) == [
+    assert lines_of(status, trend, 100) == [
         "heat",
         " simulations  ━━━━━━━━━━━━━             3 waiting, 2 running, 4 done, 2 failed",
         " samples      ━━━━━╸                    1,234/5,000, 90.0/s",
@@ -221,8 +234,8 @@ def test_the_panel_has_bars_losses_rates_and_a_sentence() -> None:
         " buffer       ━━━━━━                    50/200 (25%)",
         " loss         █▆▃▁                      0.1235, validation 0.2",
         " time         step 75%, wait for data 25%",
-        " bottleneck   training waits for data: 2 simulations at a time produce 90",
-        "              samples/s, training could take 400",
+        " bottleneck   training waits for data: 2 simulations at a time produce 90 samples/s, training could",
+        "              take 400",
         " restarts     2 of the server",
         " warnings     2, the last: the disk\\x1b[2J is full",
     ]
@@ -330,3 +343,14 @@ def test_what_waits_in_a_queue_is_told_apart_from_what_runs() -> None:
     assert "queued" not in line(STATUS, Trend())
     told = bottleneck(queued, Trend(waiting=1.0, draws_per_s=1.0))
     assert told == "training waits for data: no simulation runs, 2 in the queue"
+
+
+def test_between_two_simulations_of_a_worker_the_others_in_its_list_do_not_wait_in_a_queue() -> None:
+    between = replace(STATUS, simulations={"waiting": 300, "queued": 130, "running": 0, "finished": 1570})
+    told = bottleneck(between, Trend(waiting=0.5, draws_per_s=400.0, samples_per_s=200.0))
+    assert told == "training waits for data: simulations produce 200 samples/s, training could take 800"
+
+
+def test_a_loss_that_falls_by_orders_of_magnitude_is_shown_by_its_logarithm() -> None:
+    assert sparkline([1000.0, 100.0, 10.0, 1.0]) == "█▆▃▁"
+    assert sparkline([1000.0, 100.0, 10.0, -1.0]) == "█▂▁▁"

@@ -1,13 +1,13 @@
-"""The smallest network, of which each rank writes down what its random generators gave at each batch."""
+"""The small network with a schedule, of which each rank writes down what its random generators gave at each batch."""
 
 import random
 
 import numpy as np
 import torch
-from torch_server import TinyServer
+from scheduled_server import OneCycleServer
 
 
-class DicingServer(TinyServer):
+class DicingServer(OneCycleServer):
     """One line of `dice-RANK.txt` for each batch, of all starts."""
 
     def prepare_training_attributes(self):

@@ -15,13 +15,16 @@ class WindowServer(StreamServer):
 
     def process_simulation_data(self, data, config):
         signal, length = data.fields["signal"], config.window.length
+        self.check(data, signal, length)
+        return np.append(1, signal[:-1]), signal[-1], np.append(data.simulation_id, data.time_steps)
+
+    def check(self, data, signal, length):
         assert data.time_steps.shape == (length,)
         assert data.time_step == data.time_steps[0]
         assert signal.shape == (length, 8)
         parameters = dict(zip(self.parameter_names, data.parameters, strict=True))
         for step, values in zip(data.time_steps, signal, strict=True):
             np.testing.assert_array_equal(values, signal_at(int(step), parameters))
-        return np.append(1, signal[:-1]), signal[-1], np.append(data.simulation_id, data.time_steps)
 
     def training_step(self, batch, batch_idx):
         inputs, signals, windows = batch
@@ -45,3 +48,15 @@ class WindowServer(StreamServer):
 
     def replicated_state(self):
         return self.state_dict()
+
+
+class ForecastingServer(WindowServer):
+    """The same, rolled out: what is forecast is not what the simulation computes."""
+
+    def check(self, data, signal, length):
+        if data.simulation_id >= self.config.validation.simulations:
+            super().check(data, signal, length)
+
+    def rollout_step(self, window, batch):
+        inputs, _, _ = batch
+        return {"signal": inputs @ self.weights}

@@ -1,5 +1,6 @@
 """The display on the terminal while a study runs. Rank 0 only."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,11 @@ NUM_PHASES_SHOWN = 4
 NUM_LOSSES = 256
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 32
-BAR_WIDTH = 24
+LOGARITHMIC = 20.0
+KEY_WIDTH = len("simulations")
+# Bars are short in a terminal that is narrower than WIDE, and left out where it is narrower than NARROW.
+WIDE, BAR_WIDTH = 100, 24
+NARROW, SHORT_BAR_WIDTH = 60, 10
 DEGRADED = "the last checkpoint failed; the one before is good, and another will be tried"
 
 WAIT = "wait_for_data"
@@ -164,7 +169,7 @@ class Display:
         )
         if self._live is not None:
             self._follow_size()
-            self._live.update(panel(self._name, current, trend), refresh=True)
+            self._live.update(panel(self._name, current, trend, self._console.width), refresh=True)
         elif now >= self._line_s or current.troubles != self._troubles:
             growing_s = PLAIN_GROWTH * (now - self._began_s)
             self._line_s = now + min(max(growing_s, PLAIN_INTERVAL_S), MAX_PLAIN_INTERVAL_S)
@@ -289,24 +294,18 @@ def thinned(values: list[Value], most: int) -> list[Value]:
     return values if len(values) <= most else [*values[:-1:2], values[-1]]
 
 
-def panel(name: str, status: DisplayedStatus, trend: Trend) -> Table:
-    """The live panel, as wide as the console at most."""
+def panel(name: str, status: DisplayedStatus, trend: Trend, width: int = WIDE) -> Table:
+    """The live panel for a console of this width; what does not fit into a line goes on in the next."""
+    bar_width = BAR_WIDTH if width >= WIDE else SHORT_BAR_WIDTH if width >= NARROW else 0
     table = Table(title=escape(escaped(name)) or None, show_header=False, box=None, title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True, width=BAR_WIDTH)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    ended = sum(num for state, num in status.simulations.items() if state not in ("waiting", "queued", "running"))
-    simulations, samples = sum(status.simulations.values()), status.expected_samples
-    table.add_row("simulations", _bar(ended, simulations), _simulations(status))
-    table.add_row("samples", _bar(status.samples, samples), f"{_samples(status)}, {trend.samples_per_s:,.1f}/s")
-    done = "" if status.fraction is None else f", {_done(status, trend)}"
-    batches = f"{status.batches:,}, {trend.batches_per_s:,.1f}/s{done}"
-    table.add_row("batches", "" if status.fraction is None else _bar(status.fraction, 1.0), batches)
-    table.add_row("buffer", _bar(status.population, status.capacity), _buffer(status))
-    if losses := _losses(status):
-        table.add_row("loss", sparkline(trend.losses, BAR_WIDTH), losses)
+    table.add_column(style="bold", no_wrap=True, min_width=KEY_WIDTH)
+    if bar_width:
+        table.add_column(no_wrap=True, width=bar_width)
+    table.add_column(overflow="fold")
+    for key, bar, text in _rows(status, trend, bar_width):
+        table.add_row(key, *([bar] if bar_width else []), text)
     lines = Table(show_header=False, box=None)
-    lines.add_column(style="bold", no_wrap=True, min_width=len("simulations"))
+    lines.add_column(style="bold", no_wrap=True, min_width=KEY_WIDTH)
     lines.add_column(overflow="fold")
     for key, text in _sentences(status, trend):
         lines.add_row(key, Text(escaped(text)))
@@ -316,18 +315,46 @@ def panel(name: str, status: DisplayedStatus, trend: Trend) -> Table:
     return both
 
 
-def _bar(done: float, total: float | None) -> ProgressBar | str:
-    return ProgressBar(total=total, completed=min(done, total), width=BAR_WIDTH) if total else ""
+def _rows(status: DisplayedStatus, trend: Trend, bar_width: int) -> list[tuple[str, ProgressBar | str, str]]:
+    """The lines with a bar: the name of each, its bar, and the numbers."""
+
+    def bar(done: float, total: float | None) -> ProgressBar | str:
+        return ProgressBar(total=total, completed=min(done, total), width=bar_width) if total else ""
+
+    ended = sum(num for state, num in status.simulations.items() if state not in ("waiting", "queued", "running"))
+    done = "" if status.fraction is None else f", {_done(status, trend)}"
+    rows = [
+        ("simulations", bar(ended, sum(status.simulations.values())), _simulations(status)),
+        (
+            "samples",
+            bar(status.samples, status.expected_samples),
+            f"{_samples(status)}, {trend.samples_per_s:,.1f}/s",
+        ),
+        (
+            "batches",
+            bar(status.fraction or 0.0, None if status.fraction is None else 1.0),
+            f"{status.batches:,}, {trend.batches_per_s:,.1f}/s{done}",
+        ),
+        ("buffer", bar(status.population, status.capacity), _buffer(status)),
+    ]
+    if losses := _losses(status):
+        rows.append(("loss", sparkline(trend.losses, bar_width), losses))
+    return rows
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
-    """The course of the values as a line of small bars: the mean of as many pieces as there is room for."""
+    """The course of the values as a line of small bars: the mean of as many pieces as there is room for.
+
+    Values that fall or grow by more than a factor of `LOGARITHMIC` are shown by their logarithms.
+    """
     finite = [value for value in values if value - value == 0]
     num = min(width, len(finite))
     bounds = [round(place * len(finite) / num) for place in range(num + 1)] if num else []
     means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(bounds)]
     if not means:
         return ""
+    if min(means) > 0 and max(means) > LOGARITHMIC * min(means):
+        means = [math.log(mean) for mean in means]
     low, high = min(means), max(means)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((mean - low) * scale)] for mean in means)
@@ -352,11 +379,16 @@ def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
         return f"training begins when each rank has {status.watermark:,} samples (buffer.watermark){first}"
     if waiting is None or not trend.draws_per_s:
         return ""
-    if waiting >= MUCH_WAITING and not running and (queued := status.simulations.get("queued", 0)):
-        return f"training waits for data: no simulation runs, {queued} in the queue"
-    if waiting >= MUCH_WAITING and running:
+    queued = status.simulations.get("queued", 0)
+    # Between two short simulations of a worker none runs, and the others of its list count as queued.
+    comes = running or (queued and trend.samples_per_s)
+    if waiting >= MUCH_WAITING and queued and not comes:
+        return f"training waits for data: no simulation runs, {queued:,} in the queue"
+    if waiting >= MUCH_WAITING and comes:
         possible = "much more" if waiting > 0.99 else f"{trend.draws_per_s / (1.0 - waiting):,.0f}"
-        simulations = "1 simulation at a time produces" if running == 1 else f"{running} simulations at a time produce"
+        simulations = {0: "simulations produce", 1: "1 simulation at a time produces"}.get(
+            running, f"{running} simulations at a time produce"
+        )
         return (
             f"training waits for data: {simulations} {trend.samples_per_s:,.0f} samples/s, "
             f"training could take {possible}"
@@ -374,7 +406,7 @@ def line(status: DisplayedStatus, trend: Trend) -> str:
         f"simulations {_simulations(status)}",
         f"samples {_samples(status)}",
         f"buffer {_buffer(status)}",
-        f"batches {status.batches} ({trend.batches_per_s:.1f}/s)",
+        f"batches {status.batches:,} ({trend.batches_per_s:.1f}/s)",
         *([f"loss {number(status.loss)}"] if status.loss is not None else []),
         *([f"validation {number(status.validation_loss)}"] if status.validation_loss is not None else []),
         *([_done(status, trend)] if status.fraction is not None else []),
@@ -387,9 +419,9 @@ def line(status: DisplayedStatus, trend: Trend) -> str:
 
 def _simulations(status: DisplayedStatus) -> str:
     of = status.simulations
-    queued = f"{of['queued']} queued, " if of.get("queued") else ""
-    counts = f"{of.get('waiting', 0)} waiting, {queued}{of.get('running', 0)} running, {of.get('finished', 0)} done"
-    return f"{counts}, {status.failed} failed"
+    queued = f"{of['queued']:,} queued, " if of.get("queued") else ""
+    counts = f"{of.get('waiting', 0):,} waiting, {queued}{of.get('running', 0):,} running"
+    return f"{counts}, {of.get('finished', 0):,} done, {status.failed:,} failed"
 
 
 def _samples(status: DisplayedStatus) -> str:

@@ -10,6 +10,7 @@ from rich.text import Text
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import terminal_of_stderr
 from stream_server.server.training.monitoring.display import console_on, number, shares
+from stream_server.server.training.monitoring.run_bottleneck import bottleneck_of_run
 
 LEAST_SHARE = 0.01
 MOST_IDS = 5
@@ -109,7 +110,11 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         error = "" if ratio is None else f"\n{_over_variance(ratio)}"
         earlier = f"{number(first['loss'])} -> " if len(report["validation"]) > 1 else ""
         rows.append(("validation", f"{earlier}{number(last['loss'])}{best if earlier else ''}{error}"))
+    if report["rollout"] is not None:
+        rows.append(("rollout", _rollout(report["rollout"])))
     rows.append(("time", _time(report)))
+    if told := bottleneck_of_run(report["phases_s"]):
+        rows.append(("bottleneck", told))
     if report["restarts"]:
         survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
         rows.append(("restarts", f"{report['restarts']:,} of the server{survived}"))
@@ -132,6 +137,14 @@ def _samples(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time steps", _counts(samples, ("expected", "accepted"))),
         ("windows", _counts({**samples, **windows}, ("expected", "made", "impossible", "late", *used))),
     ]
+
+
+def _rollout(rollout: Mapping[str, Any]) -> str:
+    """The squared errors of the last rollouts at the smallest and the largest lead time."""
+    first, last = rollout["lead_times"][0], rollout["lead_times"][-1]
+    errors = [f"{name} {number(of[0])} -> {number(of[-1])}" for name, of in rollout["mse"].items()]
+    over = counted(rollout["num_trajectories"][0], "held-out simulation")
+    return f"squared error at lead time {first} -> {last}, of {over}:\n{_some(errors)}"
 
 
 def _over_variance(ratio: float) -> str:

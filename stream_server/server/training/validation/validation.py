@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.validation.rollout import ROLLOUT, RolloutErrors, Rollouts
 from stream_server.server.training.validation.validation_batches import HeldOut, ValidationSet, ValidationSets
 from stream_server.server.training.validation.validation_pass import LOSS, ValidationPass
 from stream_server.server.training.validation.validation_record import ValidationRecord, batches_to_keep
@@ -34,7 +36,12 @@ class Validation(Callback):
     or the held-out simulations are others than before, if the model has learned meanwhile, or if metrics objects take
     part, whose states are in no checkpoint. So does one that was due when the server died.
 
-    A `record` keeps predictions of held-out samples, and their errors.
+    A `record` keeps predictions of held-out samples, and their errors. `rollouts` come after the samples; those that
+    are left half-way begin anew.
+
+    Attributes:
+        history: the validations so far.
+        rollout: the errors of the last rollouts by lead time; None before.
     """
 
     def __init__(
@@ -53,8 +60,10 @@ class Validation(Callback):
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
         record: ValidationRecord | None = None,
+        rollouts: Rollouts | None = None,
     ) -> None:
         self.history: list[dict[str, Any]] = []
+        self.rollout: dict[str, Any] | None = None
         self._server = server
         self._ranks = ranks
         self._callbacks = callbacks
@@ -67,6 +76,7 @@ class Validation(Callback):
         self._must_leave = must_leave
         self._save_before = save_before
         self._record = record
+        self._rollouts = rollouts
         self._held_out = held_out
         self._left: dict[str, Any] | None = None
         self._is_next = False
@@ -107,8 +117,9 @@ class Validation(Callback):
     def run(self, *, must_leave: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Validate now: the exact weighted means, "loss" among them, the same on every rank.
 
-        Those of a set of several are called "SET/loss" and so on, beside the ones over all sets. Empty, without a call
-        of user code, while no held-out simulation is complete; and when the validation was left half-way.
+        Those of a set of several are called "SET/loss" and so on, beside the ones over all sets; errors of rollouts
+        "rollout/FIELD" and "rollout/FIELD/lead_N". Empty, without a call of user code, while no held-out simulation is
+        complete; and when the validation was left half-way.
 
         Raises:
             UserCodeError: the user's code raised, or returned something unusable.
@@ -130,45 +141,75 @@ class Validation(Callback):
             "history": [dict(entry) for entry in self.history],
             "schedule": self._schedule.state_dict(),
             "left": self._left,
+            "rollout": self.rollout,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.history = [dict(entry) for entry in state["history"]]
         self._schedule.load_state_dict(state["schedule"])
         self._left = state["left"]
+        # A checkpoint of an earlier release knows no rollouts.
+        self.rollout = state.get("rollout")
 
     def _go_through(self, sets: list[ValidationSet], must_leave: Callable[[], bool]) -> dict[str, float] | None:
-        """The values of all sets; None if they are not known yet."""
+        """The values of all sets, and of the rollouts; None if they are not known yet."""
         now = {"batches": self._progress.batches, "sets": [it.signature for it in sets]}
         left, self._left = self._left, None
-        goes_on = left is not None and left["of"] == now
+        if left is not None and left["of"] != now:
+            left = None
         self._callbacks.tell("on_validation_start")
         # Of the batches before the restart nothing is known: a part of the samples would be taken for all.
-        self._is_recorded = self._record is not None and not goes_on and all(it.raw is not None for it in sets)
+        is_ours = self._rollouts is not None or all(it.raw is not None for it in sets)
+        self._is_recorded = self._record is not None and left is None and is_ours
         if self._is_recorded and self._record is not None:
             self._record.begin(now["sets"], self._held_out())
-        one = ValidationPass(
-            self._server,
-            self._ranks,
-            self._step,
-            sets,
-            must_leave=must_leave,
-            left=left if goes_on else None,
-            record=self._record if self._is_recorded else None,
-        )
-        values = one.run()
-        if one.left is not None:
-            self._left = {"of": now, **one.left}
-        return values
+        values: dict[str, float] | None = None if left is None else left.get("values")
+        if values is None:
+            one = ValidationPass(
+                self._server,
+                self._ranks,
+                self._step,
+                sets,
+                must_leave=must_leave,
+                left=left,
+                record=self._record if self._is_recorded else None,
+            )
+            values = one.run()
+            if one.left is not None:
+                self._left = {"of": now, **one.left}
+        if values is None or self._rollouts is None:
+            return values
+        errors = self._rollouts.run(must_leave)
+        if errors is None:
+            self._left = {"of": now, "values": values}
+            return None
+        return self._with_rollouts(values, errors)
+
+    def _with_rollouts(self, values: dict[str, float], errors: RolloutErrors) -> dict[str, float]:
+        found = errors.values() if errors.lead_times else {}
+        if twice := sorted(found.keys() & values.keys()):
+            where = f"{type(self._server).__name__}.validation_step"
+            raise UserCodeError(f"{where} returned {twice[0]!r}, and the rollouts have this name too: rename it")
+        if found:
+            self.rollout = {"batch": self._progress.batches, **errors.to_json()}
+        return values | found
 
     def _conclude(self, values: dict[str, float]) -> None:
         progress = self._progress
         self.history.append({"batch": progress.batches, LOSS: values[LOSS]})
         progress.best = self.best
-        if self._is_recorded and self._record is not None:
-            if (ratio := self._record.error_over_variance()) is not None:
-                self.history[-1][OVER_VARIANCE] = ratio
-            self._record.write(progress.batches, values, batches_to_keep(self.history, self.best))
+        forecast = () if self._rollouts is None else self._rollouts.fields
+        if errors := {name: values[key] for name in forecast if (key := f"{ROLLOUT}/{name}") in values}:
+            self.history[-1][ROLLOUT] = errors
+        self._record_all(values)
         named = {f"{PREFIX}{name}": value for name, value in values.items()}
         self._metrics.write_reduced(progress.batches, progress.elapsed_s, named)
         self._callbacks.tell("on_validation_end", dict(values))
+
+    def _record_all(self, values: dict[str, float]) -> None:
+        if self._is_recorded and self._record is not None:
+            if (ratio := self._record.error_over_variance()) is not None:
+                self.history[-1][OVER_VARIANCE] = ratio
+            rollouts = None if self._rollouts is None else self._rollouts.mine
+            keep = batches_to_keep(self.history, self.best)
+            self._record.write(self._progress.batches, values, keep, rollouts)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from stream_server.errors import UserCodeError
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.validation.rollout import TrajectoryErrors, lead_times
 from stream_server.server.training.validation.squared_error import SquaredError
 from stream_server.server.training.validation.validation_batches import HeldOut
 from stream_server.server.user.losses import numbers
@@ -102,12 +103,15 @@ class ValidationRecord:
         """The squared error of all predictions over the variance of the targets, if it is known. Collective."""
         return self._squared_error.over_variance(self._ranks) if self._predicts else None
 
-    def write(self, batch: int, values: Mapping[str, float], keep: Sequence[int]) -> None:
+    def write(
+        self, batch: int, values: Mapping[str, float], keep: Sequence[int], rollouts: TrajectoryErrors | None = None
+    ) -> None:
         """Write this rank's file of a validation, and on rank 0 remove those that need not be kept. Collective."""
-        counts = self._everywhere([self._num_without_losses, len(self._simulations)])
+        num_rollouts = 0 if rollouts is None else len(rollouts.simulations)
+        counts = self._everywhere([self._num_without_losses, len(self._simulations) + num_rollouts])
         error = OF_SQUARES if any(num for num, _ in counts) else OF_LOSS
         if any(num for _, num in counts):
-            self._write(batch, self._content(batch, values, error))
+            self._write(batch, self._content(batch, values, error, rollouts))
         self.prune([*keep, batch])
         self._clear()
 
@@ -208,7 +212,7 @@ class ValidationRecord:
         gathered: list[list[int]] = self._ranks.broadcast(self._ranks.gather(mine))
         return gathered
 
-    def _content(self, batch: int, values: Mapping[str, float], error: str) -> bytes:
+    def _content(self, batch: int, values: Mapping[str, float], error: str, rollouts: TrajectoryErrors | None) -> bytes:
         facts = {
             "format": FORMAT,
             "batch": batch,
@@ -229,8 +233,18 @@ class ValidationRecord:
             errors=np.concatenate([np.zeros(0), *(self._losses if error == OF_LOSS else self._squared)]),
             allow_pickle=False,
             **self._arrays,
+            **({} if rollouts is None else _rollout_arrays(rollouts)),
         )
         return memory.getvalue()
+
+
+def _rollout_arrays(rollouts: TrajectoryErrors) -> dict[str, Array]:
+    num_steps = max(of.shape[1] for of in rollouts.mse.values())
+    return {
+        "rollout_simulations": rollouts.simulations,
+        "rollout_lead_times": np.array(lead_times(rollouts.spacing, num_steps), np.int64),
+        **{f"rollout_mse.{name}": of for name, of in rollouts.mse.items()},
+    }
 
 
 def batches_to_keep(history: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[int]:

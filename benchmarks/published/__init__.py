@@ -1,0 +1,1 @@
+"""Published studies on this software, beside training from files: `python -m benchmarks.published`."""

@@ -1,0 +1,49 @@
+"""The bottleneck of a run that is over, from the time of its phases, and what to change."""
+
+from collections.abc import Mapping
+
+LEAST_S = 1.0
+MUCH = 0.3
+# Threads of their own, beside the training.
+BESIDE = ("receive",)
+TRAINING = ("step", "forward", "backward", "optimizer", "all_reduce", "round")
+ADVICE = {
+    "waiting": (
+        "training waited for data {:.0%} of the time: run more simulations at once (launcher.max_running), send "
+        "smaller samples, or draw each more often (buffer.policy reservoir)"
+    ),
+    "forming": (
+        "forming batches took {:.0%} of the time: process_batch forms a whole batch at once, where "
+        "process_simulation_data is called for each sample"
+    ),
+    "validation": (
+        "validation took {:.0%} of the time: validate less often (validation.every_batches) or on fewer samples "
+        "(validation.simulations)"
+    ),
+    "checkpoint": "checkpoints took {:.0%} of the time: save less often (checkpoint.every_s)",
+    "training": (
+        "training was busy {:.0%} of the time: only a faster model, a faster device or more ranks end the study "
+        "sooner; --fake-data measures it alone"
+    ),
+}
+
+
+def bottleneck_of_run(phases_s: Mapping[str, float]) -> str:
+    """One sentence on what took most of the time of the ranks' main threads; "" if nothing stands out.
+
+    `phases_s` are seconds by phase, those of `Phases`, as in report.json.
+    """
+    seconds = {name: s for name, s in phases_s.items() if name not in BESIDE}
+    total = sum(seconds.values())
+    if total < LEAST_S:
+        return ""
+    groups = {
+        "waiting": seconds.get("wait_for_data", 0.0),
+        "forming": seconds.get("transform", 0.0) + seconds.get("gather", 0.0),
+        "validation": seconds.get("validation", 0.0),
+        "checkpoint": seconds.get("checkpoint", 0.0),
+        "training": sum(seconds.get(name, 0.0) for name in TRAINING),
+    }
+    name = max(groups, key=groups.__getitem__)
+    share = groups[name] / total
+    return ADVICE[name].format(share) if share >= MUCH else ""

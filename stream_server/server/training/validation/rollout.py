@@ -1,0 +1,283 @@
+"""Rollouts: the model applied to its own forecasts, along whole held-out trajectories."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_server.buffers import WindowShape
+from stream_server.config.sections import RolloutSettings
+from stream_server.errors import UserCodeError
+from stream_server.failpoints import failpoint
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.validation.validation_batches import HeldOut, HeldOutWindows, slices
+from stream_server.server.user.forecast import array_of
+from stream_server.server.user.framework import Step
+from stream_server.server.user.simulation_data import SimulationBatch
+from stream_server.user_code import call_user
+
+ROLLOUT = "rollout"
+SHOWN_STEPS = (1, 2, 5)
+
+Array = NDArray[Any]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryErrors:
+    """The mean squared error of each forecast step: by field an array of shape (n, steps), in the unit of the field.
+
+    It is NaN beyond the end of a trajectory, and infinite where a forecast is not finite. The steps are `spacing` time
+    steps apart.
+    """
+
+    simulations: Rows
+    spacing: int
+    mse: Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutErrors:
+    """The mean squared errors of all ranks' rollouts by lead time: the number of time steps since the last one given.
+
+    The lists have one length: of the `num_trajectories` that reach a lead time, `mse` has the mean, by field.
+    """
+
+    lead_times: list[int]
+    num_trajectories: list[int]
+    mse: Mapping[str, list[float]]
+
+    def means(self) -> dict[str, float]:
+        """By field the mean over all steps that were forecast."""
+        return {name: float(np.average(of, weights=self.num_trajectories)) for name, of in self.mse.items()}
+
+    def values(self) -> dict[str, float]:
+        """The means, and the errors at lead times that are spread evenly on a logarithmic scale, by their names."""
+        found = {}
+        for name, mean in self.means().items():
+            found[f"{ROLLOUT}/{name}"] = mean
+            for number in shown_steps(len(self.lead_times)):
+                found[f"{ROLLOUT}/{name}/lead_{self.lead_times[number - 1]}"] = self.mse[name][number - 1]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a report and a checkpoint."""
+        return {
+            "lead_times": self.lead_times,
+            "num_trajectories": self.num_trajectories,
+            "mse": {name: list(of) for name, of in self.mse.items()},
+        }
+
+
+class Rollouts:
+    """Forecasts the complete held-out trajectories of all ranks from their first steps. Main thread.
+
+    A trajectory is that of the steps of a simulation, `shape.spacing` apart, from the first one that was accepted until
+    one is missing. Each rank forecasts those that it has, and only the errors are shared.
+
+    Attributes:
+        fields: the fields that are forecast.
+        mine: the errors of this rank's trajectories in the last `run`.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        ranks: Ranks,
+        step: Step,
+        *,
+        settings: RolloutSettings,
+        shape: WindowShape,
+        held_out: Callable[[], HeldOut | None],
+        batch_size: int,
+    ) -> None:
+        self.fields = settings.fields
+        self.mine = _joined([], settings.fields, shape.spacing)
+        self._server = server
+        self._ranks = ranks
+        self._step = step
+        self._settings = settings
+        self._shape = shape
+        self._held_out = held_out
+        self._batch_size = batch_size
+
+    def run(self, must_leave: Callable[[], bool]) -> RolloutErrors | None:
+        """The errors of all ranks; None if some rank had to leave before. Collective.
+
+        The ranks agree after each application of the model. Random numbers and the model are left as they were.
+
+        Raises:
+            UserCodeError: `process_batch` or `rollout_step` raised, or gave something unusable.
+        """
+        state = self._step.random_state()
+        done: list[TrajectoryErrors] = []
+        try:
+            with self._step.evaluating():
+                work = self._forecast_all(done)
+                while True:
+                    said = [next(work, None) is not None, must_leave()]
+                    goes_on, leave = self._ranks.all_reduce(np.array(said, np.float64))
+                    if leave:
+                        return None
+                    if not goes_on:
+                        break
+        finally:
+            self._step.load_random_state(state)
+        self.mine = _joined(done, self.fields, self._shape.spacing)
+        return self._shared()
+
+    def _forecast_all(self, done: list[TrajectoryErrors]) -> Iterator[int]:
+        """Forecast all trajectories of this rank; yields after each application of the model."""
+        held_out = self._held_out()
+        if isinstance(held_out, HeldOutWindows):
+            found = trajectories(held_out.steps, self._shape, self.fields)
+            found = [rows for rows in found if len(rows) > self._settings.input_steps]
+            for batch in slices(len(found), self._batch_size):
+                yield from self._forecast(held_out.steps, found[batch], done)
+
+    def _forecast(self, steps: SimulationBatch, found: Sequence[Rows], done: list[TrajectoryErrors]) -> Iterator[int]:
+        fields, given, length = self.fields, self._settings.input_steps, self._shape.length
+        at_once = length - given
+        num_steps = np.array([len(rows) - given for rows in found])
+        if self._settings.horizon is not None:
+            num_steps = np.minimum(num_steps, self._settings.horizon)
+        columns = np.arange(given + -(-int(num_steps.max()) // at_once) * at_once)
+        # A trajectory that has ended stays where it is; what is forecast beyond is left out of the errors.
+        rows = np.stack([it[np.minimum(columns, len(it) - 1)] for it in found])
+        mse = {name: np.full((len(found), len(columns) - given), np.nan) for name in fields}
+        known = {name: steps.fields[name][rows[:, :given]] for name in fields}
+        for first in range(0, len(columns) - given, at_once):
+            failpoint("rollout.before_step")
+            window_rows = rows[:, first : first + length]
+            # A model that is not trained yet may well go to infinity.
+            with np.errstate(over="ignore", invalid="ignore"):
+                forecasts = self._apply(steps, window_rows, known)
+            for name, forecast in forecasts.items():
+                truth = steps.fields[name][window_rows[:, given:]]
+                mse[name][:, first : first + at_once] = squared_errors(forecast, truth)
+                known[name] = np.concatenate([known[name], as_kept(forecast, truth.dtype)], axis=1)[:, -given:]
+            yield first
+        for of in mse.values():
+            of[np.arange(of.shape[1]) >= num_steps[:, None]] = np.nan
+        mse = {name: of[:, : num_steps.max()] for name, of in mse.items()}
+        done.append(
+            TrajectoryErrors(simulations=steps.simulation_ids[rows[:, 0]], spacing=self._shape.spacing, mse=mse)
+        )
+
+    def _apply(self, steps: SimulationBatch, rows: Rows, known: Mapping[str, Array]) -> dict[str, Array]:
+        """What the user's class forecasts after the steps that are known: by field, shape (n, steps, …)."""
+        server, name = self._server, type(self._server).__name__
+        # User code may write into the window.
+        made = call_user(f"{name}.process_batch", server.process_batch, window_of(steps, rows, known), server.config)
+        batch = call_user(f"converting what {name}.process_batch returned", server.collate.convert, made)
+        window, where = window_of(steps, rows, known), f"{name}.rollout_step"
+        returned = call_user(where, server.rollout_step, window, self._step.to_device(batch))
+        if not isinstance(returned, Mapping) or set(returned) != set(known):
+            found = (
+                f"the fields {sorted(map(str, returned))}" if isinstance(returned, Mapping) else repr(type(returned))
+            )
+            raise UserCodeError(f"{where} must return a dict of the fields {sorted(known)}, but returned {found}")
+        return {field: self._in_shape(where, field, returned[field], steps.fields[field], rows) for field in known}
+
+    def _in_shape(self, where: str, name: str, value: Any, field: Array, rows: Rows) -> Array:
+        forecast, at_once = array_of(value), rows.shape[1] - self._settings.input_steps
+        shape = (len(rows), at_once, *field.shape[1:])
+        one_step = (len(rows), *field.shape[1:])
+        if forecast.shape != shape and not (at_once == 1 and forecast.shape == one_step):
+            expected = f"{shape} or {one_step}" if at_once == 1 else f"{shape}"
+            raise UserCodeError(f"{where} must return {name} in the shape {expected}, but returned {forecast.shape}")
+        return forecast.reshape(shape)
+
+    def _shared(self) -> RolloutErrors:
+        """The means over the trajectories of all ranks. Collective."""
+        mine, spacing = self.mine.mse, self.mine.spacing
+        widths = self._ranks.broadcast(self._ranks.gather(next(iter(mine.values())).shape[1]))
+        sums = np.zeros((1 + len(mine), max(widths)))
+        for row, of in enumerate(mine.values(), start=1):
+            sums[0, : of.shape[1]] = np.sum(~np.isnan(of), axis=0)
+            sums[row, : of.shape[1]] = np.nansum(of, axis=0)
+        if sums.size:
+            sums = self._ranks.all_reduce(sums)
+        return RolloutErrors(
+            lead_times=lead_times(spacing, sums.shape[1]),
+            num_trajectories=sums[0].astype(int).tolist(),
+            mse={name: (sums[row] / sums[0]).tolist() for row, name in enumerate(mine, start=1)},
+        )
+
+
+def trajectories(steps: SimulationBatch, shape: WindowShape, fields: Sequence[str]) -> list[Rows]:
+    """Of each simulation the rows of its steps, `shape.spacing` apart, until one of them or of these fields is missing.
+
+    The rows of a simulation must be in the order of their time steps.
+    """
+    is_there = np.logical_and.reduce([steps.present[name] for name in fields])
+    found = []
+    for simulation in np.unique(steps.simulation_ids):
+        rows = np.flatnonzero(steps.simulation_ids == simulation)
+        numbers = (steps.time_steps[rows] - steps.time_steps[rows[0]]) // shape.every
+        rows, numbers = rows[numbers % shape.spacing == 0], numbers[numbers % shape.spacing == 0]
+        goes_on = is_there[rows] & (numbers == np.arange(len(rows)) * shape.spacing)
+        found.append(rows if goes_on.all() else rows[: int(np.argmin(goes_on))])
+    return found
+
+
+def window_of(steps: SimulationBatch, rows: Rows, known: Mapping[str, Array]) -> SimulationBatch:
+    """Windows of the steps in `rows`, shape (n, length), with what is known of the fields that are forecast.
+
+    Copies of the last known step stand in place of those that are not.
+    """
+    fields, present = {}, {}
+    for name, array in steps.fields.items():
+        if name in known:
+            given = known[name]
+            unknown = np.repeat(given[:, -1:], rows.shape[1] - given.shape[1], axis=1)
+            fields[name], present[name] = np.concatenate([given, unknown], axis=1), np.ones(rows.shape, bool)
+        else:
+            fields[name], present[name] = array[rows], steps.present[name][rows]
+    return SimulationBatch(
+        simulation_ids=steps.simulation_ids[rows[:, 0]],
+        time_steps=steps.time_steps[rows],
+        parameters=steps.parameters[rows[:, 0]],
+        fields=fields,
+        present=present,
+    )
+
+
+def squared_errors(forecast: Array, truth: Array) -> NDArray[np.float64]:
+    """The mean squared error of each step, shape (n, steps); infinite where the forecast is not finite."""
+    with np.errstate(all="ignore"):
+        squares = np.abs(forecast - truth.astype(np.result_type(truth, np.float64))) ** 2
+        errors = np.mean(squares.reshape(*truth.shape[:2], -1), axis=2)
+    return np.where(np.isfinite(errors), errors, np.inf)
+
+
+def as_kept(forecast: Array, dtype: np.dtype[Any]) -> Array:
+    """A forecast in the type in which its field is kept."""
+    with np.errstate(all="ignore"):
+        return (np.rint(forecast) if dtype.kind in "biu" else forecast).astype(dtype)
+
+
+def lead_times(spacing: int, num: int) -> list[int]:
+    """The lead times of so many steps."""
+    return [spacing * number for number in range(1, num + 1)]
+
+
+def shown_steps(num: int) -> list[int]:
+    """Those of the steps 1 … `num` that are shown: 1, 2, 5, 10, 20, …, and the last one."""
+    spread = (step * 10**power for power in range(len(str(num))) for step in SHOWN_STEPS)
+    return sorted({num, *(step for step in spread if step <= num)}) if num else []
+
+
+def _joined(parts: Sequence[TrajectoryErrors], fields: Sequence[str], spacing: int) -> TrajectoryErrors:
+    """The errors of several batches of trajectories, which may differ in length."""
+    width = max((of.shape[1] for part in parts for of in part.mse.values()), default=0)
+    simulations = np.concatenate([np.zeros(0, np.int64), *(part.simulations for part in parts)])
+    mse = {name: np.full((len(simulations), width), np.nan) for name in fields}
+    start = 0
+    for part in parts:
+        for name, of in part.mse.items():
+            mse[name][start : start + len(of), : of.shape[1]] = of
+        start += len(part.simulations)
+    return TrajectoryErrors(simulations=simulations, spacing=spacing, mse=mse)

@@ -1,0 +1,57 @@
+"""The published study beside training from files: both see the same samples."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.published import offline
+from benchmarks.published.__main__ import write
+from benchmarks.published.heat import HeatStudy, from_files
+from configs.heat.heat import solve
+from stream_server.config import load
+from stream_server.server.simulations.design import ParameterDesign
+
+STUDY = Path(__file__).parents[2] / "configs" / "heat" / "small-scale.json"
+STUDY_OF_TWO = HeatStudy(num_simulations=2, num_nodes=4, capacity=50)
+SMALL = [f"{name}={json.dumps(value)}" for name, value in STUDY_OF_TWO.settings(seed=3).items()]
+SMALL += ["validation.simulations=1", "validation.every_batches=15"]
+
+
+def test_the_files_hold_the_samples_of_the_study(tmp_path: Path) -> None:
+    config = load(STUDY, SMALL)
+    (inputs, fields), (_, held_out) = offline.simulate(config, tmp_path)
+    parameters = ParameterDesign(config).parameters(1)
+    truth = np.array(list(solve(size=4, **parameters)), np.float32).reshape(100, 16)
+    np.testing.assert_array_equal(fields[:100], truth)
+    np.testing.assert_array_equal(inputs[7], np.array([*parameters.values(), 7], np.float32))
+    assert held_out.shape == (100, 16)
+    assert not np.array_equal(held_out, truth)
+
+
+def test_training_from_files_learns_and_ends_with_a_validation(tmp_path: Path) -> None:
+    config = load(STUDY, SMALL)
+    training, held_out = offline.simulate(config, tmp_path)
+    course = list(offline.train(config, training, held_out, epochs=2))
+    assert [it["batch"] for it in course] == [15, 30, 40]
+    assert course[-1]["mse"] < 0.5 * float(np.mean(np.square(held_out[1])))
+
+
+def test_the_error_is_the_mean_over_all_held_out_samples(tmp_path: Path) -> None:
+    config = load(STUDY, [*SMALL, "validation.batch_size=7"])
+    _, (inputs, fields) = offline.simulate(config, tmp_path)
+    found = offline.error(torch.nn.Linear(6, 16).requires_grad_(False), config, (0 * inputs, fields))
+    assert found == pytest.approx(float(np.mean(np.square(fields, dtype=np.float64))), rel=1e-2)
+
+
+def test_tables_and_pictures_are_written(tmp_path: Path) -> None:
+    study = HeatStudy(num_simulations=1, num_nodes=4, capacity=50, step_s=0.01)
+    result, course = from_files(study, epochs=1, seed=0)
+    assert course[-1]["wall_s"] > study.simulations_s == pytest.approx(5.5)
+    write(tmp_path, [result], [{"kind": result["kind"], "seed": 0, **it} for it in course])
+    [row] = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
+    assert float(row["mse"]) == result["mse"]
+    assert (tmp_path / "heat.png").stat().st_size > 10_000

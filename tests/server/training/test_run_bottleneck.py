@@ -1,0 +1,34 @@
+"""What held a run up is said from the time of its phases."""
+
+import pytest
+
+from stream_server.server.training.monitoring.run_bottleneck import bottleneck_of_run
+
+
+@pytest.mark.parametrize(
+    ("phases_s", "told"),
+    [
+        ({"wait_for_data": 70.0, "step": 10.0, "forward": 20.0}, "training waited for data 70% of the time"),
+        (
+            {"wait_for_data": 5.0, "step": 10.0, "forward": 20.0, "all_reduce": 15.0},
+            "training was busy 90% of the time",
+        ),
+        ({"transform": 30.0, "gather": 10.0, "forward": 30.0, "wait_for_data": 30.0}, "forming batches took 40%"),
+        ({"validation": 50.0, "forward": 30.0, "wait_for_data": 20.0}, "validation took 50% of the time"),
+        ({"checkpoint": 50.0, "forward": 30.0, "wait_for_data": 20.0}, "checkpoints took 50% of the time"),
+    ],
+)
+def test_what_took_most_of_the_time_is_named(phases_s: dict[str, float], told: str) -> None:
+    assert told in bottleneck_of_run(phases_s)
+
+
+def test_the_receiver_counts_for_nothing() -> None:
+    assert "waited for data 80%" in bottleneck_of_run({"receive": 500.0, "wait_for_data": 8.0, "forward": 2.0})
+
+
+@pytest.mark.parametrize(
+    "phases_s",
+    [{}, {"wait_for_data": 0.4}, {"wait_for_data": 29.0, "validation": 29.0, "transform": 29.0, "log": 100.0}],
+)
+def test_nothing_is_said_of_a_moment_or_where_nothing_stands_out(phases_s: dict[str, float]) -> None:
+    assert bottleneck_of_run(phases_s) == ""
