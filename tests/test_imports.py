@@ -36,6 +36,7 @@ DOORS = {
             "analysis/live.py",
         ),
     ],
+    "gest_api": ["server/simulations/vocs.py"],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "h5py": ["server/replay/simulation_file.py"],
     "pyarrow": ["analysis/export.py"],

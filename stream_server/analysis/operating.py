@@ -159,10 +159,11 @@ def _simulations(arguments: argparse.Namespace) -> None:
     if arguments.json:
         _print_json([asdict(it) for it in facts])
         return
-    names = list(facts[0].parameters) if facts else []
+    # Those of simulations that come later may be yet to be suggested.
+    names = list(next((it.parameters for it in facts if it.parameters), {}))
     table = _table("id", *names, "attempts", "state", "seconds", "steps", "val error", "")
     for it in facts:
-        parameters = [f"{value:.6g}" for value in it.parameters.values()]
+        parameters = [f"{it.parameters[name]:.6g}" if name in it.parameters else "-" for name in names]
         seconds = "-" if it.seconds is None else f"{it.seconds:.1f}"
         received = "-" if it.received is None else f"{it.received:,}"
         error = "-" if it.error is None else f"{it.error:.4g}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from stream_server.analysis.attempts import span_of
 from stream_server.analysis.reading import RunFolder, find_run
+from stream_server.config.parameters import ORIGIN_COLUMNS
 from stream_server.errors import ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
@@ -18,6 +19,7 @@ from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, Holder, holder_of
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file, read_text
+from stream_server.storage.lines import whole_lines
 from stream_server.storage.plain_state import read_state
 
 RUNNING = "running"
@@ -280,7 +282,7 @@ def _simulations(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 def _history(run: RunFolder) -> History:
     try:
-        return History.of(records.decode(records.whole(read_file(run.path / JOURNAL_FILE))))
+        return History.of(records.decode(whole_lines(read_file(run.path / JOURNAL_FILE))))
     except (OSError, StreamServerError):
         return History()
 
@@ -288,7 +290,10 @@ def _history(run: RunFolder) -> History:
 def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
     try:
         lines = read_file(run.path / "parameters.csv").decode().splitlines()
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(lines)]
+        rows = [
+            {name: float(value) for name, value in row.items() if name not in ORIGIN_COLUMNS}
+            for row in csv.DictReader(lines)
+        ]
         return {int(row.pop("simulation")): row for row in rows}
     except (OSError, ValueError, TypeError, KeyError):
         return {}

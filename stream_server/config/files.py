@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from stream_server.built_in import BACKENDS, SAMPLERS
+from stream_server.built_in import BACKENDS
 from stream_server.config.parameters import DesignFile
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.config.problems import Problem, counted, nearest, shown
@@ -28,8 +28,9 @@ def _components_are_there(config: StudyConfig) -> Iterator[Problem]:
 
 
 def _sampler_class_is_there(config: StudyConfig) -> Iterator[Problem]:
-    if config.parameters.sampler not in SAMPLERS:
-        yield from _class_problem("parameters.sampler", config.parameters.sampler, config.study_dir)
+    sampler = config.parameters.sampler
+    if not sampler.is_built_in:
+        yield from _class_problem("parameters.sampler", sampler.class_, config.study_dir)
 
 
 def _backend_class_is_there(config: StudyConfig) -> Iterator[Problem]:

@@ -5,18 +5,20 @@ import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import GetJsonSchemaHandler, model_serializer, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_serializer, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from stream_server.built_in import SAMPLERS
 from stream_server.config.problems import counted, shown, wrong
-from stream_server.config.values import NAME, NameOrClass, Section
+from stream_server.config.values import NAME, Count, NameOrClass, Positive, Section
 from stream_server.storage.disk import read_file
 
 ID_COLUMN = "simulation"
+ORIGIN_COLUMNS = ("proposed by", "proposed at", "score")
+"""The last columns of `parameters.csv` where a class suggests the parameters; no parameter can have such a name."""
 
 
 class Bounds(Section):
@@ -59,7 +61,48 @@ class Bounds(Section):
         return [self.low, self.high, "log"] if self.log else [self.low, self.high]
 
 
-Sampler = Annotated[str, NameOrClass("sampler", tuple(SAMPLERS))]
+SamplerName = Annotated[str, NameOrClass("sampler", tuple(SAMPLERS))]
+
+
+class SamplerSettings(Section):
+    """How points are chosen within the bounds: a built-in sampler, or a class that suggests them while the study runs.
+
+    In study.json a sampler without further keys is written as its name alone.
+    """
+
+    class_: SamplerName = Field(alias="class", description="A built-in sampler, or FILE.py:Class.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class by name.")
+    lookahead: Count | None = Field(
+        default=None,
+        description="Suggestions that are ready before a class that learns is asked for more; null: as many as run.",
+    )
+    timeout_s: Positive = Field(default=60.0, description="Longest time for which the class may take to answer.")
+    fallback: Literal["uniform", "halton", "sobol"] = Field(
+        default="sobol", description="Where points come from that the class does not suggest in time."
+    )
+
+    @property
+    def is_built_in(self) -> bool:
+        """Its points follow from the seed and the number of the simulation alone."""
+        return self.class_ in SAMPLERS
+
+    def __str__(self) -> str:
+        return self.class_
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"class": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _as_name(self, serialize: Any) -> Any:
+        is_name = self == SamplerSettings.model_validate(self.class_)
+        return self.class_ if is_name else serialize(self)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        settings = handler.resolve_ref_schema(handler(core))
+        return {"anyOf": [settings["properties"]["class"], settings]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +129,9 @@ class DesignFile:
         if not lines:
             raise ValueError(f"{path} is empty")
         columns = tuple(name.strip() for name in lines[0])
+        if columns[-len(ORIGIN_COLUMNS) :] == ORIGIN_COLUMNS:
+            columns = columns[: -len(ORIGIN_COLUMNS)]
+            lines = [line[: -len(ORIGIN_COLUMNS)] for line in lines]
         rows = [_row(line, columns, number) for number, line in enumerate(lines[1:], start=2)]
         if columns[0] != ID_COLUMN:
             return cls(names=_checked(columns), rows=tuple(rows))

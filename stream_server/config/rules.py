@@ -87,6 +87,14 @@ INSTEAD = {
 }
 IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
     ("parameters.sampler", lambda it: it.parameters.file is not None, "the parameters come from a file"),
+    *(
+        (
+            f"parameters.sampler.{key}",
+            lambda it: it.parameters.sampler.is_built_in,
+            "a built-in sampler does not use it",
+        )
+        for key in ("args", "lookahead", "timeout_s", "fallback")
+    ),
     ("training.draws_per_sample", lambda it: it.buffer.policy in ("fifo", "firo"), "buffer.policy has its own"),
     ("client.wait_s", lambda it: it.client.if_server_away != "wait", 'client.if_server_away is not "wait"'),
     ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),

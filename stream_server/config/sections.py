@@ -8,7 +8,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from stream_server.built_in import BACKENDS, WRITERS
-from stream_server.config.parameters import Bounds, Sampler
+from stream_server.config.parameters import Bounds, SamplerSettings
 from stream_server.config.problems import shown, wrong
 from stream_server.config.samples import MAX_FIELDS, CountOrTimeSteps, ShapeOrField
 from stream_server.config.values import (
@@ -82,8 +82,9 @@ class Parameters(Section):
         default=None, description='Range of each parameter, [low, high] or [low, high, "log"].'
     )
     file: FilePath | None = Field(default=None, description="CSV file: a header of names, one row per simulation.")
-    sampler: Sampler = Field(
-        default="uniform", description="How points are chosen within the bounds, or FILE.py:Class."
+    sampler: SamplerSettings = Field(
+        default_factory=lambda: SamplerSettings.model_validate("uniform"),
+        description="How points are chosen within the bounds, or FILE.py:Class.",
     )
 
 

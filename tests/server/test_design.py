@@ -146,7 +146,7 @@ def test_what_is_written_as_csv_reads_back_exactly(tmp_path: Path, sampler: str)
         ("def suggest(self, num): return [{'a': 1, 'b': 1}] * num", "but returned"),
         ("def suggest(self, num): return [{'a': None}] * num", "but returned"),
         ("def suggest(self, num): return 1 / 0", r"suggest\(64\) raised ZeroDivisionError"),
-        ("def __init__(self, bounds): ...", "raised TypeError"),
+        ("def __init__(self, bounds, seed): 1 / 0", "raised ZeroDivisionError"),
     ],
 )
 def test_a_sampler_class_that_goes_wrong_is_told(tmp_path: Path, body: str, message: str) -> None:

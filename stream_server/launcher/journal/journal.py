@@ -15,6 +15,7 @@ from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.records import DamagedJournal, OtherJournalFormat, Record
 from stream_server.storage import disk
+from stream_server.storage.lines import LineFile
 
 JOURNAL_FILE = "journal.jsonl"
 LEAVE_S = 20.0
@@ -32,8 +33,8 @@ class Journal:
     def __init__(self, output_dir: Path) -> None:
         self.file = output_dir / JOURNAL_FILE
         self.history = History()
+        self._lines = LineFile(self.file)
         self._unwritten: list[Record] = []
-        self._is_whole = False
 
     def __enter__(self) -> Self:
         """Open it, and read what is there.
@@ -43,14 +44,14 @@ class Journal:
         """
         try:
             disk.make_folder(self.file.parent)
-            self._descriptor = disk.open_private_to_append(self.file)
+            self._lines.open()
         except OSError as error:
             raise ConfigError(f"{self.file} cannot be opened: {error}") from error
         try:
-            _lock(self._descriptor, self.file.parent)
+            _lock(self._lines.descriptor, self.file.parent)
             self._read()
         except BaseException:
-            disk.close(self._descriptor)
+            self._lines.close()
             raise
         return self
 
@@ -59,7 +60,7 @@ class Journal:
     ) -> None:
         if self._unwritten:
             log.error("%d records never came into %s", len(self._unwritten), self.file)
-        disk.close(self._descriptor)
+        self._lines.close()
 
     @classmethod
     def check_free(cls, output_dir: Path) -> None:
@@ -89,7 +90,7 @@ class Journal:
         """
         failpoint("launcher.before_journal")
         if together := (*self._unwritten, *written):
-            self._append(records.encode(*together))
+            self._lines.append(records.encode(*together))
         self._unwritten.clear()
         failpoint("launcher.after_journal")
 
@@ -104,8 +105,7 @@ class Journal:
 
     def _read(self) -> None:
         try:
-            content = records.whole(disk.read_file(self.file))
-            self.history = History.of(records.decode(content))
+            self.history = History.of(records.decode(self._lines.read()))
         except OSError as error:
             raise ConfigError(f"{self.file} cannot be read: {error}") from error
         except OtherJournalFormat as error:
@@ -117,30 +117,6 @@ class Journal:
                 f"{self.file} is damaged: {error}. Move it away to continue without it: the numbers of attempts then "
                 "go on from their folders, but simulations that still run are started again"
             ) from error
-        self._size = len(content)
-
-    def _append(self, line: bytes) -> None:
-        if not self._is_whole:
-            self._make_whole()
-        self._is_whole = False
-        try:
-            disk.write_all(self._descriptor, memoryview(line))
-            disk.sync(self._descriptor)
-        except OSError:
-            self._make_whole()
-            raise
-        self._size += len(line)
-        self._is_whole = True
-
-    def _make_whole(self) -> None:
-        """Put on disk that the file is there, and ends with the last record that was written.
-
-        The next one must not be joined to a torn one, nor be lost together with the name of the file.
-        """
-        disk.truncate(self._descriptor, self._size)
-        disk.sync(self._descriptor)
-        disk.sync_folder(self.file.parent)
-        self._is_whole = True
 
 
 def _lock(descriptor: int, output_dir: Path) -> None:

@@ -159,8 +159,6 @@ Record = (
     | FinishSimulations
 )
 
-SECTOR_BYTES = 512
-
 _CHECKSUM = b',"crc32":'
 _KINDS: dict[str, type[Record]] = codec.by_name(get_args(Record))
 
@@ -170,17 +168,6 @@ def encode(*records: Record) -> bytes:
     encoded = [codec.encode(record) for record in records]
     text = encoded[0][:-1] if len(encoded) == 1 else b'{"records":[%b]' % b",".join(encoded)
     return with_checksum(text) + b"\n"
-
-
-def whole(journal: bytes) -> bytes:
-    """A journal without a last line that was never written to its end.
-
-    That one may have an end all the same: a power failure can leave zeros in the place of any sector of it.
-    """
-    end = journal.rfind(b"\n") + 1
-    start = journal.rfind(b"\n", 0, max(end - 1, 0)) + 1
-    is_torn = journal.startswith(b"\0", start, end) or bytes(SECTOR_BYTES) in journal[start:end]
-    return journal[: start if is_torn else end]
 
 
 def decode(journal: bytes) -> Iterator[Record]:

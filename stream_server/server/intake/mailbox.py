@@ -62,6 +62,13 @@ class BeginStudy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ParametersSuggested:
+    """Command (rank 0): these simulations have got their parameters, and may be started."""
+
+    parameters: Mapping[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointCommitted:
     """Command: what was received up to `received_marks` is in a committed checkpoint, and so is durable."""
 
@@ -71,4 +78,4 @@ class CheckpointCommitted:
 
 
 Event = SimulationFinished | ReceptionEnded | SimulationsFailed | StopAsked | FinishAsked | FromLauncher
-Command = BeginStudy | launcher_link.StopSimulations | CheckpointCommitted | launcher_link.Leaving
+Command = BeginStudy | ParametersSuggested | launcher_link.StopSimulations | CheckpointCommitted | launcher_link.Leaving

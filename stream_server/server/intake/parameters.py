@@ -1,10 +1,20 @@
 """The parameters of the simulations that have begun, as a rank keeps them and a checkpoint has them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """By whom and when the parameters of a simulation were proposed, and the score that they had there."""
+
+    by: str
+    at: str
+    score: float | None = None
 
 
 class SimulationParameters:

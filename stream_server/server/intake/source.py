@@ -12,6 +12,7 @@ from stream_server.buffers import Frozen
 from stream_server.messages.operator import TrainingStatus
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount, SimulationEnd
+from stream_server.server.intake.parameters import Origin
 from stream_server.server.intake.validation_store import HeldOutRows, ValidationStore
 from stream_server.server.progress.stop import StopRequests
 
@@ -56,6 +57,9 @@ class Simulations(Protocol):
 
     @property
     def parameters(self) -> dict[int, dict[str, float]]: ...
+
+    @property
+    def origins(self) -> Mapping[int, Origin] | None: ...
 
     @property
     def awaited(self) -> str: ...

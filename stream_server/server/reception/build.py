@@ -24,6 +24,7 @@ from stream_server.server.run.plan import RankPlan
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
+from stream_server.server.steering.suggester import Suggester
 
 IPC_FOLDER = "STREAM_IPC_FOLDER"
 
@@ -86,11 +87,24 @@ def make_intake(
 
 
 def make_roster(
-    config: StudyConfig, design: ParameterDesign, identity: Identity, endpoints: Sequence[Endpoints]
+    config: StudyConfig,
+    design: ParameterDesign,
+    suggester: Suggester | None,
+    identity: Identity,
+    endpoints: Sequence[Endpoints],
 ) -> Roster:
-    """The simulations of the study, none of which has begun."""
+    """The simulations of the study, none of which has begun.
+
+    Their parameters are those of the `design`, or those that were suggested; the others are suggested later.
+    """
     num_planned = config.study.simulations + config.validation.simulations
-    ids = [i for i in range(num_planned + build.num_redraws(config)) if i < num_planned or design.has(i)]
+    num = num_planned + build.num_redraws(config)
+    parameters: list[dict[str, float] | None]
+    if suggester is None:
+        parameters = [design.parameters(i) for i in range(num) if i < num_planned or design.has(i)]
+    else:
+        suggested = suggester.parameters[:num]
+        parameters = [*suggested, *[None] * (num - len(suggested))]
     facts = StudyFacts(
         study=identity.study,
         incarnation=identity.incarnation,
@@ -104,7 +118,10 @@ def make_roster(
     )
     return Roster(
         facts,
-        [design.parameters(i) for i in ids],
+        parameters,
+        names=design.names,
+        lookahead=0 if suggester is None else suggester.lookahead,
+        origins_of=None if suggester is None else lambda: suggester.origins,
         num_planned=num_planned,
         num_held_out=config.validation.simulations,
         num_ranks=len(endpoints),

@@ -19,7 +19,8 @@ class Coordinator:
 
     `reply` answers a client on the control socket and `answer` an operator, `tell_launcher` and `tell_main` send to the
     launcher and the main thread, `apply` gives a notice to this rank, `channels` lead to the other ranks, `refuse`
-    makes a refusal. `desk` is where operators ask.
+    makes a refusal, `want_parameters` says for how many simulations parameters are wanted. `desk` is where
+    operators ask.
 
     A client is welcomed to an attempt only when every rank knows of it, since it connects to all of them at once.
     """
@@ -36,6 +37,7 @@ class Coordinator:
         tell_launcher: Callable[[launcher_link.ToLauncher], None],
         tell_main: Callable[[mailbox.Event], None],
         apply: Callable[[notices.Notice], None],
+        want_parameters: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.roster = roster
         self.channels = channels
@@ -46,6 +48,7 @@ class Coordinator:
         self.tell_launcher = tell_launcher
         self.tell_main = tell_main
         self.apply = apply
+        self.want_parameters = want_parameters
         self.desk = OperatorDesk(roster, tell_launcher=tell_launcher, tell_main=tell_main)
         self._unheard: dict[tuple[int, int], dict[int, int]] = {}
         self._plan: launcher_link.Plan | None = None
@@ -55,6 +58,12 @@ class Coordinator:
         self._plan = plan
         self._tell_plan()
         self.perform(self.roster.begin())
+        self.want_parameters(self.roster.num_wanted)
+
+    def suggested(self, parameters: Mapping[int, Mapping[str, float]]) -> None:
+        """Simulations have got their parameters."""
+        self.perform(self.roster.suggested(parameters))
+        self.want_parameters(self.roster.num_wanted)
 
     def perform(self, actions: Iterable[Action]) -> None:
         """Carry out what the roster decided."""
@@ -142,6 +151,7 @@ class Coordinator:
                 self.tell_main(mailbox.FromLauncher(message=message))
             case _:
                 self.tell_main(mailbox.FromLauncher(message=message))
+        self.want_parameters(self.roster.num_wanted)
 
     def share(self, rank: int, share: notices.Share) -> None:
         """A rank says how far its share of a simulation has come."""

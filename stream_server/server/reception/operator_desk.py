@@ -79,7 +79,7 @@ class OperatorDesk:
         rows = (
             operator.SimulationRow(
                 simulation=simulation,
-                parameters=entry.parameters,
+                parameters=entry.parameters or {},
                 state=QUEUED if entry.is_queued else entry.phase.value,
                 attempt=entry.attempt if entry.begun else -1,
                 received=entry.num_settled,

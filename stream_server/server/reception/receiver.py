@@ -4,7 +4,7 @@ import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Lock, Thread
 from types import TracebackType
@@ -80,8 +80,16 @@ class Receiver:
         """Open the sockets; returns where this rank can be reached. Main thread."""
         return self.sockets.open()
 
-    def meet(self, endpoints: Sequence[Endpoints], roster: Roster | None = None) -> None:
-        """Get to know all ranks; `roster` is rank 0's. Main thread, before the thread starts."""
+    def meet(
+        self,
+        endpoints: Sequence[Endpoints],
+        roster: Roster | None = None,
+        want_parameters: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Get to know all ranks. Main thread, before the thread starts.
+
+        `roster` is rank 0's, as is `want_parameters`, which is told for how many simulations parameters are wanted.
+        """
         assert (roster is not None) == (self.rank == 0)
         self.sockets.meet(endpoints[0])
         if roster is None:
@@ -97,6 +105,7 @@ class Receiver:
             tell_launcher=lambda message: self.sockets.send_link(launcher_link.encode(message)),
             tell_main=self.events.put,
             apply=self.dispatcher.apply,
+            want_parameters=want_parameters,
         )
 
     def __enter__(self) -> Self:
@@ -118,7 +127,7 @@ class Receiver:
         self.sockets.close()
 
     def post(self, command: mailbox.Command) -> None:
-        """Give the receiver something to do. Main thread."""
+        """Give the receiver something to do. Any thread."""
         self._commands.append(command)
         self.sockets.wake()
 
@@ -250,6 +259,9 @@ class Receiver:
                 case mailbox.BeginStudy():
                     assert self._coordinator is not None
                     self._coordinator.begin(command.plan)
+                case mailbox.ParametersSuggested():
+                    assert self._coordinator is not None
+                    self._coordinator.suggested(command.parameters)
                 case mailbox.CheckpointCommitted():
                     self.dispatcher.acknowledgements.acknowledge_durable(command.received_marks)
                     if self._coordinator is not None:

@@ -48,6 +48,7 @@ from stream_server.server.run.start import Start
 from stream_server.server.simulations.design import ParameterDesign, write_csv
 from stream_server.server.simulations.launcher_process import LauncherProcess
 from stream_server.server.simulations.roster import Roster
+from stream_server.server.steering.suggester import Suggester
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 class Reception:
     """Receives samples into `buffer` and `validation_store` while the `with` block lasts. Collective; main thread.
 
-    `roster` and `launcher` are rank 0's.
+    `roster`, `launcher` and `suggester` are rank 0's.
     """
 
     # Whatever is accepted is in the buffer, or waits for it.
@@ -91,6 +92,7 @@ class Reception:
         self.roster: Roster | None = None
         self.launcher: LauncherProcess | None = None
         self.recorder: Recorder | None = None
+        self.suggester: Suggester | None = None
         self._stack = ExitStack()
 
     @property
@@ -118,12 +120,17 @@ class Reception:
             if self.config.checkpoint.record:
                 self.recorder = receiver.intake.settlement.recorder = stack.enter_context(self._make_recorder(receiver))
             stack.callback(self.receiver.close)
+            if self.ranks.rank == 0 and self.design.is_suggested:
+                self.suggester = stack.enter_context(self._make_suggester())
             endpoints = self._meet()
             if self.restored is not None:
                 self._restore_ended(receiver, self.restored)
             failpoint("server.before_announcement")
             stack.enter_context(self.receiver)
             if self.roster is not None:
+                write_csv(self.folder.parameters, self.roster.parameters, self.roster.origins)
+                if self.suggester is not None:
+                    self.suggester.start(lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)))
                 self._announce(self.roster, endpoints[0])
                 if self.start.link is None:
                     self.launcher = stack.enter_context(self._make_launcher(ipc_folder))
@@ -170,10 +177,14 @@ class Reception:
     @property
     def warnings(self) -> list[str]:
         """Problems that did not stop the study."""
+        suggested = [] if self.suggester is None else self.suggester.warnings
         error = None if self.recorder is None else self.recorder.error
         if error is None and (self.recorder is None or not self.recorder.is_over):
-            return []
-        return [f"not all samples are recorded: {error or 'the recording had ended in an earlier incarnation'}"]
+            return suggested
+        return [
+            *suggested,
+            f"not all samples are recorded: {error or 'the recording had ended in an earlier incarnation'}",
+        ]
 
     def parameters_of(self, simulation: int) -> NDArray[np.float64]:
         """The parameters of a simulation that has begun, in the order of study.json."""
@@ -301,10 +312,13 @@ class Reception:
         gathered = self.ranks.gather(self.receiver.bind().to_dict())
         endpoints = [Endpoints.from_dict(plain) for plain in self.ranks.broadcast(gathered)]
         if self.ranks.rank == 0:
-            self.roster = make_roster(self.config, self.design, self.identity, endpoints)
-            write_csv(self.folder.parameters, self.roster.parameters)
-        self.receiver.meet(endpoints, self.roster)
+            self.roster = make_roster(self.config, self.design, self.suggester, self.identity, endpoints)
+        want = {} if self.suggester is None else {"want_parameters": self.suggester.want}
+        self.receiver.meet(endpoints, self.roster, **want)
         return endpoints
+
+    def _make_suggester(self) -> Suggester:
+        return Suggester(self.config, self.folder.path, parameters_csv=self.folder.parameters)
 
     def _announce(self, roster: Roster, endpoints: Endpoints) -> None:
         """Tell where the study is: those who attach by the connection file, the launcher by the plan."""

@@ -47,6 +47,7 @@ class RecordedSimulations:
     """
 
     awaited = ""
+    origins = None
 
     def __init__(self, counts: RecordCounts, names: tuple[str, ...], *, num_held_out: int) -> None:
         self.failures: list[dict[str, object]] = []

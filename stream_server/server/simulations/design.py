@@ -1,7 +1,7 @@
 """The parameters of the simulations: the design of the ensemble, and their table by id."""
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +9,11 @@ from numpy.random import SeedSequence
 from numpy.typing import NDArray
 
 from stream_server.config import StudyConfig
-from stream_server.config.parameters import ID_COLUMN, DesignFile
+from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS, DesignFile
 from stream_server.errors import ConfigError
-from stream_server.server.simulations.samplers import Sampler, make_sampler
+from stream_server.server.intake.parameters import Origin
+from stream_server.server.simulations.generator import PointGenerator
+from stream_server.server.simulations.samplers import GeneratedPoints, Sampler, make_sampler
 
 TRAINING_STREAM = 0
 VALIDATION_STREAM = 1
@@ -26,6 +28,7 @@ class ParameterDesign:
     """
 
     def __init__(self, config: StudyConfig) -> None:
+        self._config = config
         self._num_validation = config.validation.simulations
         self._file: DesignFile | None = None
         if config.parameters.file is not None:
@@ -35,6 +38,11 @@ class ParameterDesign:
             self.names = tuple(config.parameters.bounds or ())
             self._training = _sampler(config, TRAINING_STREAM, config.study.simulations)
             self._validation = _sampler(config, VALIDATION_STREAM, config.validation.simulations)
+
+    @property
+    def is_suggested(self) -> bool:
+        """The parameters come from a class of the user's, and do not follow from seed and id alone."""
+        return self._file is None and not self._config.parameters.sampler.is_built_in
 
     def has(self, simulation: int) -> bool:
         """Whether there are parameters for this id; a CSV file ends, a sampler does not."""
@@ -92,12 +100,35 @@ class ParameterTable:
         self._known, self._rows = known, rows
 
 
-def write_csv(path: Path, parameters: Mapping[int, Mapping[str, float]]) -> None:
-    """Write the parameters of all simulations by id, so that `parameters.file` can name the file."""
+def write_csv(
+    path: Path, parameters: Mapping[int, Mapping[str, float]], origins: Mapping[int, Origin] | None = None
+) -> None:
+    """Write the parameters of all simulations by id, so that `parameters.file` can name the file.
+
+    With `origins`, three more columns say where the parameters of a simulation come from, as far as that is known.
+    """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([ID_COLUMN, *next(iter(parameters.values()))])
-        writer.writerows([simulation, *map(repr, values.values())] for simulation, values in parameters.items())
+        names = next(iter(parameters.values()), {})
+        writer.writerow([ID_COLUMN, *names, *(() if origins is None else ORIGIN_COLUMNS)])
+        writer.writerows(_rows(parameters, origins))
+
+
+def append_csv(path: Path, parameters: Mapping[int, Mapping[str, float]], origins: Mapping[int, Origin]) -> None:
+    """Add simulations to a file that `write_csv` has written with origins."""
+    with path.open("a", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(_rows(parameters, origins))
+
+
+def _rows(
+    parameters: Mapping[int, Mapping[str, float]], origins: Mapping[int, Origin] | None
+) -> Iterator[list[object]]:
+    for simulation, values in parameters.items():
+        row = [simulation, *map(repr, values.values())]
+        if origins is not None:
+            it = origins.get(simulation, Origin(by="", at=""))
+            row += [it.by, it.at, "" if it.score is None else repr(it.score)]
+        yield row
 
 
 def _read(path: Path) -> DesignFile:
@@ -108,6 +139,18 @@ def _read(path: Path) -> DesignFile:
 
 
 def _sampler(config: StudyConfig, stream: int, num: int) -> Sampler:
-    seed = SeedSequence(config.study.seed, spawn_key=(stream,))
-    parameters = config.parameters
-    return make_sampler(parameters.sampler, parameters.bounds or {}, seed, num, folder=config.study_dir)
+    sampler, bounds, folder = config.parameters.sampler, config.parameters.bounds or {}, config.study_dir
+    if sampler.is_built_in:
+        return make_sampler(sampler.class_, bounds, stream_seed(config.study.seed, stream), num, folder=folder)
+    seed = generator_seed(config.study.seed, stream)
+    return GeneratedPoints(lambda: PointGenerator(sampler.class_, sampler.args, bounds, seed, folder=folder), num)
+
+
+def stream_seed(seed: int, *key: int) -> SeedSequence:
+    """The seed of the training or the validation parameters."""
+    return SeedSequence(seed, spawn_key=key)
+
+
+def generator_seed(seed: int, *key: int) -> int:
+    """The seed of a user's class that suggests the training or the validation parameters."""
+    return int(stream_seed(seed, *key).generate_state(1)[0])

@@ -90,6 +90,10 @@ class Handshake:
         if entry is None:
             text = f"simulation {hello.simulation} is not in the study, whose ids are 0 to {max(self.entries)}"
             return [refuse(peer, Reason.UNKNOWN_SIMULATION, text)]
+        if entry.parameters is None and entry.phase is SimulationPhase.WAITING:
+            return [
+                refuse(peer, Reason.BUSY, f"the parameters of simulation {hello.simulation} are yet to be suggested")
+            ]
         if hello.attempt == ATTACHING and entry.phase is SimulationPhase.WAITING:
             return self._ask_for(hello.simulation, peer, hello)
         if _has_finished(hello, entry):
@@ -137,7 +141,8 @@ class Handshake:
         if request is None:
             return []
         peer, hello = request
-        reason = Reason.BUSY if message.busy else Reason.NO_SIMULATION_LEFT
+        more_come = any(entry.parameters is None and not entry.phase.terminal for entry in self.entries.values())
+        reason = Reason.BUSY if message.busy or more_come else Reason.NO_SIMULATION_LEFT
         actions: list[Action] = [refuse(peer, reason, message.text)]
         if hello.simulation is not None:
             # The other ranks of the same parallel simulation wait for this answer too.
@@ -155,7 +160,7 @@ class Handshake:
             attempt=entry.attempt,
             incarnation=self.facts.incarnation,
             endpoints=self.facts.endpoints,
-            parameters=entry.parameters,
+            parameters=entry.known_parameters,
             time_steps=self.facts.time_steps,
             fields=self.facts.fields,
             routing=self.facts.routing,
@@ -222,8 +227,9 @@ class Handshake:
 
 def brought(hello: Hello, entry: SimulationState) -> dict[str, float]:
     """The parameters that a client brings along, or else those of the study."""
-    given = entry.parameters if hello.parameters is None else hello.parameters
-    return {name: given[name] for name in entry.parameters}
+    own = entry.known_parameters
+    given = own if hello.parameters is None else hello.parameters
+    return {name: given[name] for name in own}
 
 
 def refuse(peer: bytes, reason: Reason, text: str) -> Reply:

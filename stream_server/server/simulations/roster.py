@@ -14,6 +14,7 @@ from stream_server.messages.client import Invalidate, Invalidated, Reason
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed
+from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
 from stream_server.server.simulations.saved_roster import RosterColumns, saved_simulations
 from stream_server.server.simulations.simulation_state import QUEUED, SimulationPhase, SimulationState
@@ -24,7 +25,8 @@ MOST_NAMED = 5
 class Roster:
     """The simulations of a study: ids, parameters, attempts and terminal states.
 
-    Ids run from 0; `parameters[i]` are those of id i. The first `num_planned` ids run from the start, the first
+    Ids run from 0; `parameters[i]` are those of id i, None where they are yet to be suggested, which is done in the
+    order of ids: `lookahead` of them are to be ready. The first `num_planned` ids run from the start, the first
     `num_held_out` of them for validation; the others are taken one by one when a simulation is redrawn. A simulation is
     *finished* when every rank says that its share is complete: the ledgers decide, whatever a scheduler says.
     `num_settled` counts the samples that all ranks have accepted or rejected.
@@ -38,8 +40,11 @@ class Roster:
     def __init__(
         self,
         facts: StudyFacts,
-        parameters: Sequence[Mapping[str, float]],
+        parameters: Sequence[Mapping[str, float] | None],
         *,
+        names: Sequence[str] | None = None,
+        lookahead: int = 0,
+        origins_of: Callable[[], Mapping[int, Origin]] | None = None,
         num_planned: int,
         num_held_out: int,
         num_ranks: int,
@@ -54,17 +59,22 @@ class Roster:
         self._failed_later: dict[int, dict[str, object]] = {}
         self.num_survived = 0
         self.num_missing = 0
+        self._origins_of = origins_of
         self._failed_attempts: dict[int, dict[str, object]] = {}
         self.num_settled = 0
         self.entries: dict[int, SimulationState] = {}
         self._num_in = Counter[SimulationPhase]()
         self._running: set[int] = set()
-        self._names = tuple(parameters[0])
+        self._names = tuple((parameters[0] or ()) if names is None else names)
+        self._lookahead = lookahead
+        # The order is that of ids.
+        self._unsuggested: dict[int, None] = {}
+        self._num_ready = 0
         self._columns = RosterColumns(self._names)
         # Their rows in the columns may lag behind.
         self._unsaved: set[int] = set()
         for i in range(num_planned):
-            self._add(i, SimulationState(parameters=dict(parameters[i])))
+            self._add(i, SimulationState(parameters=_copy(parameters[i])))
         self.handshake = Handshake(facts, self.entries, self._names)
         self._num_planned = num_planned
         self._spare = iter(range(num_planned, len(parameters)))
@@ -79,18 +89,32 @@ class Roster:
 
     @property
     def parameters(self) -> dict[int, dict[str, float]]:
-        """The parameters of every simulation by id: those of redraws, and those that attached clients brought, too."""
-        return {i: entry.parameters for i, entry in self.entries.items()}
+        """The parameters of every simulation by id: those of redraws, and those that attached clients brought, too.
+
+        Those that are yet to be suggested are missing.
+        """
+        return {i: entry.parameters for i, entry in self.entries.items() if entry.parameters is not None}
+
+    @property
+    def origins(self) -> Mapping[int, Origin] | None:
+        """Where parameters that were suggested come from; None if they follow from study.json."""
+        return None if self._origins_of is None else self._origins_of()
+
+    @property
+    def num_wanted(self) -> int:
+        """Parameters are wanted for the simulations below this id, so that enough of them are ready to be started."""
+        num = min(len(self._unsuggested), max(0, self._lookahead - self._num_ready))
+        return next(islice(self._unsuggested, num - 1, None)) + 1 if num else 0
 
     @property
     def plan(self) -> list[launcher_link.Planned]:
-        """The simulations that the launcher is to run: all without a terminal state."""
+        """The simulations that the launcher is to run: all without a terminal state whose parameters are known."""
         return [
             launcher_link.Planned(
                 simulation=i, parameters=entry.parameters, attempt=entry.attempt if entry.begun else -1
             )
             for i, entry in self.entries.items()
-            if not entry.phase.terminal
+            if entry.parameters is not None and not entry.phase.terminal
         ]
 
     def counts(self) -> dict[str, int]:
@@ -161,10 +185,13 @@ class Roster:
         for i, entry in saved.items():
             if i < num_planned or i >= num_planned_before or entry.begun:
                 entry.restore(finished.get(i), is_finished=i in finished)
+                if entry.parameters is None and i < len(self._parameters):
+                    # Suggested after this checkpoint, or not yet.
+                    entry.parameters = _copy(self._parameters[i])
                 self._add(i, entry)
         self._spare = iter(range(max(saved) + 1, len(self._parameters)))
         for i in islice(self._spare, max(0, num_planned - num_planned_before)):
-            self._add(i, SimulationState(parameters=dict(self._parameters[i])))
+            self._add(i, SimulationState(parameters=_copy(self._parameters[i])))
         self.failures = [dict(failure) for failure in state["failures"]]
         self._retried = {failure["id"]: dict(failure) for failure in state["retried"]}
         self._failed_later = {failure["id"]: dict(failure) for failure in state["failed_later"]}
@@ -213,6 +240,20 @@ class Roster:
         """For the other ranks of a restored study: what has finished or was withdrawn, and whether all is over."""
         finished, invalid = map(self._of_phase, (SimulationPhase.FINISHED, SimulationPhase.INVALID))
         return {"finished": finished, "invalid": invalid, "final": self._all_over}
+
+    def suggested(self, parameters: Mapping[int, Mapping[str, float]]) -> list[Action]:
+        """Simulations have got their parameters, and the launcher may start them."""
+        actions: list[Action] = []
+        for simulation, values in parameters.items():
+            entry = self.entries[simulation]
+            if simulation not in self._unsuggested:
+                continue
+            del self._unsuggested[simulation]
+            entry.parameters = dict(values)
+            self._num_ready += 1
+            self._unsaved.add(simulation)
+            actions.append(launcher_link.AddSimulation(simulation=simulation, parameters=entry.parameters))
+        return actions
 
     def launched(self, message: launcher_link.Attempt) -> list[Action]:
         """The launcher is about to start an attempt, or has one that goes on although the server was away."""
@@ -317,15 +358,18 @@ class Roster:
         # A redraw is a training simulation, so it cannot take the place of a held-out one.
         redrawn = next(self._spare, None) if message.redraw and message.simulation >= self._num_held_out else None
         if redrawn is not None:
-            self._add(redrawn, SimulationState(parameters=dict(self._parameters[redrawn])))
+            entry = SimulationState(parameters=_copy(self._parameters[redrawn]))
+            self._add(redrawn, entry)
             self.num_missing -= self._num_samples_of(self.facts.time_steps.num or 0)
-            actions.append(launcher_link.AddSimulation(simulation=redrawn, parameters=self.entries[redrawn].parameters))
+            if entry.parameters is not None:
+                actions.append(launcher_link.AddSimulation(simulation=redrawn, parameters=entry.parameters))
         return actions + self._end(message.simulation, SimulationPhase.GIVEN_UP, message.reason)
 
     def dropped(self, message: launcher_link.Dropped) -> list[Action]:
         """The launcher starts nothing more, and nothing runs of these simulations."""
         self.finish_order = self.finish_order or launcher_link.FinishSimulations(reason=message.reason)
-        left = [i for i in message.simulations if i in self.entries and not self.entries[i].phase.terminal]
+        dropped = (*message.simulations, *self._unsuggested)
+        left = [i for i in dropped if i in self.entries and not self.entries[i].phase.terminal]
         actions = [it for i in left for it in self._close(i, SimulationPhase.STOPPED, message.reason)]
         return actions + self._conclude()
 
@@ -359,12 +403,18 @@ class Roster:
         self._num_in[entry.phase] += 1
         self.num_settled += entry.num_settled
         self._unsaved.add(simulation)
+        if entry.phase is SimulationPhase.WAITING and entry.parameters is None:
+            self._unsuggested[simulation] = None
+        else:
+            self._num_ready += entry.is_ready_to_start
 
     def _clear(self) -> None:
         """No simulation is known any more."""
         self.entries.clear()
         self._num_in.clear()
         self._unsaved.clear()
+        self._unsuggested.clear()
+        self._num_ready = 0
         self._columns = RosterColumns(self._names)
         self.num_settled = 0
 
@@ -374,7 +424,10 @@ class Roster:
     def _enter(self, simulation: int, phase: SimulationPhase, reason: str = "") -> None:
         entry = self.entries[simulation]
         before = entry.phase
+        self._num_ready -= entry.is_ready_to_start
+        self._unsuggested.pop(simulation, None)
         entry.enter(phase, reason)
+        self._num_ready += entry.is_ready_to_start
         self._num_in[before] -= 1
         self._num_in[phase] += 1
         if phase is SimulationPhase.RUNNING:
@@ -415,7 +468,7 @@ class Roster:
         entry.begun, entry.goes_on = entry.begun or not (attached and goes_on), goes_on
         entry.shares.clear()
         notice = notices.AttemptNotice(
-            simulation=simulation, attempt=attempt, parameters=entry.parameters, key=key, goes_on=goes_on
+            simulation=simulation, attempt=attempt, parameters=entry.known_parameters, key=key, goes_on=goes_on
         )
         return [notice]
 
@@ -454,6 +507,10 @@ class Roster:
         self.handshake.open = False
         states = {i: entry.phase.value for i, entry in self.entries.items()}
         return [notices.Final(states=states)]
+
+
+def _copy(parameters: Mapping[str, float] | None) -> dict[str, float] | None:
+    return None if parameters is None else dict(parameters)
 
 
 def _failure(simulation: int, attempt: int, reason: str, log: str) -> dict[str, object]:

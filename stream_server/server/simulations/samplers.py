@@ -2,9 +2,9 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.random import Generator, SeedSequence, default_rng
@@ -12,11 +12,7 @@ from numpy.random import Generator, SeedSequence, default_rng
 from stream_server.built_in import SAMPLERS, load_named
 from stream_server.config.parameters import Bounds
 from stream_server.errors import UserCodeError
-from stream_server.user_code import call_user, load_class
-
-OUTSIDE_TOLERANCE = 1e-9
-
-Values = tuple[float, ...]
+from stream_server.server.simulations.generator import PointGenerator, Values
 
 
 class Sampler(Protocol):
@@ -83,59 +79,33 @@ class LowDiscrepancy:
         return np.asarray(engine(len(self._bounds), rng=_generator(self._seed)).random(num))
 
 
-class Suggested:
-    """Points that the user's class suggests: `Class(bounds, seed)` with `suggest(num) -> list of dicts`.
+class GeneratedPoints:
+    """Points that the user's class suggests: all `num` planned ones at the first call, and one at each later one.
 
-    The first call asks for all `num` planned points, each later one for a single point, in order: so a
-    class that is deterministic in its seed gives each simulation the same parameters every time.
+    So a class that is deterministic in its seed gives each simulation the same parameters every time.
     """
 
-    def __init__(
-        self, reference: str, bounds: Mapping[str, Bounds], seed: SeedSequence, num: int, *, folder: Path
-    ) -> None:
-        self._reference = reference
-        self._folder = folder
-        self._bounds = bounds
+    def __init__(self, make: Callable[[], PointGenerator], num: int) -> None:
+        self._make = make
         self._num = num
-        self._seed = int(seed.generate_state(1)[0])
         self._rows: list[Values] = []
 
     @functools.cached_property
-    def _source(self) -> Any:
-        limits = {name: (limit.low, limit.high) for name, limit in self._bounds.items()}
-        made = load_class(self._reference, self._folder, kind="parameters.sampler")
-        return call_user(self._reference, made, limits, self._seed)
+    def _generator(self) -> PointGenerator:
+        return self._make()
 
     def values(self, index: int) -> Values:
-        """Suggestion number `index`, asking for more when there are not so many yet."""
+        """Suggestion number `index`, asking for more when there are not so many yet.
+
+        Raises:
+            ConfigError, UserCodeError: see `PointGenerator`.
+        """
         while index >= len(self._rows):
-            self._extend(1 if self._rows else max(1, self._num))
+            suggested = self._generator.suggest(1 if self._rows else max(1, self._num))
+            if suggested.problem:
+                raise UserCodeError(suggested.problem)
+            self._rows.extend(point.values for point in suggested.points)
         return self._rows[index]
-
-    def _extend(self, num: int) -> None:
-        source = self._source
-        try:
-            rows = list(source.suggest(num))
-        except (Exception, SystemExit) as error:
-            raise UserCodeError(f"{self._reference}: suggest({num}) raised {type(error).__name__}: {error}") from error
-        if len(rows) != num:
-            raise UserCodeError(f"{self._reference}: suggest({num}) must return {num} dicts, but returned {len(rows)}")
-        self._rows.extend(self._checked(row) for row in rows)
-
-    def _checked(self, row: Mapping[str, float]) -> Values:
-        try:
-            values = tuple(float(row[name]) for name in self._bounds)
-            complete = len(row) == len(self._bounds)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserCodeError(self._complaint(row)) from error
-        inside = all(_is_inside(value, limits) for value, limits in zip(values, self._bounds.values(), strict=True))
-        if not (complete and inside):
-            raise UserCodeError(self._complaint(row))
-        return values
-
-    def _complaint(self, row: object) -> str:
-        wanted = ", ".join(f"{name} in [{limit.low:g}, {limit.high:g}]" for name, limit in self._bounds.items())
-        return f"{self._reference}: suggest must return dicts with {wanted}, but returned {row!r}"
 
 
 def uniform(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
@@ -159,9 +129,7 @@ def sobol(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
 
 
 def make_sampler(name: str, bounds: Mapping[str, Bounds], seed: SeedSequence, num: int, *, folder: Path) -> Sampler:
-    """The sampler that `parameters.sampler` names: one of `SAMPLERS`, or a class of the user's in `folder`."""
-    if name not in SAMPLERS:
-        return Suggested(name, bounds, seed, num, folder=folder)
+    """The built-in sampler of this name."""
     make = load_named(name, SAMPLERS, folder, kind="parameters.sampler")
     made: Sampler = make(tuple(bounds.values()), seed, num)
     return made
@@ -184,8 +152,3 @@ def _scaled(fraction: float, limits: Bounds) -> float:
     else:
         value = limits.low * (1 - fraction) + limits.high * fraction
     return min(max(value, limits.low), limits.high)
-
-
-def _is_inside(value: float, limits: Bounds) -> bool:
-    slack = OUTSIDE_TOLERANCE * (limits.high - limits.low)
-    return limits.low - slack <= value <= limits.high + slack

@@ -1,5 +1,6 @@
 """The roster as a checkpoint has it: columns with a row for each simulation. Rank 0; pure."""
 
+import math
 from array import array
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,7 +39,8 @@ class RosterColumns:
         if row is None:
             row = self._append(simulation)
         width = len(self.names)
-        self._parameters[row * width : (row + 1) * width] = array("d", [entry.parameters[it] for it in self.names])
+        values = [math.nan if entry.parameters is None else entry.parameters[it] for it in self.names]
+        self._parameters[row * width : (row + 1) * width] = array("d", values)
         self._phases[row] = _NUMBERS[entry.phase]
         self._attempts[row] = entry.attempt
         self._begun[row] = entry.begun
@@ -51,7 +53,7 @@ class RosterColumns:
             self._reasons.pop(simulation, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The columns; `phase` has the numbers of `phases`."""
+        """The columns; `phase` has the numbers of `phases`, and parameters that are yet to be suggested are NaN."""
         shape = (len(self._simulations), len(self.names))
         return {
             "names": list(self.names),
@@ -89,7 +91,7 @@ def saved_simulations(state: Mapping[str, Any]) -> Iterator[tuple[int, Simulatio
         yield (
             simulation,
             SimulationState(
-                parameters=dict(zip(names, parameters, strict=True)),
+                parameters=None if any(map(math.isnan, parameters)) else dict(zip(names, parameters, strict=True)),
                 phase=phases[phase],
                 attempt=attempt,
                 begun=begun,

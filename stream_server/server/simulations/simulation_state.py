@@ -36,6 +36,8 @@ PHASE_TRANSITIONS = {
 class SimulationState:
     """One simulation of the roster; `shares[r]` is the latest report of server rank r on the current attempt.
 
+    `parameters` are None until they were suggested; before that nobody can run it.
+
     `num_settled` counts the steps that were accepted or rejected, `total` those that there are, as far as an earlier
     attempt or incarnation has reported.
 
@@ -44,7 +46,7 @@ class SimulationState:
     job of the current attempt waits for, as far as the launcher knows that, None if it runs.
     """
 
-    parameters: dict[str, float]
+    parameters: dict[str, float] | None
     phase: SimulationPhase = SimulationPhase.WAITING
     attempt: int = 0
     begun: bool = False
@@ -56,6 +58,12 @@ class SimulationState:
     total: int | None = None
     num_settled: int = 0
     shares: dict[int, notices.Share] = field(default_factory=dict)
+
+    @property
+    def known_parameters(self) -> dict[str, float]:
+        """The parameters of a simulation that was told to the launcher."""
+        assert self.parameters is not None
+        return self.parameters
 
     def restore(self, total: int | None, *, is_finished: bool) -> None:
         """Continue in another incarnation: what was neither given up nor withdrawn is finished, or else to come.
@@ -77,6 +85,11 @@ class SimulationState:
         totals = [share.total for share in self.shares.values() if share.total is not None]
         # A rank that has its whole share may not have heard yet that the simulation ended early.
         return min(totals, default=self.total)
+
+    @property
+    def is_ready_to_start(self) -> bool:
+        """It has its parameters, and nobody has begun it."""
+        return self.phase is SimulationPhase.WAITING and not self.begun and self.parameters is not None
 
     @property
     def is_queued(self) -> bool:

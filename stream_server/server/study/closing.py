@@ -100,7 +100,7 @@ class Closing:
         report = build_report(outcome, self._study_report(outcome, results), parts, self.config.num_samples_of)
         try:
             if simulations is not None:
-                write_csv(self.folder.parameters, simulations.parameters)
+                write_csv(self.folder.parameters, simulations.parameters, simulations.origins)
             failpoint("server.before_report")
             write_report(report, self.folder.report)
         except OSError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
 from stream_server.launcher.journal.records import AttemptStarting, PlanTaken, Record
+from stream_server.storage.lines import whole_lines
 from tests.disk.scenarios.scenario import Tell
 
 FOLDER = "run"
@@ -88,7 +89,7 @@ def write(journal: Journal, first: int, num: int, tell: Tell) -> None:
 
 def read(folder: Path) -> tuple[Record, ...]:
     """The records of the journal."""
-    return tuple(records.decode(records.whole((folder / FOLDER / JOURNAL_FILE).read_bytes())))
+    return tuple(records.decode(whole_lines((folder / FOLDER / JOURNAL_FILE).read_bytes())))
 
 
 def _written(told: Sequence[object]) -> tuple[Record, ...]:

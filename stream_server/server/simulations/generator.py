@@ -1,0 +1,128 @@
+"""A user's class that suggests parameters, by the protocol of gest-api, and what is expected of its answers."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream_server.built_in import SAMPLERS, load_named
+from stream_server.config.parameters import Bounds
+from stream_server.errors import ConfigError
+from stream_server.user_code import arguments_for, call_user
+
+KIND = "parameters.sampler"
+OUTSIDE_TOLERANCE = 1e-9
+ID, SCORE = "_id", "_score"
+
+Values = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One suggestion: values in the order of study.json, and what the class says of it: its own id, and a score."""
+
+    values: Values
+    id: Any = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuggestedPoints:
+    """The points of an answer that can be used, and what is wrong with the others; "" if nothing is."""
+
+    points: tuple[Point, ...]
+    problem: str = ""
+
+
+class PointGenerator:
+    """An object of the user's class, which has `suggest(num)` and, if it learns, `ingest(results)`.
+
+    The class is called with the arguments that its signature names: `vocs` (as gest-api has it), `bounds` (pairs by
+    name), `seed`, and those of study.json.
+
+    Raises:
+        ConfigError: there is no such class, or it takes other arguments, or has no `suggest`.
+        UserCodeError: the class raised.
+    """
+
+    def __init__(
+        self, name: str, args: Mapping[str, Any], bounds: Mapping[str, Bounds], seed: int, *, folder: Path
+    ) -> None:
+        self._name = name
+        self._bounds = bounds
+        made = load_named(name, SAMPLERS, folder, kind=KIND)
+        limits = {parameter: (limit.low, limit.high) for parameter, limit in bounds.items()}
+        offered: dict[str, Any] = {"bounds": limits, "seed": seed}
+        if "vocs" in inspect.signature(made).parameters:
+            # It loads pydantic models, which takes 0.4 s.
+            from stream_server.server.simulations.vocs import vocs_of
+
+            offered["vocs"] = vocs_of(bounds)
+        given = arguments_for(made, args, offered, kind=f"{KIND}.args")
+        self._source = call_user(name, lambda: made(**given))
+        if not callable(getattr(self._source, "suggest", None)):
+            raise ConfigError(f"{KIND}: {name} must have a method suggest(num), but has none")
+
+    @property
+    def learns(self) -> bool:
+        """It has `ingest`, so that what it suggests later may be better than what it suggests now."""
+        return callable(getattr(self._source, "ingest", None))
+
+    def suggest(self, num: int) -> SuggestedPoints:
+        """Ask for `num` points; what it raises, or what is wrong with its answer, is the `problem` of what is given."""
+        try:
+            rows = list(self._source.suggest(num))
+        except (Exception, SystemExit) as error:
+            problem = f"{self._name}: suggest({num}) raised {type(error).__name__}: {error}"
+            return SuggestedPoints(points=(), problem=problem)
+        problems = []
+        if len(rows) != num:
+            problems.append(f"{self._name}: suggest({num}) must return {num} dicts, but returned {len(rows)}")
+        points = []
+        for row in rows[:num]:
+            point = self._point(row)
+            if point is None:
+                problems.append(self._complaint(row))
+            else:
+                points.append(point)
+        return SuggestedPoints(points=tuple(points), problem=problems[0] if problems else "")
+
+    def ingest(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """Tell it how simulations have fared.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        call_user(f"{self._name}: ingest", self._source.ingest, [dict(result) for result in results])
+
+    def finalize(self) -> None:
+        """Nothing more is asked of it.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        if callable(getattr(self._source, "finalize", None)):
+            call_user(f"{self._name}: finalize", self._source.finalize)
+
+    def _point(self, row: Any) -> Point | None:
+        try:
+            if set(row) - {ID, SCORE} != set(self._bounds):
+                return None
+            values = tuple(float(row[name]) for name in self._bounds)
+            score = None if row.get(SCORE) is None else float(row[SCORE])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+        inside = all(_is_inside(value, limits) for value, limits in zip(values, self._bounds.values(), strict=True))
+        has_score = score is None or math.isfinite(score)
+        return Point(values=values, id=row.get(ID), score=score) if inside and has_score else None
+
+    def _complaint(self, row: object) -> str:
+        wanted = ", ".join(f"{name} in [{limit.low:g}, {limit.high:g}]" for name, limit in self._bounds.items())
+        return f"{self._name}: suggest must return dicts with {wanted}, but returned {row!r}"
+
+
+def _is_inside(value: float, limits: Bounds) -> bool:
+    slack = OUTSIDE_TOLERANCE * (limits.high - limits.low)
+    return limits.low - slack <= value <= limits.high + slack

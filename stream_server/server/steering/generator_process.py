@@ -1,0 +1,128 @@
+"""Rank 0's child in which a user's class suggests parameters: asked, waited for within bounds, and killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.launcher.backends.environment import scrubbed
+
+LEAVE_S = 5.0
+
+
+class NoAnswer(Exception):
+    """The process did not answer in time, or has ended; it is gone. The text says which."""
+
+
+class GeneratorProcess:
+    """Runs the class in a process of its own, which is started when it is first asked, and again when it is gone.
+
+    One thread asks; any may `stop` it, which makes an `ask` that waits raise `NoAnswer`. It is closed when none asks
+    any more. What the class prints goes to `log`.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._is_closed = False
+
+    @property
+    def runs(self) -> bool:
+        """It was started and has not gone since."""
+        return self._connection is not None
+
+    def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send a request and wait for the answer.
+
+        Raises:
+            NoAnswer: there is none after `timeout_s`, or the process has ended.
+            ConfigError, UserCodeError: the class cannot be used, or raised.
+        """
+        connection = self._connection or self._start()
+        until = time.monotonic() + timeout_s
+        try:
+            connection.send_bytes(json.dumps(request).encode())
+            if not connection.poll(max(0.0, until - time.monotonic())):
+                raise NoAnswer("it did not answer within parameters.sampler.timeout_s")
+            answer: dict[str, Any] = json.loads(connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise NoAnswer(f"its process {self._end()}") from error
+        except NoAnswer:
+            self._end()
+            raise
+        if "error" in answer:
+            raise (ConfigError if answer["is_config"] else UserCodeError)(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """Stop it and let go of the connection."""
+        self.stop()
+        if self._connection is not None:
+            self._connection.close()
+
+    def stop(self) -> None:
+        """End the process; it has a few seconds to do so by itself unless it is computing."""
+        with self._lock:
+            self._is_closed = True
+            process, connection = self._process, self._connection
+        if process is None or connection is None:
+            return
+        with suppress(OSError):
+            connection.send_bytes(b"null")
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LEAVE_S)
+        _kill(process)
+
+    def _start(self) -> Connection:
+        ours, theirs = Pipe()
+        with self._lock, theirs:
+            if self._is_closed:
+                raise NoAnswer("it is not asked any more")
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "stream_server.server.steering.generator_worker", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=scrubbed(os.environ),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            self._connection = ours
+        return ours
+
+    def _end(self) -> str:
+        """Kill what is left; returns how the process ended."""
+        process, connection = self._process, self._connection
+        assert process is not None
+        assert connection is not None
+        self._connection = None
+        with suppress(subprocess.TimeoutExpired):
+            # Closed by itself: how it ended is known in a moment.
+            process.wait(0.5)
+        code = process.poll()
+        _kill(process)
+        connection.close()
+        if code is None:
+            return "was killed"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        # All of its session: the class may have started others.
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,90 @@
+"""The process in which a user's class suggests parameters: it answers one request after another, while rank 0 lives.
+
+python -m stream_server.server.steering.generator_worker DESCRIPTOR
+"""
+
+import json
+import os
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Any
+
+from stream_server.config.parameters import Bounds
+from stream_server.errors import ConfigError, StreamServerError
+from stream_server.server.simulations.generator import PointGenerator
+
+LEAVE_S = 5.0
+
+
+class GeneratorWorker:
+    """The generators of training and validation simulations: objects of the same class with seeds of their own."""
+
+    def __init__(self) -> None:
+        self._settings: dict[str, Any] = {}
+        self._generators: dict[str, PointGenerator] = {}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what is asked for; what the class raises becomes part of the answer."""
+        try:
+            match request.pop("do"):
+                case "begin":
+                    self._settings = request
+                    return {"learns": self._generator("training").learns}
+                case "suggest":
+                    suggested = self._generator(request["stream"]).suggest(request["num"])
+                    points = [[list(point.values), point.score] for point in suggested.points]
+                    return {"points": points, "problem": suggested.problem}
+                case "ingest":
+                    self._generator("training").ingest(request["results"])
+                    return {}
+                case other:
+                    raise AssertionError(other)
+        except StreamServerError as error:
+            traceback.print_exc()
+            return {"error": str(error), "is_config": isinstance(error, ConfigError)}
+
+    def close(self) -> None:
+        """Let the class put its things in order."""
+        for generator in self._generators.values():
+            generator.finalize()
+
+    def _generator(self, stream: str) -> PointGenerator:
+        if stream not in self._generators:
+            settings = self._settings
+            bounds = {name: Bounds.model_validate(limits) for name, limits in settings["bounds"].items()}
+            seed, folder = settings["seeds"][stream], Path(settings["folder"])
+            self._generators[stream] = PointGenerator(settings["class"], settings["args"], bounds, seed, folder=folder)
+        return self._generators[stream]
+
+
+def main() -> None:
+    """Answer what comes over the connection, until its other end is closed."""
+    connection = Connection(int(sys.argv[1]))
+    requests: SimpleQueue[bytes | None] = SimpleQueue()
+    has_ended = Event()
+    # A daemon, since it waits for rank 0 as long as that lives: an error of the main thread must end the process.
+    Thread(target=_read, args=(connection, requests, has_ended), name="requests", daemon=True).start()
+    worker = GeneratorWorker()
+    while (frame := requests.get()) is not None and (request := json.loads(frame)) is not None:
+        connection.send_bytes(json.dumps(worker.answer(request)).encode())
+    worker.close()
+    has_ended.set()
+
+
+def _read(connection: Connection, requests: "SimpleQueue[bytes | None]", has_ended: Event) -> None:
+    try:
+        while True:
+            requests.put(connection.recv_bytes())
+    except (EOFError, OSError):
+        requests.put(None)
+    # Rank 0 is gone, perhaps while the class computes.
+    if not has_ended.wait(LEAVE_S):
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

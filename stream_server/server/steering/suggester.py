@@ -1,0 +1,305 @@
+"""Suggestions for the simulations that come next, made ahead of their start. Rank 0."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Any, Self
+
+from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError, StreamServerError, UserCodeError
+from stream_server.failpoints import failpoint
+from stream_server.server.intake.parameters import Origin
+from stream_server.server.simulations.design import (
+    TRAINING_STREAM,
+    VALIDATION_STREAM,
+    append_csv,
+    generator_seed,
+    stream_seed,
+)
+from stream_server.server.simulations.generator import Values
+from stream_server.server.simulations.samplers import Sampler, make_sampler
+from stream_server.server.steering.generator_process import GeneratorProcess, NoAnswer
+from stream_server.server.steering.suggestion_log import Suggestion, SuggestionLog
+
+MOST_LOST = 3
+WRITE_AGAIN_S = 5.0
+STREAMS = {"training": TRAINING_STREAM, "validation": VALIDATION_STREAM}
+
+log = logging.getLogger(__name__)
+
+
+class Suggester:
+    """Gets the parameters of the simulations 0, 1, 2, … from the user's class, and each only once.
+
+    A thread of its own asks the class, which runs in a process of its own, as soon as more are wanted. What the class
+    does not suggest in time, or suggests again, is taken from the fallback. A suggestion is on disk before `deliver`
+    is called with it, so that no simulation ever gets two sets of parameters.
+
+    Attributes:
+        lookahead: how many suggestions are to be ready; all at once if the class does not learn.
+    """
+
+    def __init__(self, config: StudyConfig, folder: Path, *, parameters_csv: Path) -> None:
+        self._config = config
+        self._settings = config.parameters.sampler
+        self._bounds = config.parameters.bounds or {}
+        self._num_held_out = config.validation.simulations
+        self._num_planned = config.validation.simulations + config.study.simulations
+        self._parameters_csv = parameters_csv
+        self._log = SuggestionLog(folder, len(self._bounds))
+        self._process = GeneratorProcess(folder / "logs" / "sampler.log")
+        self._fallbacks = {name: self._fallback(name) for name in STREAMS}
+        self._known: dict[str, set[Values]] = {name: set() for name in STREAMS}
+        self._problem = ""
+        self._num_lost = 0
+        self.lookahead = 0
+        self._wanted = 0
+        self._condition = Condition()
+        self._is_leaving = False
+        self._deliver: Callable[[Mapping[int, dict[str, float]]], None] = lambda _: None
+        self._thread = Thread(target=self._run, name="suggester")
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Read what was suggested before, and get the first suggestions. Main thread.
+
+        Raises:
+            ConfigError, UserCodeError: the class cannot be used, or raised, or its first suggestions are none.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self._log)
+            for it in self._log.suggestions:
+                self._known["validation" if it.simulation < self._num_held_out else "training"].add(it.values)
+            stack.callback(self._process.close)
+            self._begin()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._condition:
+            self._is_leaving = True
+            self._condition.notify()
+        # Nobody answers the thread any more.
+        self._process.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._stack.close()
+
+    @property
+    def suggestions(self) -> Sequence[Suggestion]:
+        """All that was suggested so far; number i is for simulation i."""
+        return self._log.suggestions
+
+    @property
+    def parameters(self) -> list[dict[str, float]]:
+        """The parameters of simulations 0, 1, 2, …, as far as they were suggested."""
+        return [self._by_name(it) for it in self.suggestions]
+
+    @property
+    def origins(self) -> dict[int, Origin]:
+        """Where the parameters of simulations 0, 1, 2, … come from."""
+        return _origins(self.suggestions)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What people should know of suggestions that were not those of the class."""
+        num = sum(it.by == self._settings.fallback for it in self.suggestions)
+        if not num:
+            return []
+        why = f": {self._problem}" if self._problem else ""
+        text = (
+            f"{num} of {len(self.suggestions)} simulations have parameters of the fallback ({self._settings.fallback})"
+        )
+        return [f"{text}{why}; logs/{self._process.log.name} has what the class wrote"]
+
+    def counts(self) -> dict[str, int]:
+        """How many suggestions came from whom."""
+        return dict(Counter(it.by for it in self.suggestions))
+
+    def start(self, deliver: Callable[[Mapping[int, dict[str, float]]], None]) -> None:
+        """From now on suggest what is wanted, and `deliver` it, in the thread of this object."""
+        self._deliver = deliver
+        self._thread.start()
+
+    def want(self, num: int) -> None:
+        """Suggestions are wanted for the first `num` simulations. Any thread; never waits."""
+        if num > self._wanted:
+            with self._condition:
+                self._wanted = num
+                self._condition.notify()
+
+    def _begin(self) -> None:
+        num_known = len(self.suggestions)
+        if num_known >= self._num_planned:
+            # All that is left to suggest are redraws, each as soon as it is wanted.
+            self.lookahead = self._num_planned
+            return
+        try:
+            learns = self._start_process()
+        except (NoAnswer, StreamServerError) as error:
+            if not num_known:
+                raise _at_the_start(error) from error
+            self._note(str(error))
+            self.lookahead = self._ready_ahead
+            return
+        if learns:
+            self._refuse_shared_jobs()
+        self.lookahead = self._ready_ahead if learns else self._num_planned
+        first = min(self._num_planned, self._num_held_out + self.lookahead)
+        if not num_known or not learns:
+            self._log.append(self._suggest(range(num_known, first)))
+
+    @property
+    def _ready_ahead(self) -> int:
+        config = self._config
+        runs = config.launcher.max_running if config.simulation.command is not None else config.client.max_attached
+        return self._settings.lookahead or max(1, runs)
+
+    def _refuse_shared_jobs(self) -> None:
+        simulation = self._config.simulation
+        for key, value in (("per_job", simulation.per_job), ("per_worker", simulation.per_worker)):
+            if value != 1:
+                raise ConfigError(
+                    f"simulation.{key} is {value}, but {self._settings.class_} learns while the study runs, and the "
+                    "simulations of a job are chosen before it starts: leave it out, or use a class without ingest"
+                )
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._is_leaving or self._wanted > len(self.suggestions))
+                if self._is_leaving:
+                    return
+                simulations = range(len(self.suggestions), self._wanted)
+            suggested = self._suggest(simulations)
+            failpoint("suggester.before_log")
+            if not self._write(suggested):
+                return
+            failpoint("suggester.after_log")
+            parameters = {it.simulation: self._by_name(it) for it in suggested}
+            try:
+                append_csv(self._parameters_csv, parameters, _origins(suggested))
+            except OSError as error:
+                # Written anew at the next start; nothing else depends on it.
+                log.error("%s lacks simulations: %s", self._parameters_csv.name, error)
+            self._deliver(parameters)
+
+    def _by_name(self, suggestion: Suggestion) -> dict[str, float]:
+        return dict(zip(self._bounds, suggestion.values, strict=True))
+
+    def _write(self, suggested: Sequence[Suggestion]) -> bool:
+        """Put suggestions on disk, however long it refuses; False if the study ends before."""
+        while True:
+            try:
+                self._log.append(suggested)
+                return True
+            except OSError as error:
+                log.error("no simulation gets parameters as long as the disk refuses: %s", error)
+            with self._condition:
+                if self._condition.wait_for(lambda: self._is_leaving, WRITE_AGAIN_S):
+                    return False
+
+    def _suggest(self, simulations: range) -> list[Suggestion]:
+        held_out = range(simulations.start, min(simulations.stop, self._num_held_out))
+        trained = range(max(simulations.start, self._num_held_out), simulations.stop)
+        return [*self._suggest_for("validation", held_out), *self._suggest_for("training", trained)]
+
+    def _suggest_for(self, stream: str, simulations: range) -> list[Suggestion]:
+        points = self._ask_for(stream, len(simulations)) if simulations else []
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        found = [
+            Suggestion(simulation=simulation, values=values, by=self._settings.class_, at=at, score=score)
+            for simulation, (values, score) in zip(simulations, points, strict=False)
+        ]
+        first = 0 if stream == "validation" else self._num_held_out
+        for simulation in simulations[len(found) :]:
+            values = self._fallbacks[stream].values(simulation - first)
+            found.append(Suggestion(simulation=simulation, values=values, by=self._settings.fallback, at=at))
+        self._known[stream].update(it.values for it in found)
+        return found
+
+    def _ask_for(self, stream: str, num: int) -> list[tuple[Values, float | None]]:
+        """At most `num` points of the class that were never suggested before."""
+        until = time.monotonic() + self._settings.timeout_s
+        found: list[tuple[Values, float | None]] = []
+        known = set(self._known[stream])
+        most_asked = num + len(known)
+        # A class that begins anew after a restart may suggest again what it has suggested before.
+        while len(found) < num and most_asked > 0:
+            missing = num - len(found)
+            most_asked -= missing
+            try:
+                answer = self._ask({"do": "suggest", "stream": stream, "num": missing}, until)
+            except (NoAnswer, StreamServerError) as error:
+                self._note(f"{self._settings.class_}: {error}" if isinstance(error, NoAnswer) else str(error))
+                break
+            for row, score in answer["points"]:
+                values = tuple(row)
+                if values not in known or not self._bounds:
+                    self._num_lost = 0
+                    known.add(values)
+                    found.append((values, score))
+            if answer["problem"]:
+                self._note(answer["problem"])
+                break
+        return found
+
+    def _ask(self, request: Mapping[str, Any], until: float) -> dict[str, Any]:
+        if not self._process.runs:
+            self._start_process()
+        try:
+            return self._process.ask(request, max(0.0, until - time.monotonic()))
+        except NoAnswer:
+            self._num_lost += 1
+            raise
+
+    def _start_process(self) -> bool:
+        """Start the process anew; returns whether the class learns."""
+        if self._num_lost >= MOST_LOST:
+            raise NoAnswer(f"it is not asked any more after {MOST_LOST} failures in a row")
+        # One that begins anew must not draw the same random numbers again.
+        key = [len(self.suggestions)] if self.suggestions else []
+        seeds = {name: generator_seed(self._config.study.seed, stream, *key) for name, stream in STREAMS.items()}
+        request = {
+            "do": "begin",
+            "class": self._settings.class_,
+            "args": self._settings.args,
+            "bounds": {name: limits.model_dump(mode="json") for name, limits in self._bounds.items()},
+            "folder": str(self._config.study_dir),
+            "seeds": seeds,
+        }
+        try:
+            answer = self._process.ask(request, self._settings.timeout_s)
+        except NoAnswer:
+            self._num_lost += 1
+            raise
+        return bool(answer["learns"])
+
+    def _note(self, problem: str) -> None:
+        if not self.suggestions:
+            raise UserCodeError(problem)
+        if problem != self._problem and not self._is_leaving:
+            log.warning("%s: parameters come from the fallback (%s)", problem, self._settings.fallback)
+        self._problem = problem
+
+    def _fallback(self, stream: str) -> Sampler:
+        config, name = self._config, self._settings.fallback
+        num = config.validation.simulations if stream == "validation" else config.study.simulations
+        seed = stream_seed(config.study.seed, STREAMS[stream])
+        return make_sampler(name, self._bounds, seed, num, folder=config.study_dir)
+
+
+def _origins(suggestions: Sequence[Suggestion]) -> dict[int, Origin]:
+    return {it.simulation: Origin(by=it.by, at=it.at, score=it.score) for it in suggestions}
+
+
+def _at_the_start(error: Exception) -> StreamServerError:
+    """The error that ends a study whose class fails before it has suggested anything."""
+    if isinstance(error, StreamServerError):
+        return error
+    return UserCodeError(f"parameters.sampler: no parameters were suggested: {error}")

@@ -1,0 +1,87 @@
+"""Which parameters were suggested for which simulation, on disk before anybody else hears of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from stream_server.errors import ConfigError
+from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
+from stream_server.storage.lines import LineFile
+
+LOG_FILE = "suggestions.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suggestion:
+    """The parameters of one simulation, by whom and when they were proposed, and the score that they had there."""
+
+    simulation: int
+    values: tuple[float, ...]
+    by: str
+    at: str
+    score: float | None = None
+
+
+class SuggestionLog:
+    """The suggestions for the simulations 0, 1, 2, …, each made once in the life of a study. A context manager.
+
+    A checkpoint would not do: a simulation that began after the newest one goes on while the server is started again,
+    and must find the parameters that it was told. One thread at a time.
+    """
+
+    def __init__(self, folder: Path, num_parameters: int) -> None:
+        self.suggestions: list[Suggestion] = []
+        self._num_parameters = num_parameters
+        self._lines = LineFile(folder / LOG_FILE)
+
+    def __enter__(self) -> Self:
+        """Open it and read what is there.
+
+        Raises:
+            ConfigError: it cannot be read, or is damaged.
+        """
+        path = self._lines.path
+        try:
+            self._lines.open()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be opened: {error}") from error
+        try:
+            for number, line in enumerate(self._lines.read().splitlines(keepends=True), start=1):
+                self.suggestions += self._decoded(number, line)
+        except (OSError, ValueError) as error:
+            self._lines.close()
+            raise ConfigError(
+                f"{path}, which has the parameters of the simulations of this run, is damaged: {error}. "
+                "--fresh starts over"
+            ) from error
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lines.close()
+
+    def append(self, suggestions: Sequence[Suggestion]) -> None:
+        """Put suggestions on disk, all of them or none.
+
+        Raises:
+            OSError: they are not there.
+        """
+        rows = [[it.simulation, list(it.values), it.by, it.at, it.score] for it in suggestions]
+        self._lines.append(checksummed_json({"suggestions": rows}, indent=None))
+        self.suggestions += suggestions
+
+    def _decoded(self, number: int, line: bytes) -> list[Suggestion]:
+        try:
+            rows: list[Any] = parse_checksummed_json(line)["suggestions"]
+            found = [
+                Suggestion(simulation=int(row[0]), values=tuple(map(float, row[1])), by=row[2], at=row[3], score=row[4])
+                for row in rows
+            ]
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise ValueError(f"line {number}: {error}") from error
+        known = len(self.suggestions)
+        if [it.simulation for it in found] != list(range(known, known + len(found))):
+            raise ValueError(f"line {number} is not about simulation {known}, which is next")
+        if any(len(it.values) != self._num_parameters for it in found):
+            raise ValueError(f"line {number} has not {self._num_parameters} parameters")
+        return found

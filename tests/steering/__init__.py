@@ -1,0 +1,1 @@
+"""Parameters that are suggested while a study runs."""

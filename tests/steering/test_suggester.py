@@ -1,0 +1,263 @@
+"""Parameters that a class of the user's suggests while the study runs: the real process, and every way to go wrong."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.machine import processes
+from stream_server.server.steering.suggestion_log import LOG_FILE
+from tests.steering.conftest import Suggesting
+from tests.support.studies import StudyFolder
+from tests.support.timing import until
+
+Start = Callable[..., Suggesting]
+
+TEN_LINES = """
+import random
+
+class Points:
+    def __init__(self, vocs):
+        self.domains = {name: it.domain for name, it in vocs.variables.items()}
+
+    def suggest(self, num_points):
+        return [{name: random.uniform(*ends) for name, ends in self.domains.items()} for _ in range(num_points)]
+
+    def ingest(self, results): ...
+"""
+COUNTING = """
+class Points:
+    def __init__(self, bounds, seed):
+        self.number = 0
+
+    def suggest(self, num):
+        print("asked for", num, flush=True)
+        self.number += num
+        return [{"x": (self.number - i) / 1000, "y": 2.0, "_score": float(self.number - i)} for i in range(num)]
+
+    def ingest(self, results): ...
+"""
+LATER = """
+import os, time
+
+class Points:
+    def __init__(self, bounds, seed):
+        self.number = 0
+
+    def suggest(self, num):
+        self.number += 1
+        points = [{"x": (self.number + i / 100) / 1000, "y": 2.0} for i in range(num)]
+        if self.number == 1:
+            return points
+        BODY
+
+    def ingest(self, results): ...
+"""
+
+
+def later(body: str) -> str:
+    """A class whose answers are fine at first; each generator has a count of its own."""
+    return LATER.replace("BODY", body)
+
+
+def by(suggesting: Suggesting) -> list[str]:
+    return [it.by.rpartition("/")[2] for it in suggesting.suggester.suggestions]
+
+
+def test_a_generator_of_ten_lines_by_the_protocol_of_gest_api_suggests_as_much_as_is_wanted(suggesting: Start) -> None:
+    live = suggesting(TEN_LINES)
+    assert len(live.first) == 2 + 4
+    assert live.suggester.lookahead == 4
+    delivered = live.next(10)
+    assert list(delivered) == [6, 7, 8, 9]
+    rows = [*live.first, *delivered.values()]
+    assert all(0 <= row["x"] <= 1 and 1 <= row["y"] <= 100 for row in rows)
+    assert len({tuple(row.values()) for row in rows}) == 10
+    assert live.suggester.counts() == {live.suggester.suggestions[0].by: 10}
+    assert live.suggester.warnings == []
+
+
+def test_a_class_that_does_not_learn_is_asked_for_all_at_once_as_it_was_before(
+    suggesting: Start, folder: StudyFolder
+) -> None:
+    live = suggesting(COUNTING.replace("def ingest(self, results): ...", ""))
+    assert len(live.first) == 22
+    assert (folder.path / "run" / "logs" / "sampler.log").read_text().split("\n") == ["asked for 2", "asked for 20", ""]
+
+
+def test_the_parameters_file_tells_who_proposed_them_and_by_what_score(suggesting: Start, folder: StudyFolder) -> None:
+    live = suggesting(COUNTING)
+    live.next(8)
+    rows = [line.split(",") for line in (folder.path / "run" / "parameters.csv").read_text().splitlines()]
+    assert [row[0] for row in rows] == ["6", "7"]
+    for row, suggestion in zip(rows, live.suggester.suggestions[6:], strict=True):
+        assert row[1:3] == [repr(value) for value in suggestion.values]
+        assert row[3] == str(folder.path / "points.py") + ":Points"
+        assert row[4] == suggestion.at
+        assert float(row[5]) == round(1000 * suggestion.values[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("raise RuntimeError('no idea')", "raised RuntimeError: no idea"),
+        ("return []", "must return 3 dicts, but returned 0"),
+        ("return points[:1]", "must return 3 dicts, but returned 1"),
+        (
+            "return points[:1] + [{'x': 2.0, 'y': 2.0}, {'x': 0.5, 'y': 0.5}]",
+            "y in [1, 100], but returned",
+        ),
+        ("return [{'x': float('nan'), 'y': 2.0}] * num", "but returned {'x': nan"),
+        ("return [{'x': 0.5, 'z': 2.0}] * num", "but returned {'x': 0.5, 'z': 2.0}"),
+        ("return [{**it, 'mesh': 3} for it in points]", "but returned"),
+        ("return [{**it, '_score': float('inf')} for it in points]", "but returned"),
+        ("return 7", "TypeError"),
+        ("return [7] * num", "but returned 7"),
+        ("os._exit(9)", "ended with exit code 9"),
+        ("os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
+    ],
+)
+def test_what_goes_wrong_later_costs_no_simulation_and_is_told(suggesting: Start, body: str, problem: str) -> None:
+    live = suggesting(later(body))
+    delivered = live.next(9)
+    assert list(delivered) == [6, 7, 8]
+    num_good = 1 if "points[:1]" in body else 0
+    assert by(live) == ["points.py:Points"] * (6 + num_good) + ["sobol"] * (3 - num_good)
+    assert all(0 <= row["x"] <= 1 and 1 <= row["y"] <= 100 for row in delivered.values())
+    [warning] = live.suggester.warnings
+    assert warning.startswith(f"{3 - num_good} of 9 simulations have parameters of the fallback (sobol)")
+    assert problem in warning
+    assert len(live.next(11)) == 2
+
+
+def test_a_class_that_hangs_is_killed_in_time_and_asked_anew_a_few_times(
+    suggesting: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = suggesting(later("time.sleep(1000)"), sampler={"timeout_s": 1.5})
+    for num in range(7, 13):
+        assert list(live.next(num)) == [num - 1]
+    assert by(live)[6:] == ["sobol"] * 6
+    assert "not asked any more after 3 failures in a row" in live.suggester.warnings[0]
+    assert "did not answer within parameters.sampler.timeout_s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        ("class Points: ...", ConfigError, r"must have a method suggest\(num\)"),
+        ("class Points:\n def __init__(self): 1 / 0\n def suggest(self, n): ...", UserCodeError, "ZeroDivisionError"),
+        ("class Points:\n def suggest(self, n): return []", UserCodeError, "must return 2 dicts, but returned 0"),
+        ("class Points:\n def suggest(self, n): 1 / 0", UserCodeError, "ZeroDivisionError"),
+        ("class Points:\n def __init__(self, sigma): ...", ConfigError, "must have sigma, which Points needs"),
+        (
+            "import os\nos._exit(4)\nclass Points: ...",
+            UserCodeError,
+            "its process ended with exit code 4",
+        ),
+        ("raise ValueError('here')\nclass Points: ...", UserCodeError, "ValueError"),
+        (COUNTING, ConfigError, "simulation.per_job is 2, but"),
+    ],
+)
+def test_a_class_that_cannot_suggest_anything_is_refused_at_the_start(
+    suggesting: Start, code: str, error: type[Exception], message: str
+) -> None:
+    changes = {"simulation.per_job": 2} if "per_job" in message else {}
+    with pytest.raises(error, match=message):
+        suggesting(code, **changes)
+
+
+def test_a_later_start_suggests_nothing_twice_and_gives_nobody_other_parameters(suggesting: Start) -> None:
+    """The class begins anew and suggests the same numbers again."""
+    before = suggesting(COUNTING)
+    before.next(9)
+    known = before.suggester.parameters
+    after = suggesting(COUNTING)
+    assert after.first == known
+    after.next(15)
+    rows = after.suggester.parameters
+    assert rows[:9] == known
+    assert len({tuple(row.values()) for row in rows[2:]}) == 13
+    assert set(by(after)) == {"points.py:Points"}
+
+
+def test_a_later_start_has_other_random_numbers(suggesting: Start) -> None:
+    code = TEN_LINES.replace("vocs):", "vocs, seed):\n        random.seed(seed)")
+    before = suggesting(code, output="first").suggester.parameters
+    assert suggesting(code, output="second").suggester.parameters == before
+    again = suggesting(code, output="second")
+    again.next(12)
+    assert len({tuple(row.values()) for row in again.suggester.parameters[2:]}) == 10
+    assert set(by(again)) == {"points.py:Points"}
+    assert suggesting(code, output="third", **{"study.seed": 1}).suggester.parameters != before
+
+
+def test_a_class_that_fails_at_a_later_start_leaves_the_study_alive(suggesting: Start) -> None:
+    suggesting(COUNTING)
+    live = suggesting("import no_such_package\nclass Points: ...")
+    assert list(live.next(8)) == [6, 7]
+    assert by(live)[6:] == ["sobol", "sobol"]
+    assert "no_such_package" in live.suggester.warnings[0]
+
+
+def test_a_torn_last_line_was_never_told_and_a_damaged_one_is_refused(suggesting: Start, folder: StudyFolder) -> None:
+    suggesting(COUNTING).next(8)
+    log = folder.path / "run" / LOG_FILE
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines) + lines[-1][:20])
+    live = suggesting(COUNTING)
+    assert len(live.first) == 8
+    live.next(9)
+    assert len(suggesting(COUNTING).first) == 9
+    log.write_bytes(b"".join([lines[0].replace(b"2.0", b"3.0", 1), *lines[1:]]))
+    with pytest.raises(ConfigError, match=r"suggestions\.jsonl, which has the parameters .* line 1"):
+        suggesting(COUNTING)
+
+
+def test_the_process_ends_with_the_suggester_also_while_the_class_computes(suggesting: Start) -> None:
+    live = suggesting(later("time.sleep(1000)"))
+    pid = live.suggester._process._process.pid  # type: ignore[union-attr]
+    live.suggester.want(8)
+    suggesting(COUNTING, output="other")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_class_is_told_to_finalize_at_the_end(suggesting: Start, folder: StudyFolder) -> None:
+    code = COUNTING + "\n    def finalize(self):\n        open(__file__ + '.done', 'a').write('done ')\n"
+    suggesting(code)
+    suggesting(COUNTING, output="other")
+    assert (folder.path / "points.py.done").read_text() == "done done "
+
+
+def test_a_process_whose_rank_0_was_killed_ends_by_itself(folder: StudyFolder) -> None:
+    (folder.path / "points.py").write_text(later("time.sleep(1000)"))
+    changes: dict[str, Any] = {"parameters": {"bounds": {"x": [0, 1], "y": [1, 2]}, "sampler": "points.py:Points"}}
+    study = folder.study({**changes, "simulation.command": ["true"]})
+    script = (
+        "import os, sys, json; from pathlib import Path; from stream_server.config import load\n"
+        "from stream_server.server.steering.suggester import Suggester\n"
+        f"out = Path({str(folder.path)!r})\n"
+        f"s = Suggester(load(Path({str(study)!r})), out, parameters_csv=out / 'p.csv').__enter__()\n"
+        "s.start(print); s.want(90); print(s._process._process.pid, flush=True); sys.stdin.read()\n"
+    )
+    import subprocess
+    import sys
+
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as rank_0:
+        assert rank_0.stdout is not None
+        pid = int(rank_0.stdout.readline())
+        rank_0.send_signal(signal.SIGKILL)
+        rank_0.wait()
+        until(lambda: processes.Leader.of(pid) is None)
+
+
+def test_the_log_has_all_that_was_told(suggesting: Start, folder: StudyFolder) -> None:
+    live = suggesting(COUNTING)
+    live.next(7)
+    lines = (folder.path / "run" / LOG_FILE).read_text().splitlines()
+    rows = [row for line in lines for row in json.loads(line)["suggestions"]]
+    assert [dict(zip("xy", row[1], strict=True)) for row in rows] == live.suggester.parameters

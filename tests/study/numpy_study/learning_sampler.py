@@ -1,0 +1,31 @@
+"""A class that suggests parameters by the protocol of gest-api, and one that dies when it is asked again."""
+
+import os
+import random
+
+
+class Evenly:
+    """Independent points, each with its number as score."""
+
+    def __init__(self, vocs, seed):
+        self.domains = {name: it.domain for name, it in vocs.variables.items()}
+        self.random = random.Random(seed)
+        self.num = 0
+
+    def suggest(self, num_points):
+        return [self.point() for _ in range(num_points)]
+
+    def ingest(self, results): ...
+
+    def point(self):
+        self.num += 1
+        return {**{name: self.random.uniform(*ends) for name, ends in self.domains.items()}, "_score": float(self.num)}
+
+
+class Dying(Evenly):
+    """Ends its process once it has answered a few times."""
+
+    def suggest(self, num_points):
+        if self.num >= 3:
+            os._exit(7)
+        return super().suggest(num_points)

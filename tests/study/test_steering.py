@@ -1,0 +1,77 @@
+"""Whole studies whose parameters a class suggests while they run."""
+
+import csv
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.killing import killed_at
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
+
+LEARNING: dict[str, Any] = {"parameters.sampler": {"class": "learning_sampler.py:Evenly", "lookahead": 1}}
+# Compares every sample with the parameters that the server knows.
+STRICT = LEARNING | {"server.class": "strict_server.py:RippleServer"}
+
+
+def rows(run: Run) -> list[dict[str, str]]:
+    with (run.output_dir / "parameters.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def warnings(run: Run) -> list[str]:
+    return [it for it in run.report["warnings"] if "fallback" in it or "sampler" in it]
+
+
+def parameters(run: Run) -> dict[int, tuple[float, float]]:
+    return {int(row["simulation"]): (float(row["offset"]), float(row["slope"])) for row in rows(run)}
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full), 3])
+def test_simulations_get_their_parameters_one_after_the_other(run: Callable[..., Run], num_ranks: int) -> None:
+    done = run(num_ranks=num_ranks, settings=STRICT)
+    assert_complete(done, num_simulations=6)
+    found = rows(done)
+    assert [int(row["simulation"]) for row in found] == list(range(7))
+    assert {row["proposed by"].rpartition("/")[2] for row in found} == {"learning_sampler.py:Evenly"}
+    assert len(set(parameters(done).values())) == 7
+    # The held-out one and the first were suggested before any simulation ran.
+    assert len({row["proposed at"] for row in found}) >= 6
+    assert warnings(done) == []
+
+
+def test_a_class_that_dies_again_and_again_costs_no_simulation(run: Callable[..., Run]) -> None:
+    sampler = {"class": "learning_sampler.py:Dying", "lookahead": 1, "fallback": "halton"}
+    done = run(num_ranks=2, settings=STRICT | {"parameters.sampler": sampler})
+    assert_complete(done, num_simulations=6)
+    [warning] = warnings(done)
+    assert "have parameters of the fallback (halton)" in warning
+    assert "halton" in {row["proposed by"] for row in rows(done)}
+
+
+@pytest.mark.parametrize("place", ["suggester.before_log=kill", "suggester.after_log=kill@2"])
+def test_a_server_that_is_killed_between_suggestion_and_start_gives_no_simulation_other_parameters(
+    tmp_path: Any, place: str
+) -> None:
+    settings = STRICT | {"checkpoint.every_batches": 2, "launcher.max_running": 1}
+    killed = killed_at(place, NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
+    before = parameters(killed)
+    done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
+    assert_complete(done, num_simulations=6)
+    after = parameters(done)
+    assert {i: after[i] for i in before} == before
+    assert len(set(after.values())) == 7
+
+
+def test_a_redrawn_simulation_gets_new_parameters(run: Callable[..., Run]) -> None:
+    settings = {
+        "simulation.command": ["python", "troubled.py", "crash", "3"],
+        "simulation.on_failure": "redraw",
+        "simulation.retries": 0,
+    }
+    done = run(num_ranks=2, settings=LEARNING | settings)
+    assert done.exit_code == 0, done.output
+    assert done.report["balanced"] is True
+    assert done.report["simulations"]["finished"] == 7
+    assert sorted(parameters(done)) == list(range(8))
+    assert len(set(parameters(done).values())) == 8
