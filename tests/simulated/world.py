@@ -50,6 +50,8 @@ class World:
         self.seen: list[str] = []
         self._passages: Counter[str] = Counter()
         (folder / "learner.py").write_text("class Learner: ...\n")
+        # The launcher wants the program to be there; `programs.simulate` runs in its place.
+        (folder / "none.py").touch()
         file = folder / "study.json"
         file.write_text(json.dumps(plan.settings()))
         self.config = load(file)
