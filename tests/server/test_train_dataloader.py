@@ -479,7 +479,8 @@ def test_each_sample_is_in_a_batch_dropped_held_back_or_added(data: st.DataObjec
     buffer = put(empty_buffer(), range(24))
     trained: list[int] = []
     num_dropped = 0
-    with loading(buffer, make) as stream:
+    # The loader holds five at most: two of a batch, two held back, and the last one in its loop.
+    with loading(buffer, make, batch_size=5) as stream:
         for _ in range(num_first):
             batch = stream.draw(0)
             if batch is not None:
