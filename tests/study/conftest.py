@@ -1,6 +1,7 @@
 """The study that whole-study tests run, and the way they run it."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -91,7 +92,9 @@ def recorded(killed: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def watched(folder: Path) -> tuple[dict[str, str], Path]:
     """An environment in which unpickling is noted, and the file with the notes."""
     notes = folder / "unpickled"
-    return {"PYTHONPATH": str(WATCHED), "UNPICKLED": str(notes)}, notes
+    # The zoo of bugs names the copy of the package there that has the bug.
+    path = [str(WATCHED), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path), "UNPICKLED": str(notes)}, notes
 
 
 @pytest.fixture(scope="session")
