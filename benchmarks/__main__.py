@@ -19,6 +19,7 @@ from benchmarks import (
     client,
     draw,
     fabric,
+    flood,
     intake,
     launch,
     log,
@@ -35,6 +36,7 @@ RESULTS = Path(__file__).with_name("results.json")
 BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "draw": draw.results,
     "intake": intake.results,
+    "flood": flood.results,
     "round": round.results,
     "step": step.results,
     "prefetch": prefetch.results,
@@ -55,6 +57,7 @@ AT_LEAST = {
     "draw.window": 0.8,
     "intake.ipc.4kB": 1.0,
     "intake.tcp.4kB": 1.0,
+    "intake.flood": 0.9,
     "intake": 0.7,
     "step.overhead": 0.95,
     "prefetch.hidden": 0.95,

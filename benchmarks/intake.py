@@ -68,10 +68,27 @@ def ours(
     sample_bytes: int, steps_per_message: int, *, over_tcp: bool, clock: Clock = Clock.RECEIVER, encrypts: bool = True
 ) -> Iterator[Callable[[], float]]:
     """Rounds of the receiver thread."""
+    with ours_of(sample_bytes, steps_per_message, over_tcp=over_tcp, clock=clock, encrypts=encrypts) as (_, one_round):
+        yield one_round
+
+
+@contextmanager
+def ours_of(
+    sample_bytes: int,
+    steps_per_message: int,
+    *,
+    over_tcp: bool,
+    clock: Clock = Clock.RECEIVER,
+    encrypts: bool = True,
+    num_simulations: int = 1,
+) -> Iterator[tuple[Reception, Callable[[], float]]]:
+    """The same, with the study whose simulation 0 is measured."""
     num_rows = RING_BYTES // sample_bytes
     credit = max(4, MAX_QUEUED_BYTES // sample_bytes)
     policy = Fifo(capacity=2 * num_rows)
-    with reception(policy, sample_bytes=sample_bytes, credit=credit, encrypts=encrypts) as study:
+    with reception(
+        policy, sample_bytes=sample_bytes, credit=credit, num_simulations=num_simulations, encrypts=encrypts
+    ) as study:
         file = study.write_connection(over_tcp=over_tcp)
         with sender("client", file, sample_bytes, steps_per_message) as send:
             send(num_rows)
@@ -87,7 +104,7 @@ def ours(
                 _draw(study, num)
                 return num / (now_s() - before_s)
 
-            yield one_round
+            yield study, one_round
 
 
 @contextmanager

@@ -120,8 +120,8 @@ def main() -> int:
     if options.quick:
         arguments = [*QUICK, *arguments]
     # Quick tests compute, and each process imports and collects all of them first; the others mostly wait for processes
-    # of their own.
-    num_parts = options.parts or min(MAX_PARTS, (os.cpu_count() or 1) + (0 if options.quick else 4))
+    # of their own, and one of them for a cluster.
+    num_parts = options.parts or min(MAX_PARTS, (os.cpu_count() or 1) + (0 if options.quick else 5))
     if not any(word.startswith("--hypothesis-seed") for word in arguments):
         arguments.append(f"--hypothesis-seed={random.SystemRandom().getrandbits(32)}")
     signal.signal(signal.SIGTERM, _leave)

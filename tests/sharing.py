@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 # What waits for processes of its own comes first, and of that the folders with a file of minutes, so that the last
-# files are short ones.
-LONGEST_FIRST = ("dashboard", "study", "cluster", "launcher", "chaos", "mpi", "configs", "native", "install")
+# files are short ones. A cluster is waited for most: it goes on beside all that computes.
+LONGEST_FIRST = ("cluster", "dashboard", "study", "launcher", "chaos", "mpi", "configs", "native", "install")
 QUIET = "quiet"
 
 

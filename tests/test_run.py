@@ -20,6 +20,9 @@ def test_it_notes_that_it_ran():
     with open("ran", "a") as file:
         file.write(__name__ + " ")
 """
+# Plugins take a second of each process, and none is needed but for this option.
+WITHOUT_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+OPTION = "def pytest_addoption(parser): parser.addoption('--hypothesis-seed')\n"
 MESSY = """\
 import pathlib, subprocess
 def test_it_leaves_something():
@@ -30,12 +33,13 @@ def test_it_leaves_something():
 
 def run(folder: Path, *arguments: str, parts: int = 1, **files: str) -> "subprocess.CompletedProcess[str]":
     """Run test files in so many processes."""
+    (folder / "conftest.py").write_text(OPTION)
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
     return subprocess.run(
         [sys.executable, "-m", "tests.run", f"--parts={parts}", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=os.environ | WITHOUT_PLUGINS | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
@@ -77,9 +81,9 @@ def test_a_process_that_dies_in_the_last_test_of_a_file_is_said_to_have_died_the
 
 
 def test_a_run_that_is_not_at_its_end_in_time_is_ended_and_shows_where_it_was(tmp_path: Path) -> None:
-    ran = run(tmp_path, "--deadline-s", "10", a=PASSING, b=HANGING)
+    ran = run(tmp_path, "--deadline-s", "5", a=PASSING, b=HANGING)
     assert ran.returncode == 1
-    assert "not at its end after 10 s" in ran.stdout
+    assert "not at its end after 5 s" in ran.stdout
     assert "died in test_b.py::test_it_hangs (status -6)" in ran.stdout
     assert "in test_it_hangs" in ran.stdout
 

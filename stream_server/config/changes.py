@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "simulation.max_failed",
     "simulation.keep_folders",
     "simulation.job.*",
+    "server.backend",
     "server.ranks*",
     "server.stall_s",
     "server.job.*",

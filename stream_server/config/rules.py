@@ -8,6 +8,7 @@ from functools import partial
 from stream_server.config.files import FILE_CHECKS
 from stream_server.config.placeholders import COMMAND_CHECKS, EXPECTED_LR_STEPS, PLACEHOLDER
 from stream_server.config.problems import Problem, config_error, counted, nearest, one_of, shown
+from stream_server.config.sections import JobSettings
 from stream_server.config.study import StudyConfig, default_of, value_of
 
 Check = Callable[[StudyConfig], Iterator[Problem]]
@@ -25,13 +26,18 @@ OF_JOBS = (
     *("simulation.job.setup", "launcher.max_queued"),
 )
 OF_SCHEDULERS = ("simulation.job.options", "simulation.job.gpus_per_rank", "simulation.job.memory", *OF_JOBS)
+OF_SERVER_JOBS = (
+    *("server.job.cores_per_rank", "server.job.gpus_per_rank", "server.job.memory", "server.job.nodes"),
+    *("server.job.walltime", "server.job.partition", "server.job.account", "server.job.setup", "server.job.options"),
+    "server.job.mpirun",
+)
 OPTIONS = {
     "slurm": re.compile(r"[a-z][a-z0-9-]+"),
     "pbs": re.compile(r"[A-Za-z]"),
     "lsf": re.compile(r"[A-Za-z]+"),
     "flux": re.compile(r"[a-z][a-z0-9-]+"),
 }
-"""How the names of `simulation.job.options` look, by the scheduler."""
+"""How the names of the options of a job look, by the scheduler."""
 NO_OPTION = {
     "slurm": ("this is no long option of Slurm", 'Write its name without dashes, such as "qos"'),
     "pbs": ("this is no option of qsub", 'Write its letter without a dash, such as "W"'),
@@ -56,6 +62,7 @@ OWN_OPTIONS = {
     "flux": frozenset({"cc", "bcc", "cwd", "dry-run", "env", "error", "input", "job-name", "output", "wait", "watch"}),
 }
 """Options that the launcher itself sets, or with which it could not follow the job any more."""
+# Of the job of a simulation; that of the server has the same keys.
 INSTEAD = {
     "slurm": {
         "account": "simulation.job.account",
@@ -101,6 +108,8 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
     ("simulation.job.mpirun", lambda it: it.launcher.backend == "slurm-steps", "srun starts the ranks of a step"),
     ("simulation.per_job", lambda it: it.launcher.backend == "slurm-steps", "each simulation is a step of its own"),
     ("simulation.job.memory", lambda it: it.launcher.backend == "flux", "Flux does not give out memory"),
+    ("server.job.memory", lambda it: it.server.backend == "flux", "Flux does not give out memory"),
+    *((key, lambda it: it.server.backend == "local", 'server.backend is "local"') for key in OF_SERVER_JOBS),
     *((key, lambda it: it.launcher.backend == "local", 'launcher.backend is "local"') for key in OF_SCHEDULERS),
     *(
         (key, lambda it: it.launcher.backend == "slurm-steps", "steps run within the allocation of the launcher")
@@ -382,19 +391,32 @@ def _sharding_needs_every_rank(config: StudyConfig) -> Iterator[Problem]:
 
 def _options_are_left_to_the_study(config: StudyConfig) -> Iterator[Problem]:
     backend = config.launcher.backend
-    scheduler = "slurm" if backend == "slurm-steps" else backend
-    if scheduler not in OPTIONS:
-        return
-    for name, value in config.simulation.job.options.items():
-        path = f"simulation.job.options.{name}"
+    yield from _options_of_job("simulation", config.simulation.job, "slurm" if backend == "slurm-steps" else backend)
+    yield from _options_of_job("server", config.server.job, config.server.backend)
+
+
+def _options_of_job(section: str, job: JobSettings, scheduler: str) -> Iterator[Problem]:
+    for name, value in job.options.items() if scheduler in OPTIONS else ():
+        path = f"{section}.job.options.{name}"
         if name in INSTEAD[scheduler]:
-            yield Problem(path, "there is a key for this", f"Write {INSTEAD[scheduler][name]}")
+            key = INSTEAD[scheduler][name].replace("simulation", section)
+            yield Problem(path, "there is a key for this", f"Write {key}")
         elif name in OWN_OPTIONS[scheduler]:
             yield Problem(path, "the launcher sets this itself, or could not follow the job any more", "Leave it out")
         elif not OPTIONS[scheduler].fullmatch(name):
             yield Problem(path, *NO_OPTION[scheduler])
         elif not isinstance(value, str | int | float):
             yield Problem(path, f"{shown(value)} is no value of an option", "Write a text, a number or true")
+
+
+def _a_job_has_a_number_of_ranks(config: StudyConfig) -> Iterator[Problem]:
+    ranks, backend = config.server.ranks, config.server.backend
+    if backend != "local" and ranks.min != ranks.max:
+        yield Problem(
+            "server.ranks",
+            f"{ranks}, but a job is submitted for one number of ranks (server.backend is {shown(backend)})",
+            f"Write {ranks.max}. When the study is started again, another number may stand here",
+        )
 
 
 def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
@@ -474,6 +496,7 @@ CHECKS: tuple[Check, ...] = (
     _one_kind_of_clipping,
     _sharding_needs_every_rank,
     _options_are_left_to_the_study,
+    _a_job_has_a_number_of_ranks,
     _something_is_validated,
     *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
     _named_fields_exist,

@@ -88,14 +88,8 @@ class Parameters(Section):
     )
 
 
-class ServerJobSettings(Section):
-    """`server.job`: the settings of the job of the server."""
-
-    environment: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
-
-
-class SimulationJobSettings(Section):
-    """`simulation.job`: the settings of the job of a simulation."""
+class JobSettings(Section):
+    """`simulation.job` and `server.job`: the settings of the job of a simulation, and of that of the server."""
 
     cores_per_rank: Count = Field(default=1, description="Cores of one rank.")
     gpus_per_rank: Natural = Field(default=0, description="GPUs of one rank, if a scheduler runs the job.")
@@ -141,9 +135,7 @@ class SimulationSettings(Section):
         default=1, description="Simulations, at most, that one process computes, one after another."
     )
     keep_folders: Literal["all", "failed"] = Field(default="all", description="Which attempts' folders stay.")
-    job: SimulationJobSettings = Field(
-        default_factory=SimulationJobSettings, description="Settings of the job of a simulation."
-    )
+    job: JobSettings = Field(default_factory=JobSettings, description="Settings of the job of a simulation.")
 
     @property
     def uses_mpirun(self) -> bool:
@@ -191,10 +183,15 @@ class Server(Section):
         default=RankRange(max=1),
         description="MPI ranks when stream-launcher starts the server, or {min, max}: as many as there is room for.",
     )
+    backend: Literal["local", "slurm", "pbs", "lsf", "flux"] = Field(
+        default="local",
+        description="Backend for the server when stream-launcher starts it: local runs it beside stream-launcher, "
+        "a scheduler as a job.",
+    )
     stall_s: Positive = Field(
         default=1800.0, description="Longest time for which the ranks may go without meeting, whatever they do."
     )
-    job: ServerJobSettings = Field(default_factory=ServerJobSettings, description="Settings of the job of the server.")
+    job: JobSettings = Field(default_factory=JobSettings, description="Settings of the job of the server.")
 
 
 class Launcher(Section):

@@ -110,12 +110,15 @@ class LineChart:
             self._remove(gone)
         new = [key for key in curves if key not in self._curves]
         if new:
-            self._add({key: curves[key][0] for key in new})
+            self._add({key: curves[key] for key in new})
         return sum(bring_up_to_date(self._curves[key][1], columns) for key, (_, columns) in curves.items())
 
-    def _add(self, styles: Mapping[object, CurveStyle]) -> None:
-        for key, style in styles.items():
-            source = ColumnDataSource({"x": [], "y": []}, name=f"curve {style.label}")
+    def _add(self, curves: Mapping[object, tuple[CurveStyle, Columns]]) -> None:
+        for key, (style, columns) in curves.items():
+            # With its values: a new source is sent as it is at the end of the update, before what was streamed to it.
+            source = ColumnDataSource(
+                {name: list(values) for name, values in columns.items()}, name=f"curve {style.label}"
+            )
             drawn = []
             for each in self.figures:
                 look = {"source": source, "color": style.colour, "name": style.label}

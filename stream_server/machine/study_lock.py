@@ -21,6 +21,8 @@ RUN_LOCK = "run.lock"
 SERVER_LOCK = "server.lock"
 LOCKS = (RUN_LOCK, SERVER_LOCK)
 DYING_S = 10.0
+# A network file system gives the lock of a host that is away to others only after a minute or two.
+AWAY_S = 150.0
 UNNAMED_S = 1.0
 GLANCE_S = 0.2
 LOOK_S = 0.05
@@ -87,9 +89,9 @@ class StudyLock:
     """Keeps a file locked while the `with` block lasts. Main thread only.
 
     The kernel unlocks it when the process ends, however that ends, also on network file systems, where a lock on the
-    file is one at its server. A holder that is dying is waited for, and any holder for DYING_S when `was_killed`: the
-    caller knows that the last one was. For GLANCE_S any other is, since it may only be looking (`holder_of`). `program`
-    is what others are told of this process.
+    file is one at its server. A holder that is dying is waited for, and any holder for DYING_S when `was_killed`, or
+    for AWAY_S if it was on another host: the caller knows that the last one was. For GLANCE_S any other is, since it
+    may only be looking (`holder_of`). `program` is what others are told of this process.
     """
 
     def __init__(self, path: Path, program: str, *, was_killed: bool = False) -> None:
@@ -126,6 +128,8 @@ class StudyLock:
         disk.close(self._descriptor)
 
     def _patience_s(self, holder: Holder | None) -> float:
+        if self.was_killed and holder is not None and holder.host != socket.gethostname():
+            return AWAY_S
         if self.was_killed or (holder is not None and not holder.may_run):
             return DYING_S
         return UNNAMED_S if holder is None else GLANCE_S

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.test_studies import jobs_of
 from tests.support.cluster import LOGIN, PROJECT, Cluster
+from tests.support.runs import assert_complete, start_study
 from tests.support.timing import until
 
 pytestmark = pytest.mark.slow
@@ -66,3 +68,15 @@ def test_the_example_of_a_job_for_each_simulation_ends_balanced_though_one_is_ca
         cluster.run(LOGIN, "scancel", until(job_of_a_simulation, LIMIT_S))
         assert_balanced(output_dir)
         assert "attempt 0 was cancelled" in (output_dir / "logs" / "launcher.log").read_text()
+
+
+def test_the_example_of_a_server_that_is_a_job_ends_balanced(cluster: Cluster, folder: Path) -> None:
+    study = folder / "heat"
+    shutil.copytree(PROJECT / "configs" / "heat", study, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    config, within = study / "server-job.json", cluster.on(LOGIN, study)
+    with start_study(
+        *(config, study / "run"), program="stream-launcher", mpi=None, settings=SMALL, within=within
+    ) as live:
+        done = live.end(LIMIT_S)
+        assert len([name for name in jobs_of(cluster, live) if "-server-start-" in name]) == 1
+    assert_complete(done, num_simulations=6, num_steps=100)

@@ -121,6 +121,7 @@ def test_settings_that_exclude_each_other_or_would_be_ignored_are_refused(
                 "options": {"qos": "low", "exclusive": True},
             },
         },
+        {"server.backend": "slurm", "server.ranks": 2, "server.job": {"nodes": 2, "options": {"qos": "low"}}},
         {"launcher.backend": "slurm-steps", "simulation.ranks": 2, "simulation.job": {"memory": "1GiB", "options": {}}},
         {"launcher.backend": "pbs", "simulation.job": {"memory": "1GiB", "options": {"W": "group_list=x"}}},
         {"launcher.backend": "lsf", "launcher.max_queued": 5, "simulation.job.options": {"app": "mpi"}},
@@ -154,6 +155,19 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
             {"launcher.backend": "slurm-steps", "simulation.job.walltime": "01:00:00"},
             'simulation.job.walltime: "01:00:00" would be ignored, since steps run within the allocation of the '
             "launcher. Leave it out.",
+        ),
+        (
+            {"server.job.nodes": 2},
+            'server.job.nodes: 2 would be ignored, since server.backend is "local". Leave it out.',
+        ),
+        (
+            {"server.backend": "slurm", "server.job.options": {"ntasks": 2}},
+            "server.job.options.ntasks: there is a key for this. Write server.ranks.",
+        ),
+        (
+            {"server.backend": "slurm", "server.ranks": {"min": 1, "max": 4}},
+            'server.ranks: 1 to 4, but a job is submitted for one number of ranks (server.backend is "slurm"). '
+            "Write 4. When the study is started again, another number may stand here.",
         ),
         (
             {"launcher.backend": "slurm", "simulation.job.walltime": "1h"},

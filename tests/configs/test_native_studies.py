@@ -25,7 +25,7 @@ EXAMPLES = {"c": "heat.c", "fortran": "heat.f90", "cpp": "heat.cpp", "mpi4py": "
 CLIENT = "build/stream_client"
 
 NUM_SERVER_RANKS = 2
-NUM_SIMULATIONS = 3
+NUM_SIMULATIONS = 2
 NUM_HELD_OUT = 1
 NODES = 24
 NUM_STEPS = 10

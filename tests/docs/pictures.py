@@ -25,6 +25,7 @@ from tests.dashboard.browser import Browser, chromium
 REPOSITORY = Path(__file__).parents[2]
 PICTURES = REPOSITORY / "docs" / "guide" / "pictures"
 COMMAND = ["mpirun", "-n", "2", "stream-server", "--config", "study.json"]
+STUDY = [sys.executable, "-m", "stream_server.commands.cli"]
 WIDTH = 100
 NUM_VALIDATIONS = 4
 LIMIT_S = 600.0
@@ -35,7 +36,7 @@ FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 ANY_ID = re.compile(r"terminal-\d+")
 WINDOW = (1125, 2800)
 MARGIN = 16
-COMPARED_HEIGHT = 700
+COMPARED_HEIGHT = 515
 
 
 def main() -> None:
@@ -43,12 +44,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="heat-") as place:
         folder = Path(place) / "my-heat"
         shutil.copytree(REPOSITORY / "configs" / "heat", folder, ignore=shutil.ignore_patterns("runs"))
-        with running(folder, "wide", "study.simulations=90", "training.draws_per_sample=5") as study:
-            output_of(study)
-        with running(folder, "heat", "training.draws_per_sample=10") as study:
-            with page_of(folder / "runs") as browser:
-                take_page(browser)
+        with running(folder, "heat", "study.simulations=40", "training.draws_per_sample=10") as study:
             (PICTURES / "console.svg").write_text(console_svg(output_of(study)))
+        with running(folder, "more-draws", "training.draws_per_sample=40"), page_of(folder / "runs") as browser:
+            take_page(browser)
 
 
 @contextmanager
@@ -62,7 +61,8 @@ def running(folder: Path, name: str, *overrides: str) -> Iterator["subprocess.Po
         try:
             yield study
         finally:
-            study.terminate()
+            if study.poll() is None:
+                subprocess.run([*STUDY, "stop", str(folder / "runs" / name)], check=True, timeout=LIMIT_S)
             study.wait(LIMIT_S)
 
 
@@ -95,7 +95,7 @@ def console_svg(output: str) -> str:
 @contextmanager
 def page_of(runs: Path) -> Iterator[Browser]:
     """`stream-study serve` over the runs, in a browser."""
-    command = [sys.executable, "-m", "stream_server.commands.cli", "serve", runs.name, "--port", "0"]
+    command = [*STUDY, "serve", runs.name, "--port", "0"]
     with ExitStack() as stack:
         profile = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         page = stack.enter_context(subprocess.Popen(command, cwd=runs.parent, stdout=subprocess.PIPE, text=True))
@@ -109,11 +109,11 @@ def page_of(runs: Path) -> Iterator[Browser]:
 
 def take_page(browser: Browser) -> None:
     """The page over a study that runs, and the comparison with another one."""
-    browser.choose("run", "heat")
+    browser.choose("run", "more-draws")
     browser.wait_for(lambda: len(browser.curve("val/loss").get("y", [])) >= NUM_VALIDATIONS)
     shoot(browser, "dashboard.png")
-    browser.choose("compared", ["wide"])
-    browser.wait_for(lambda: browser.curve("wide: val/loss"))
+    browser.choose("compared", ["heat"])
+    browser.wait_for(lambda: browser.curve("heat: val/loss"))
     shoot(browser, "dashboard-compared.png", height=COMPARED_HEIGHT)
 
 

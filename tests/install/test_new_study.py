@@ -163,7 +163,16 @@ def build(folder: Path, *arguments: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", ["c", "fortran"])
+def test_a_blank_simulation_that_must_be_built_runs_alone(built: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my-study"
+    make_blank(folder, "fortran")
+    build(folder, f"STREAM_CLIENT={built / 'build' / 'stream_client'}")
+    environment = alone([]).environment | {"STREAM_CONNECTION": "none"}
+    subprocess.run([folder / "build" / "simulation"], cwd=folder, env=environment, check=True, timeout=50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["c", pytest.param("fortran", marks=pytest.mark.full)])
 def test_a_blank_study_that_must_be_built_trains(language: str, built: Path, tmp_path: Path) -> None:
     folder = built
     if language == "fortran":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus
 from stream_server.launcher.backends.batch import BatchBackend
-from stream_server.launcher.backends.scheduler import BatchJob, NotSubmitted, QueueEntry, SubmitRefusal
+from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, QueueEntry, SubmitRefusal
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
 
@@ -77,7 +77,7 @@ def test_a_study_of_ten_thousand_simulations_keeps_within_max_queued_and_the_lim
         num_ended += len(ended)
         return num_ended == NUM
 
-    with closing(BatchBackend(config, scheduler, ask_s=0.05, retry_s=0.005)) as backend:
+    with closing(BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=0.05, retry_s=0.005)) as backend:
         until(turn, 200)
     assert len(scheduler.names) == len(set(scheduler.names)) == NUM
     assert scheduler.most_waiting == MAX_QUEUED

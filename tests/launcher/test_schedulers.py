@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from stream_server.config.sections import SimulationJobSettings
+from stream_server.config.sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import batch, flux, lsf, pbs
 from stream_server.launcher.backends.backend import JobState, SavedJob
 from stream_server.launcher.backends.batch import BatchBackend
 from stream_server.launcher.backends.registry import load_backend
+from stream_server.launcher.backends.scheduler import JobKind
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state
 from tests.launcher import fake_scheduler
 from tests.support.studies import StudyFolder
@@ -194,7 +195,7 @@ def test_without_the_commands_the_study_is_refused(name: str, tmp_path: Path, mo
         load_backend(StudyFolder(tmp_path).load({"launcher.backend": name}))
 
 
-JOB = SimulationJobSettings(
+JOB = JobSettings(
     cores_per_rank=2,
     gpus_per_rank=1,
     memory=512 * 2**20,
@@ -222,13 +223,13 @@ JOB = SimulationJobSettings(
     ],
 )
 def test_what_a_job_takes_is_said_in_the_words_of_its_scheduler(
-    words: Callable[[SimulationJobSettings, int], list[str]], told: str
+    words: Callable[[JobSettings, int], list[str]], told: str
 ) -> None:
     assert " ".join(words(JOB, 4)) == told
 
 
 def test_flux_makes_an_instance_of_its_own_for_a_job_of_several_ranks(tmp_path: Path, cluster: Path) -> None:
-    scheduler = flux.Flux(StudyFolder(tmp_path).load({"launcher.backend": "flux"}))
+    scheduler = flux.Flux(JobKind.of_simulations(StudyFolder(tmp_path).load({"launcher.backend": "flux"})))
     for ranks in (1, 2):
         scheduler.submit(flux.BatchJob(name="j", folder=tmp_path, ranks=ranks, script="exit 0"))
     assert [it["words"][0] for it in in_cluster(cluster)] == ["submit", "batch"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.config.sections import SimulationJobSettings
+from stream_server.config.sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script, slurm_commands, slurm_job
 from stream_server.launcher.backends.backend import JobState
@@ -117,8 +117,8 @@ def test_a_step_that_cannot_fit_into_the_allocation_is_told(job: dict[str, int],
     variables = {"SLURM_JOB_CPUS_PER_NODE": "3(x2)", "SLURM_MEM_PER_NODE": "2000"}
     size = slurm_job.AllocationSize.of(variables)
     assert size is not None
-    assert re.fullmatch(f"{told}.*", size.problem(SimulationJobSettings(**job), ranks))
-    assert bool(size.problem(SimulationJobSettings(**job), ranks)) == bool(told)
+    assert re.fullmatch(f"{told}.*", size.problem(JobSettings(**job), ranks))
+    assert bool(size.problem(JobSettings(**job), ranks)) == bool(told)
 
 
 def test_the_cores_of_an_allocation_are_those_of_all_its_nodes() -> None:

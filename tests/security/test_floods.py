@@ -1,7 +1,9 @@
 """Strangers, and holders of a key, who flood the ports of a study: it goes on, and lets its own clients in."""
 
+import resource
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +23,23 @@ from tests.support.reception import STUDY, Crew, StudyShape, reception
 from tests.support.timing import until
 
 LIMIT = 512
-NUM_STRANGERS = 640
+NUM_STRANGERS = 5000
 # The signature with which ZMTP begins.
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 NUM_STEPS = 400
 
 
-def test_a_rank_outlives_more_strangers_than_it_may_open_files_and_serves_its_clients_meanwhile(
-    tmp_path: Path,
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """This process may open the sockets of all strangers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, NUM_STRANGERS + LIMIT), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_rank_outlives_five_thousand_strangers_and_serves_its_clients_meanwhile(
+    tmp_path: Path, many_files: None
 ) -> None:
     with victim(within=limited("-n", LIMIT)) as it:
         num_own = it.num_files

@@ -113,7 +113,7 @@ def test_the_ranks_of_a_node_share_its_memory() -> None:
     of_rank = MemoryNeed(buffer=11 * GIB, validation=GIB // 2)
     assert of_rank.problem(limit, 1) == of_rank.problem(limit, 2) == ""
     assert of_rank.problem(limit, 3) == (
-        "buffer.capacity: the samples of a rank take 11.5 GiB (11.0 GiB for the buffer, 0.5 GiB for validation), "
+        "buffer.capacity: the samples of a rank take 11.5 GiB (11.0 GiB for the buffer, 512.0 MiB for validation), "
         "34.5 GiB for the 3 ranks of a node, but this node has 24.0 GiB (MemTotal in /proc/meminfo). Write a smaller "
         "capacity, give study.fields a smaller dtype, or use more memory"
     )

@@ -119,7 +119,6 @@ def launch(world: "World") -> int:
         overrides=(),
         resume=False,
         ranks=world.plan.num_ranks,
-        environment={},
     )
     return runs.run_study(world.config, command, ends_at=math.inf)
 

@@ -14,7 +14,7 @@ from tests.support.runs import NUMPY_STUDY, Run, assert_complete, command, run_s
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 STUDIES = (
     NUMPY_STUDY,
-    CONFIGS / "heat" / "study.json",
+    pytest.param(CONFIGS / "heat" / "study.json", marks=pytest.mark.full),
     pytest.param(CONFIGS / "lorenz" / "study.json", marks=pytest.mark.full),
 )
 
@@ -28,9 +28,9 @@ def said(program: str, *arguments: str) -> str:
 
 
 def test_a_finished_study_says_so_and_fresh_starts_it_over_and_keeps_the_old_folder(run: Callable[..., Run]) -> None:
-    settings = {"study.simulations": 2}
-    first = run(num_ranks=2, settings=settings)
-    assert_complete(first, num_simulations=2)
+    settings = {"study.simulations": 1}
+    first = run(mpi=None, settings=settings)
+    assert_complete(first, num_simulations=1)
     report = first.output_dir / "report.json"
     written = report.read_bytes()
 
@@ -39,16 +39,16 @@ def test_a_finished_study_says_so_and_fresh_starts_it_over_and_keeps_the_old_fol
     assert again.output.count("ripple is finished") == 1
     assert report.read_bytes() == written
 
-    fresh = run(num_ranks=2, settings=settings, arguments=["--fresh"])
-    assert_complete(fresh, num_simulations=2)
+    fresh = run(mpi=None, settings=settings, arguments=["--fresh"])
+    assert_complete(fresh, num_simulations=1)
     assert fresh.report["restarts"] == 0
     assert (fresh.output_dir.with_name("run.1") / "report.json").read_bytes() == written
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_stream_launcher_starts_the_ranks_of_the_study(run: Callable[..., Run], num_ranks: int) -> None:
-    done = run(program="stream-launcher", mpi=None, settings={"server.ranks": num_ranks})
-    assert_complete(done, num_simulations=6)
+    done = run(program="stream-launcher", mpi=None, settings={"study.simulations": 1, "server.ranks": num_ranks})
+    assert_complete(done, num_simulations=1)
     assert done.report["ranks"] == num_ranks
 
 

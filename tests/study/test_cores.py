@@ -23,12 +23,13 @@ def threads_in(log: str) -> dict[str, str]:
 
 def test_a_simulation_beside_torch_gets_one_thread_and_the_split_is_shown(run: Callable[..., Run]) -> None:
     settings = {
+        "study.simulations": 3,
         "simulation.command": ["python", "threads.py"],
         "simulation.job.environment": {"MKL_NUM_THREADS": "2"},
         "server.class": "torch_server.py:TinyServer",
     }
     done = run(mpi=None, settings=settings)
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=3)
     assert threads_in(done.log(3)) == {**dict.fromkeys(THREAD_VARIABLES, "1"), "MKL_NUM_THREADS": "2"}
     [node] = done.report["cores"]
     assert node["threads"] == [max(1, node["cores"] - 2)]
@@ -36,9 +37,13 @@ def test_a_simulation_beside_torch_gets_one_thread_and_the_split_is_shown(run: C
 
 
 def test_more_threads_than_cores_are_warned_of_in_output_and_report(run: Callable[..., Run]) -> None:
-    settings = {"simulation.command": ["python", "threads.py"], "simulation.job.cores_per_rank": 5000}
+    settings = {
+        "study.simulations": 3,
+        "simulation.command": ["python", "threads.py"],
+        "simulation.job.cores_per_rank": 5000,
+    }
     done = run(mpi=None, settings=settings, environment={"OPENBLAS_NUM_THREADS": "1"})
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=3)
     assert threads_in(done.log(3)) == {**dict.fromkeys(THREAD_VARIABLES, "5000"), "OPENBLAS_NUM_THREADS": "1"}
     [warning] = done.report["warnings"]
     assert warning.startswith("simulations and server ranks take 10001 cores of ")
@@ -47,12 +52,13 @@ def test_more_threads_than_cores_are_warned_of_in_output_and_report(run: Callabl
 
 
 def test_a_restart_on_another_number_of_threads_is_told_in_one_line(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"mpi": None, "settings": {"checkpoint.every_batches": 2, "launcher.max_running": 1}}
+    settings = {"study.simulations": 3, "checkpoint.every_batches": 2, "launcher.max_running": 1}
+    options: dict[str, Any] = {"mpi": None, "settings": settings}
     told = "before the restart"
     for point in ("checkpoint.renamed=kill@2", "checkpoint.renamed=kill@3"):
         killed = killed_at(point, NUMPY_STUDY, tmp_path / "run", environment={"OMP_NUM_THREADS": "3"}, **options)
         assert told not in killed.output
     done = run_study(NUMPY_STUDY, tmp_path / "run", environment={"OMP_NUM_THREADS": "2"}, **options)
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=3)
     [line] = [line for line in done.output.splitlines() if told in line]
     assert "each rank computes with 2 threads now, but with 3 threads before the restart" in line

@@ -39,14 +39,14 @@ def test_a_study_that_ends_early_tells_its_simulations_and_counts_what_is_left(
 
 
 def test_a_study_may_end_with_the_first_rank_that_has_no_more_data(run: Callable[..., Run]) -> None:
-    """35 samples on 4 ranks in batches of 4: the ranks have 9, 9, 9 and 8 of them."""
-    settings = {"study.simulations": 5, "study.time_steps": 7, "training.uneven": "stop"}
-    done = run(num_ranks=4, settings=settings)
+    """17 samples on 2 ranks in batches of 4: the ranks have 9 and 8 of them."""
+    settings = {"study.simulations": 1, "study.time_steps": 17, "training.uneven": "stop"}
+    done = run(num_ranks=2, settings=settings)
     assert done.exit_code == 0, done.output
     assert done.report["exit_reason"] == "finished"
     assert done.report["balanced"] is True
-    assert done.account["accepted"] == 35
-    assert done.account["trained"] + done.account["untrained"] == 35
+    assert done.account["accepted"] == 17
+    assert done.account["trained"] + done.account["untrained"] == 17
     assert set(done.account["untrained_reasons"]) <= {"uneven"}
 
 

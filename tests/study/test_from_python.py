@@ -64,7 +64,7 @@ def num_running(run: Run) -> int:
 @pytest.mark.slow
 def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_its_end(folder: Path) -> None:
     go = folder / "go"
-    settings = plain(simulation__command=["python", "patient.py", str(go)])
+    settings = plain(simulation__command=["python", "patient.py", str(go)], study__simulations=3)
     study = Study(settings, folder)
     subprocess.run([sys.executable, "-c", START, json.dumps(settings), str(folder)], check=True)
     run = Run.open(folder / "runs" / "ripple")
@@ -109,7 +109,7 @@ def test_a_study_that_fails_says_so_when_it_was_waited_for(folder: Path) -> None
 def test_what_the_launcher_refuses_is_raised_and_an_earlier_end_is_not_taken_for_that_of_this_start(
     folder: Path,
 ) -> None:
-    settings = plain(training__max_batches=1)
+    settings = plain(training__max_batches=1, study__simulations=2)
     first = Study(settings, folder).start(ranks=2).wait(LIMIT_S)
     assert (first.state, first.exit_code) == ("finished", 0), first.log
     assert "2 ranks" in first._repr_html_()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.runs import Run, assert_complete
 
-NUM_SIMULATIONS = 3
+NUM_SIMULATIONS = 2
 BLOCKS: dict[str, Any] = {
     "study.simulations": NUM_SIMULATIONS,
     "study.fields": {"pressure": [5, 7, 3], "signal": [8]},

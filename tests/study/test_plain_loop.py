@@ -51,7 +51,9 @@ def plain_loop(make_model: Any, weights: Weights, batches: Iterator[tuple[Tensor
     return model.state_dict(), num_samples
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
+)
 def test_a_replay_learns_what_a_plain_loop_learns(
     recorded: Run, make_model: Any, tmp_path: Path, num_ranks: int
 ) -> None:

@@ -107,7 +107,12 @@ def test_a_study_refuses_a_port_that_is_taken(tmp_path: Path, taken_port: int) -
 
 @pytest.mark.slow
 def test_a_running_study_is_scraped_and_nothing_listens_after_it(tmp_path: Path) -> None:
-    settings = {"metrics.prometheus_port": 0, "study.simulations": 20}
+    go = tmp_path / "go"
+    settings = {
+        "metrics.prometheus_port": 0,
+        "study.simulations": 1,
+        "simulation.command": ["python", "patient.py", str(go)],
+    }
     with start_study(NUMPY_STUDY, tmp_path / "run", mpi=None, settings=settings) as live:
         file = live.output_dir / "prometheus.json"
         live.wait_until(file.exists)
@@ -115,6 +120,7 @@ def test_a_running_study_is_scraped_and_nothing_listens_after_it(tmp_path: Path)
         url = f"http://{target}/metrics"
         live.wait_until(lambda: scrape(url).get(("batches_trained_total", None), 0) > 0)
         values = scrape(url)
+        go.touch()
         run = live.end()
     assert run.exit_code == 0, run.output
     assert values["samples_received_total", None] >= values["samples_trained_total", None] > 0

@@ -21,7 +21,7 @@ Start = Callable[..., AbstractContextManager[LiveRun]]
 IMPATIENT = str(Path(__file__).parent / "impatient_launcher.py")
 LIMIT_S = 60.0
 SUPERVISED: dict[str, Any] = {"program": "stream-launcher", "mpi": None}
-SETTINGS: dict[str, Any] = {"server.ranks": 2, "checkpoint.every_batches": 2}
+SETTINGS: dict[str, Any] = {"study.simulations": 3, "server.ranks": 2, "checkpoint.every_batches": 2}
 PACED = SETTINGS | {"study.simulations": 4, "simulation.command": ["python", "paced.py", "0.05"]}
 
 
@@ -62,7 +62,7 @@ def test_a_rank_that_is_stopped_is_killed_with_its_server_and_the_study_goes_on(
 ) -> None:
     environment = failpoints(tmp_path / "met", "buffer.drawn=stop@3") | {"IMPATIENT_STOPPED_S": stopped_s}
     done = supervise(program=IMPATIENT, environment=environment)
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=3)
     assert done.report["restarts"] == 1
     assert (tmp_path / "met" / "buffer.drawn").exists()
     said = "was stopped by a signal" if stopped_s == "0.5" else "does not answer any more"
@@ -77,7 +77,7 @@ def test_a_rank_that_is_stopped_is_noticed_within_30_s(start: Start, tmp_path: P
         stopped_at = time.monotonic()
         live.wait_until(lambda: "it is killed" in live.launcher_log, limit_s=30)
         print(f"noticed after {time.monotonic() - stopped_at:.1f} s")
-        assert_complete(live.end(), num_simulations=6)
+        assert_complete(live.end(), num_simulations=3)
 
 
 def test_neither_a_full_buffer_nor_a_validation_that_hogs_the_interpreter_looks_like_death(
@@ -129,7 +129,7 @@ def test_a_launcher_that_is_killed_and_started_again_takes_over_what_runs_and_no
             assert [rank.pid for rank in live.ranks] == ranks
             go.touch()
             done = live.end()
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=3)
     assert done.report["restarts"] == 0
     assert set(done.attempts.values()) == {1}
 
@@ -139,6 +139,7 @@ def test_a_simulation_that_did_not_hear_that_it_is_finished_hears_it_from_the_ne
 ) -> None:
     go = tmp_path / "go"
     settings = SETTINGS | {
+        "study.simulations": 6,
         "checkpoint.every_batches": 1,
         "simulation.command": ["python", "deaf_at_the_end.py", "1", str(go)],
         "simulation.timeout_s": 600,

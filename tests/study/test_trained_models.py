@@ -16,6 +16,7 @@ NORMALIZED: dict[str, Any] = {
     "server.class": "normalizing_server.py:NormalizingServer",
     "normalization": {"fields": ["signal", "energy"], "parameters": True, "per": "value", "every_batches": 3},
     "checkpoint.every_batches": 2,
+    "study.simulations": 4,
 }
 
 
@@ -32,10 +33,10 @@ def assert_has_the_statistics_of_all_samples(done: Run, num_held_out: int = 1) -
         np.testing.assert_allclose(statistics[f"{name}.std"], values.std(0), rtol=1e-11)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "reservoir"])
+@pytest.mark.parametrize("policy", [pytest.param("fifo", marks=pytest.mark.full), "reservoir"])
 def test_statistics_are_those_of_all_samples_whatever_rank_they_went_to(run: Callable[..., Run], policy: str) -> None:
     done = run(num_ranks=2, settings=NORMALIZED | {"buffer.policy": policy})
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=4)
     assert_has_the_statistics_of_all_samples(done)
     assert set(numpy_files.load_file(done.output_dir / "model" / "model.safetensors")) == {"weights"}
 
@@ -47,11 +48,13 @@ def half_way(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, output_dir, num_ranks=2, settings=NORMALIZED)
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(1, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(2, marks=pytest.mark.full), pytest.param(1, marks=pytest.mark.full), 3]
+)
 def test_statistics_count_each_sample_once_over_a_restart(half_way: Run, tmp_path: Path, num_ranks: int) -> None:
     copy_of(half_way, tmp_path)
     done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=num_ranks, settings=NORMALIZED)
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=4)
     assert done.report["restarts"] == 1
     assert_has_the_statistics_of_all_samples(done)
 

@@ -1,4 +1,4 @@
-"""The zoo itself: every bug can be put back, its catchers are there, and some of them are tried at each run."""
+"""The zoo itself: every bug can be put back, its catchers are there, and one of them is tried at each run."""
 
 import ast
 import difflib
@@ -14,7 +14,6 @@ from tests.zoo.tree import ROOT, DoesNotApply, NotTheCopy, Tree, apply, touched_
 from tests.zoo.trial import FAILED, try_bug
 
 BUGS = all_bugs()
-NUM_TRIED = 3
 LISTING = "python -m tests.campaigns"
 
 
@@ -69,10 +68,8 @@ def test_there_are_many_bugs_and_most_are_caught_without_a_campaign() -> None:
     assert sum(bug.form is Form.LONG for bug in BUGS) < len(BUGS) // 4
 
 
-@pytest.mark.parametrize("number", range(NUM_TRIED))
-def test_some_of_the_quick_ones_are_caught(number: int, seed: int) -> None:
-    quick = [bug for bug in BUGS if bug.form is Form.QUICK]
-    bug = random.Random(seed).sample(quick, NUM_TRIED)[number]
+def test_a_quick_one_is_caught(seed: int) -> None:
+    bug = random.Random(seed).choice([bug for bug in BUGS if bug.form is Form.QUICK])
     verdict = try_bug(bug, seed=seed)
     assert verdict.is_caught, f"{bug.name}: {verdict.problem}"
 

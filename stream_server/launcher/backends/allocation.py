@@ -50,13 +50,16 @@ class ServerSize:
     def of(cls, config: StudyConfig, environment: Mapping[str, str] | None = None) -> Self:
         """The number of ranks with which stream-launcher starts the server, here and now.
 
-        It is what the simulations leave of the allocation, or, outside of one, of the cores of this node; where they
-        leave less than `server.ranks.min`, they wait for each other instead.
+        A server in a job of its own has `server.ranks`. Beside the launcher it has what the simulations leave of the
+        allocation, or, outside of one, of the cores of this node; where they leave less than `server.ranks.min`, they
+        wait for each other instead.
 
         Raises:
             ConfigError: the allocation, or the node, has less than `server.ranks.min` altogether.
         """
         wanted, allocation = config.server.ranks, Allocation.found(environment)
+        if config.server.backend != "local":
+            return cls(num_ranks=wanted.max, num_on_node=math.ceil(wanted.max / (config.server.job.nodes or 1)))
         if wanted.min == wanted.max:
             return cls(num_ranks=wanted.max, num_on_node=_bounded(wanted.max, allocation))
         if allocation is None:

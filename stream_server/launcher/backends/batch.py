@@ -12,11 +12,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script
 from stream_server.launcher.backends.backend import (
@@ -32,6 +31,7 @@ from stream_server.launcher.backends.backend import (
 )
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
+    JobKind,
     NotSubmitted,
     QueueEntry,
     Scheduler,
@@ -104,7 +104,7 @@ class BatchBackend:
     The main thread says what is wanted; the thread `scheduler` asks it, one question at a time, and notes the answers.
 
     Args:
-        config: The study; `launcher.max_queued` is the bound of the queue.
+        kind: The jobs; `max_queued` is the bound of the queue.
         scheduler: The scheduler, for the jobs of this study.
         ask_s: Time between two looks at the queue. The thread waits longer when it is slow or away.
         missing_s: How long a job may be missing in the answers until it is not there.
@@ -115,7 +115,7 @@ class BatchBackend:
 
     def __init__(
         self,
-        config: StudyConfig,
+        kind: JobKind,
         scheduler: Scheduler,
         *,
         ask_s: float = ASK_S,
@@ -123,10 +123,7 @@ class BatchBackend:
         retry_s: float = RETRY_S,
     ) -> None:
         self.scheduler = scheduler
-        self.study = config.study.name
-        self.resources = config.simulation.job
-        self.ranks = config.simulation.ranks * config.simulation.per_job
-        self.max_queued = math.inf if config.launcher.max_queued is None else config.launcher.max_queued
+        self.kind = kind
         self.ask_s = ask_s
         self.missing_s = missing_s
         self.retry_s = retry_s
@@ -146,11 +143,12 @@ class BatchBackend:
         """
         title = self.scheduler.title
         try:
-            self.scheduler.check(self.ranks)
+            self.scheduler.check(self.kind.ranks)
         except NotSubmitted as error:
             if error.refusal is SubmitRefusal.WRONG:
-                raise ConfigError(f"simulation.job: {title} would not take the jobs: {self._told(error)}") from error
-            log.warning("launcher.backend: whether %s would take the jobs is not known: %s", title, error)
+                section = self.kind.section
+                raise ConfigError(f"{section}: {title} would not take the jobs: {self._told(error)}") from error
+            log.warning("whether %s would take the jobs is not known: %s", title, error)
 
     def submit(self, spec: JobSpec) -> str:
         """Write the job's scripts; the thread submits it.
@@ -158,15 +156,16 @@ class BatchBackend:
         Raises:
             SubmitError: the scripts cannot be written.
         """
-        name = job_script.job_name(self.study, spec.folder, secrets.token_hex(6))
+        resources = self.kind.resources
+        name = job_script.job_name(self.kind.study, spec.folder, secrets.token_hex(6))
         text = job_script.second_script(
-            spec, self.resources.setup, self.resources.environment, self.scheduler.variables
+            spec, resources.setup, resources.environment, self.scheduler.variables, section=self.kind.section
         )
         try:
             _write(spec.folder / job_script.JOB_FILE, text)
         except OSError as error:
             raise SubmitError(f"could not be queued: {error}") from error
-        has_setup = bool(self.resources.setup)
+        has_setup = bool(resources.setup)
         script = job_script.first_script(spec.folder, self.scheduler.variables, has_setup=has_setup)
         job = BatchJob(name=name, folder=spec.folder, ranks=spec.ranks, script=script)
         with self._changed:
@@ -252,7 +251,7 @@ class BatchBackend:
                 if known and now >= self._ask_at:
                     return self._ask
                 waiting = next((job for job in jobs if job.phase is _Phase.WAITING), None)
-                has_room = sum(job.is_pending for job in jobs) < self.max_queued
+                has_room = sum(job.is_pending for job in jobs) < self.kind.max_queued
                 if waiting is not None and has_room and now >= self._submit_at:
                     return lambda: self._submit(waiting)
                 times = [self._ask_at] if known else []
@@ -348,7 +347,7 @@ class BatchBackend:
     def _told(self, error: NotSubmitted) -> str:
         message = str(error)
         told = self.scheduler.hint(message)
-        return f"{message}. {told}" if told else message
+        return f"{message}. {self.kind.worded(told)}" if told else message
 
     def _take(self, entries: Mapping[str, QueueEntry], began: float) -> None:
         for job in self._jobs.values():
@@ -362,7 +361,8 @@ class BatchBackend:
             job.missing_since = math.inf
             job.id, job.phase, job.status = entry.id, _Phase.SUBMITTED, entry.status
             if job.status.state is JobState.ENDED:
-                job.phase, job.status = _Phase.ENDED, _explained(job, entry)
+                explained = _explained(job, entry)
+                job.phase, job.status = _Phase.ENDED, replace(explained, reason=self.kind.worded(explained.reason))
 
     def _missing(self, job: _Job, began: float) -> None:
         if (job.folder / EXIT_FILE).exists():

@@ -4,11 +4,12 @@ import subprocess
 from collections.abc import Collection
 
 from stream_server.config import StudyConfig, walltime_s
-from stream_server.config.sections import SimulationJobSettings
+from stream_server.config.sections import JobSettings
 from stream_server.launcher.backends.backend import JobState, JobStatus
 from stream_server.launcher.backends.batch import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
+    JobKind,
     NotSubmitted,
     QueueEntry,
     SubmitRefusal,
@@ -50,9 +51,9 @@ class Flux:
     title = "Flux"
     variables: tuple[str, ...] = ("FLUX_", "PMI_")
 
-    def __init__(self, config: StudyConfig) -> None:
-        require("flux")
-        self.resources = config.simulation.job
+    def __init__(self, kind: JobKind) -> None:
+        require("flux", key=kind.key)
+        self.resources = kind.resources
 
     def check(self, ranks: int) -> None:
         """See whether an instance of Flux answers: it judges a job only when that is submitted."""
@@ -85,13 +86,14 @@ class Flux:
 
 
 class FluxBackend(BatchBackend):
-    """Jobs of Flux. The `times` are those of `BatchBackend`."""
+    """Jobs of Flux, of the simulations unless it says which `kind`. The `times` are those of `BatchBackend`."""
 
-    def __init__(self, config: StudyConfig, **times: float) -> None:
-        super().__init__(config, Flux(config), **times)
+    def __init__(self, config: StudyConfig, kind: JobKind | None = None, **times: float) -> None:
+        kind = kind or JobKind.of_simulations(config)
+        super().__init__(kind, Flux(kind), **times)
 
 
-def resource_words(job: SimulationJobSettings, ranks: int) -> list[str]:
+def resource_words(job: JobSettings, ranks: int) -> list[str]:
     """The options of flux submit and flux batch for a job of `ranks` ranks, each of which is a task or a slot."""
     words = [f"-n{ranks}", f"-c{job.cores_per_rank}"]
     words += [f"-g{job.gpus_per_rank}"] if job.gpus_per_rank else []

@@ -60,15 +60,23 @@ exec /usr/bin/env -i "${{kept[@]}}" /bin/bash {options} {JOB_FILE}
 """
 
 
-def second_script(spec: JobSpec, setup: Sequence[str], own: Collection[str], variables: Sequence[str]) -> str:
+def second_script(
+    spec: JobSpec,
+    setup: Sequence[str],
+    own: Collection[str],
+    variables: Sequence[str],
+    *,
+    section: str = "simulation.job",
+) -> str:
     """The script in the job's folder: environment, `setup`, command.
 
-    `own` are variables that the study itself sets, `variables` the beginnings of the names of the scheduler's.
+    `own` are variables that the study itself sets, `variables` the beginnings of the names of the scheduler's. The
+    lines are those of `section` of study.json.
     """
     exports = _exports(spec.environment, own, tuple(variables))
     lines = [f"cd {shlex.quote(str(spec.folder))} || exit", *exports]
     for line in setup:
-        told = shlex.quote(f"simulation.job.setup: `{line}` ended with exit code")
+        told = shlex.quote(f"{section}.setup: `{line}` ended with exit code")
         lines.append(SETUP.format(line=line, told=told, exit_file=EXIT_FILE))
     return "\n".join([*lines, f"exec {shlex.join(spec.shell_command)}", ""])
 

@@ -6,12 +6,13 @@ import subprocess
 from collections.abc import Collection, Mapping
 
 from stream_server.config import StudyConfig, walltime_s
-from stream_server.config.sections import SimulationJobSettings
+from stream_server.config.sections import JobSettings
 from stream_server.launcher.backends.backend import JobState, JobStatus
 from stream_server.launcher.backends.batch import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     MIB,
     BatchJob,
+    JobKind,
     NotSubmitted,
     QueueEntry,
     SubmitRefusal,
@@ -57,9 +58,9 @@ class Lsf:
     title = "LSF"
     variables: tuple[str, ...] = ("LSB_", "LSF_", "LS_")
 
-    def __init__(self, config: StudyConfig) -> None:
-        require(*COMMANDS)
-        self.resources = config.simulation.job
+    def __init__(self, kind: JobKind) -> None:
+        require(*COMMANDS, key=kind.key)
+        self.resources = kind.resources
 
     def check(self, ranks: int) -> None:
         """See whether LSF answers: it judges a job only when that is submitted."""
@@ -91,13 +92,14 @@ class Lsf:
 
 
 class LsfBackend(BatchBackend):
-    """Jobs of LSF. The `times` are those of `BatchBackend`."""
+    """Jobs of LSF, of the simulations unless it says which `kind`. The `times` are those of `BatchBackend`."""
 
-    def __init__(self, config: StudyConfig, **times: float) -> None:
-        super().__init__(config, Lsf(config), **times)
+    def __init__(self, config: StudyConfig, kind: JobKind | None = None, **times: float) -> None:
+        kind = kind or JobKind.of_simulations(config)
+        super().__init__(kind, Lsf(kind), **times)
 
 
-def resource_words(job: SimulationJobSettings, ranks: int) -> list[str]:
+def resource_words(job: JobSettings, ranks: int) -> list[str]:
     """The options of bsub for a job of `ranks` ranks, each of which is a task."""
     words = ["-n", str(ranks)]
     if job.cores_per_rank > 1:

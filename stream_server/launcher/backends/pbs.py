@@ -8,13 +8,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from stream_server.config import StudyConfig, walltime_s
-from stream_server.config.sections import SimulationJobSettings
+from stream_server.config.sections import JobSettings
 from stream_server.launcher.backends.backend import JobState, JobStatus
 from stream_server.launcher.backends.batch import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     MANY,
     MIB,
     BatchJob,
+    JobKind,
     NotSubmitted,
     QueueEntry,
     SubmitRefusal,
@@ -58,9 +59,9 @@ class Pbs:
     title = "PBS"
     variables: tuple[str, ...] = ("PBS_",)
 
-    def __init__(self, config: StudyConfig) -> None:
-        require(*COMMANDS)
-        self.resources = config.simulation.job
+    def __init__(self, kind: JobKind) -> None:
+        require(*COMMANDS, key=kind.key)
+        self.resources = kind.resources
         self._has_history = True
 
     def check(self, ranks: int) -> None:
@@ -113,13 +114,14 @@ class Pbs:
 
 
 class PbsBackend(BatchBackend):
-    """Jobs of PBS. The `times` are those of `BatchBackend`."""
+    """Jobs of PBS, of the simulations unless it says which `kind`. The `times` are those of `BatchBackend`."""
 
-    def __init__(self, config: StudyConfig, **times: float) -> None:
-        super().__init__(config, Pbs(config), **times)
+    def __init__(self, config: StudyConfig, kind: JobKind | None = None, **times: float) -> None:
+        kind = kind or JobKind.of_simulations(config)
+        super().__init__(kind, Pbs(kind), **times)
 
 
-def resource_words(job: SimulationJobSettings, ranks: int) -> list[str]:
+def resource_words(job: JobSettings, ranks: int) -> list[str]:
     """The options of qsub for a job of `ranks` ranks: a chunk for each rank, or one for each of the nodes."""
     num_chunks = job.nodes or ranks
     of_chunk = -(-ranks // num_chunks)

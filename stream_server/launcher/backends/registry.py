@@ -4,6 +4,7 @@ from stream_server.built_in import BACKENDS, load_named
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import Backend
+from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.user_code import call_user
 
 PROTOCOL = ("query_interval_s", "submit", "cancel", "query", "reattach", "close")
@@ -24,14 +25,39 @@ def load_backend(config: StudyConfig) -> Backend:
     return backend
 
 
+def load_server_backend(config: StudyConfig, name: str) -> Backend:
+    """Make the backend of this name, which is one of a scheduler, for the jobs of a study's server.
+
+    Raises:
+        ConfigError: the commands of the scheduler are not here.
+    """
+    make = load_named(name, BACKENDS, config.study_dir, kind="server.backend")
+    backend: Backend = make(config, JobKind.of_server(config))
+    return backend
+
+
 def check_backend(config: StudyConfig) -> None:
-    """Let the backend that a study names say whether it would take the jobs, if it can (`check`).
+    """Let the backend that a study names say whether it would take the jobs of the simulations, if it can (`check`).
 
     Raises:
         ConfigError: it would not, and why; or there is no such backend.
         UserCodeError: the user's file or class raised, which is the cause.
     """
-    backend = load_backend(config)
+    if config.simulation.command is not None:
+        _check(config.launcher.backend, load_backend(config))
+
+
+def check_server_backend(config: StudyConfig) -> None:
+    """Let the scheduler that a study names say whether it would take the job of the server, if that is to be one.
+
+    Raises:
+        ConfigError: it would not, and why.
+    """
+    if config.server.backend != "local":
+        _check(config.server.backend, load_server_backend(config, config.server.backend))
+
+
+def _check(name: str, backend: Backend) -> None:
     check = getattr(backend, "check", None)
     if check is not None:
-        call_user(config.launcher.backend, check)
+        call_user(name, check)

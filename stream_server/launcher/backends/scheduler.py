@@ -1,5 +1,6 @@
 """The protocol of batch schedulers, its answers, and the door to their commands."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -7,9 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
-from stream_server.config.sections import SimulationJobSettings
+from stream_server.config import StudyConfig
+from stream_server.config.sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobStatus
 
@@ -36,6 +38,49 @@ class NotSubmitted(Exception):
     def __init__(self, refusal: SubmitRefusal, message: str) -> None:
         super().__init__(message)
         self.refusal = refusal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobKind:
+    """The jobs of a study that a backend submits: those of the simulations, or those of the server.
+
+    `section` of study.json says what each of them takes, of which `max_queued` may wait in the queue. `ranks` is the
+    largest number of ranks of one.
+    """
+
+    study: str
+    section: str
+    resources: JobSettings
+    ranks: int
+    max_queued: float = math.inf
+
+    @classmethod
+    def of_simulations(cls, config: StudyConfig) -> Self:
+        """The jobs of the simulations."""
+        simulation, most = config.simulation, config.launcher.max_queued
+        return cls(
+            study=config.study.name,
+            section="simulation.job",
+            resources=simulation.job,
+            ranks=simulation.ranks * simulation.per_job,
+            max_queued=math.inf if most is None else most,
+        )
+
+    @classmethod
+    def of_server(cls, config: StudyConfig) -> Self:
+        """The jobs of the server, one after another."""
+        server = config.server
+        return cls(study=config.study.name, section="server.job", resources=server.job, ranks=server.ranks.max)
+
+    @property
+    def key(self) -> str:
+        """The key that names the scheduler."""
+        return "server.backend" if self.section == "server.job" else "launcher.backend"
+
+    def worded(self, text: str) -> str:
+        """What a scheduler says of `simulation.job`, with the keys that hold for these jobs."""
+        of_ranks = text.replace("simulation.ranks", self.section.replace("job", "ranks"))
+        return of_ranks.replace("simulation.job", self.section)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +147,8 @@ class Scheduler(Protocol):
         """Advice for a user whose job was refused, "" if there is none."""
 
 
-def require(*commands: str) -> None:
-    """See that a scheduler's commands are here.
+def require(*commands: str, key: str = "launcher.backend") -> None:
+    """See that the commands of the scheduler are here that `key` of study.json names.
 
     Raises:
         ConfigError: one is not.
@@ -111,7 +156,7 @@ def require(*commands: str) -> None:
     missing = [name for name in commands if shutil.which(name) is None]
     if missing:
         raise ConfigError(
-            f"launcher.backend: {' and '.join(missing)} {'was' if len(missing) == 1 else 'were'} not found on PATH. "
+            f"{key}: {' and '.join(missing)} {'was' if len(missing) == 1 else 'were'} not found on PATH. "
             "Start the study on a login node of the cluster, or load the module that brings the scheduler's commands"
         )
 
@@ -198,7 +243,7 @@ def told_all(command: Sequence[str], ids: Collection[str], *, away: Sequence[str
             raise subprocess.CalledProcessError(done.returncode, command[0], stderr=done.stderr)
 
 
-def option_words(job: SimulationJobSettings, dash: str) -> list[str]:
+def option_words(job: JobSettings, dash: str) -> list[str]:
     """The words of `simulation.job.options`, for commands whose options have one dash, or two and a sign `=`."""
     words: list[str] = []
     for name, value in job.options.items():

@@ -6,7 +6,7 @@ from stream_server.config import StudyConfig, walltime_s
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import slurm_commands, slurm_job
 from stream_server.launcher.backends.batch import BatchBackend
-from stream_server.launcher.backends.scheduler import BatchJob, NotSubmitted, QueueEntry, in_words, require
+from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, QueueEntry, in_words, require
 
 COMMANDS = ("sbatch", "scancel", "squeue")
 
@@ -21,9 +21,10 @@ class Slurm:
     title = "Slurm"
     variables: tuple[str, ...] = ("SLURM_",)
 
-    def __init__(self, config: StudyConfig) -> None:
-        require(*COMMANDS)
-        self.resources = config.simulation.job
+    def __init__(self, kind: JobKind) -> None:
+        require(*COMMANDS, key=kind.key)
+        self.kind = kind
+        self.resources = kind.resources
 
     def check(self, ranks: int) -> None:
         """Ask sbatch, which says nothing of a walltime above the limit of the partition."""
@@ -31,7 +32,7 @@ class Slurm:
         limit = slurm_commands.time_limit_s(resources.partition)
         if resources.walltime is not None and limit is not None and walltime_s(resources.walltime) > limit:
             raise ConfigError(
-                f"simulation.job.walltime: {resources.walltime} is longer than the time limit of the partition, "
+                f"{self.kind.section}.walltime: {resources.walltime} is longer than the time limit of the partition, "
                 f"{in_words(limit)}: such a job would wait for ever"
             )
         try:
@@ -39,7 +40,7 @@ class Slurm:
         except NotSubmitted as error:
             if slurm_commands.NO_CLUSTER in str(error):
                 raise ConfigError(
-                    f'launcher.backend: "slurm", but this machine belongs to no cluster: {error}. Start the study on a '
+                    f'{self.kind.key}: "slurm", but this machine belongs to no cluster: {error}. Start the study on a '
                     "login node, or let SLURM_CONF name the configuration of the cluster"
                 ) from error
             raise
@@ -65,7 +66,8 @@ class Slurm:
 
 
 class SlurmBackend(BatchBackend):
-    """Jobs of Slurm. The `times` are those of `BatchBackend`."""
+    """Jobs of Slurm, of the simulations unless it says which `kind`. The `times` are those of `BatchBackend`."""
 
-    def __init__(self, config: StudyConfig, **times: float) -> None:
-        super().__init__(config, Slurm(config), **times)
+    def __init__(self, config: StudyConfig, kind: JobKind | None = None, **times: float) -> None:
+        kind = kind or JobKind.of_simulations(config)
+        super().__init__(kind, Slurm(kind), **times)

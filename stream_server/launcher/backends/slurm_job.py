@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from stream_server.config.sections import SimulationJobSettings
+from stream_server.config.sections import JobSettings
 from stream_server.launcher.backends.backend import LOG_FILE
 from stream_server.launcher.backends.scheduler import MIB, option_words
 
@@ -37,7 +37,7 @@ class AllocationSize:
             bytes_per_core = float(of_node) * MIB / max(cores)
         return cls(cores=tuple(cores), bytes_per_core=bytes_per_core)
 
-    def problem(self, job: SimulationJobSettings, ranks: int) -> str:
+    def problem(self, job: JobSettings, ranks: int) -> str:
         """Why steps of so many ranks can never run here, "" if they can."""
         there = f"the allocation has {sum(self.cores)} on {len(self.cores)} nodes"
         if job.cores_per_rank > max(self.cores):
@@ -58,7 +58,7 @@ class AllocationSize:
         return ""
 
 
-def resource_options(job: SimulationJobSettings, ranks: int) -> list[str]:
+def resource_options(job: JobSettings, ranks: int) -> list[str]:
     """The options of sbatch and srun for what `ranks` ranks take."""
     options = [f"--ntasks={ranks}", f"--cpus-per-task={job.cores_per_rank}"]
     if job.gpus_per_rank:
@@ -68,7 +68,7 @@ def resource_options(job: SimulationJobSettings, ranks: int) -> list[str]:
     return [*options, *option_words(job, "--")]
 
 
-def job_options(job: SimulationJobSettings, ranks: int) -> list[str]:
+def job_options(job: JobSettings, ranks: int) -> list[str]:
     """The options of sbatch for a job of `ranks` ranks, without name and place."""
     asked = {"nodes": job.nodes, "time": job.walltime, "partition": job.partition, "account": job.account}
     wanted = [f"--{name}={value}" for name, value in asked.items() if value is not None]

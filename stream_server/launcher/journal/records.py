@@ -63,7 +63,7 @@ class ServerStarting:
     """The server is about to be started for the `number`-th time.
 
     Its sockets are in `folder`, whose name is in the environment of all its processes. At `alive` they show that they
-    live. `reports_before` tells by which reports of an earlier start it is not to be judged.
+    live. `reports_before` tells by which reports of an earlier start it is not to be judged. `backend` is what runs it.
     """
 
     number: int
@@ -71,6 +71,7 @@ class ServerStarting:
     folder: str
     alive: str
     reports_before: str
+    backend: str = "local"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

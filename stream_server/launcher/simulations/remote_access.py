@@ -33,17 +33,23 @@ class RemoteAccess:
 
     @classmethod
     def of(cls, config: StudyConfig, num_ranks: int, before: Path) -> Self | None:
-        """That of a study whose server has so many ranks; None where all of them are on this node.
+        """That of a study whose server has so many ranks; None where all of them run on this node, beside us.
 
         `before` is the file of a launcher that was killed, if it has left one.
 
         Raises:
-            ConfigError: there is no such `network.interface` here.
+            ConfigError: there is no such `network.interface` here, or ranks elsewhere do not reach it.
         """
         interface = None if config.network.interface is None else network.chosen(config.network.interface)
         allocation = Allocation.found()
-        spans_nodes = allocation is not None and allocation.num_nodes > 1
-        if num_ranks == 1 or not (spans_nodes or (interface is not None and not interface.is_loopback)):
+        is_open = interface is not None and not interface.is_loopback
+        if config.server.backend != "local":
+            if interface is not None and not is_open:
+                raise ConfigError(
+                    f"network.interface: the job of the server does not reach this node by {interface}. "
+                    "Name another interface, or the subnet in which all nodes have an address"
+                )
+        elif num_ranks == 1 or not (is_open or (allocation is not None and allocation.num_nodes > 1)):
             return None
         found = None
         with suppress(ConfigError):

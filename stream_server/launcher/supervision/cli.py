@@ -10,13 +10,12 @@ from pathlib import Path
 
 from stream_server.config import load
 from stream_server.errors import StreamServerError
-from stream_server.launcher.backends.allocation import ServerSize
-from stream_server.launcher.backends.environment import server_environment
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, run_study
 from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.machine import descriptors
 from stream_server.machine.forced_exit import EXIT_FORCED
+from stream_server.machine.garbage import keep_modules
 from stream_server.machine.screen import outliving_a_full_disk, tell
 from stream_server.storage.ownership import private_files
 
@@ -96,15 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load(arguments.config, arguments.set)
         require(config)
-        command = ServerCommand(
-            config=arguments.config,
-            overrides=arguments.set,
-            resume=arguments.resume,
-            ranks=ServerSize.of(config).num_ranks,
-            environment=server_environment(config),
-        )
+        command = ServerCommand.of(config, arguments.config, arguments.set, resume=arguments.resume)
         if arguments.check:
             return command.check()
+        keep_modules()
         with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
             descriptors.require(2 * config.launcher.max_running + command.ranks, "jobs and ranks")
             if arguments.simulations_only:

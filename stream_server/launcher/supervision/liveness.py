@@ -21,6 +21,8 @@ from stream_server.machine.processes import Leader
 from stream_server.messages.launcher_link import rank_name, rank_of
 
 QUESTION = b""
+# Of what a rank says, and of a handshake: on TCP strangers may come, too.
+MAX_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,19 +40,18 @@ class HeartbeatSettings:
 class Presence:
     """The ranks that answer. Pure; ranks that left in order are not missed.
 
-    Expected is every rank that was heard of, or, of a server that was `taken_over`, every rank that there is. Its clock
-    is wound by `tick`, by `interval_s` at most: time for which the launcher was stopped or busy is not held against
-    ranks.
+    Expected is every rank that was heard of; after `expect_all` every rank that there is. Its clock is wound by `tick`,
+    by `interval_s` at most: time for which the launcher was stopped or busy is not held against ranks.
     """
 
-    def __init__(self, num_ranks: int, heartbeat: HeartbeatSettings, *, taken_over: bool = False) -> None:
+    def __init__(self, num_ranks: int, heartbeat: HeartbeatSettings) -> None:
         self.num_ranks = num_ranks
         self.heartbeat = heartbeat
         self.known: set[int] = set()
         self.left: set[int] = set()
         self._now = 0.0
         self._ticked_at = math.inf
-        self._heard_at = dict.fromkeys(range(num_ranks) if taken_over else (), 0.0)
+        self._heard_at: dict[int, float] = {}
         self._broken_since: dict[int, float] = {}
 
     @property
@@ -68,6 +69,11 @@ class Presence:
             if self._now - self._heard_at[rank] >= settings.silent_s
             or self._now - self._broken_since.get(rank, never) >= settings.return_s
         }
+
+    def expect_all(self) -> None:
+        """Every rank should answer from now on, as those do of a server that is taken over while it runs."""
+        for rank in range(self.num_ranks):
+            self._heard_at.setdefault(rank, self._now)
 
     def tick(self, now: float) -> None:
         """Let time pass."""
@@ -101,14 +107,13 @@ class Liveness:
         address: str,
         *,
         num_ranks: int,
-        taken_over: bool = False,
         heartbeat: HeartbeatSettings | None = None,
         remote: RemoteAccess | None = None,
         before: str | None = None,
     ) -> None:
         self.address = address
         self.heartbeat = heartbeat or HeartbeatSettings()
-        self.presence = Presence(num_ranks, self.heartbeat, taken_over=taken_over)
+        self.presence = Presence(num_ranks, self.heartbeat)
         self.processes: dict[int, Leader] = {}
         self.remote = remote
         self.place = ""
@@ -119,7 +124,7 @@ class Liveness:
     def __enter__(self) -> Self:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger = 0
+        self._socket.linger, self._socket.maxmsgsize = 0, MAX_BYTES
         # A rank that connects anew takes over its name from the connection that it has lost.
         self._socket.router_handover = self._socket.router_mandatory = True
         self._socket.bind(self.address)

@@ -12,7 +12,7 @@ from pathlib import Path
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
 from stream_server.launcher.backends.mpirun import Mpirun
-from stream_server.launcher.backends.registry import check_backend, load_backend
+from stream_server.launcher.backends.registry import check_backend, check_server_backend, load_backend
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import LauncherLeft
@@ -26,6 +26,7 @@ from stream_server.launcher.simulations.remote_access import RemoteAccess, place
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.launcher.supervision.server_restart import Restarts
+from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.supervisor import Supervisor
 from stream_server.launcher.supervision.takeover import begin, end_earlier_run
 from stream_server.machine import private_folder, run_folder
@@ -46,23 +47,24 @@ def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) ->
             not take the jobs, or what is in the output folder is no run of ours.
     """
     run_folder.check(config.output_dir, resume=command.resume)
-    if config.simulation.command is not None:
-        check_backend(config)
+    check_server_backend(config)
+    check_backend(config)
     if closed := run_folder.claim(config.output_dir, config.study.share_with):
         print(f"{PROGRAM}: {closed}", file=sys.stderr, flush=True)
     asking = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     # Under nohup the end of the terminal is no reason to stop.
     asking += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
-    jobs = _make_jobs(config)
+    jobs, servers = _make_jobs(config), Servers(config)
     lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
     with lock, Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *asking) as signals:
         _start_log(config)
-        address = begin(journal, jobs, config.output_dir, link=None).link
+        address = begin(journal, jobs, servers, link=None).link
         folder = private_folder.of(address)
         remote = _remote_access(config, command.ranks, folder, journal.history)
-        with ServerConnection(address, remote) as link, closing(jobs.backend):
+        with ServerConnection(address, remote) as link, closing(jobs.backend), servers:
             exit_code = Supervisor(
                 command=command,
+                servers=servers,
                 ensemble=_make_ensemble(config, journal, link, jobs),
                 link=link,
                 signals=signals,
@@ -93,12 +95,12 @@ def run_simulations(config: StudyConfig, address: str) -> int:
             not take the jobs.
     """
     release_cores()
-    if config.simulation.command is not None:
-        check_backend(config)
+    check_backend(config)
     jobs = _make_jobs(config)
     with Journal(config.output_dir) as journal, Signals(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD) as signals:
         _start_log(config)
-        begin(journal, jobs, config.output_dir, link=address)
+        with Servers(config) as servers:
+            begin(journal, jobs, servers, link=address)
         with ServerConnection(address) as link, closing(jobs.backend):
             ensemble = _make_ensemble(config, journal, link, jobs)
             launcher = Unsupervised(ensemble, link, signals, lifeline=sys.stdin.fileno())
@@ -124,8 +126,8 @@ def rename_earlier_run(config: StudyConfig) -> None:
         return
     jobs = _make_jobs(config)
     with StudyLock(output_dir / RUN_LOCK, PROGRAM), Journal(output_dir) as journal:
-        with closing(jobs.backend):
-            end_earlier_run(journal.history, jobs, output_dir)
+        with closing(jobs.backend), Servers(config) as servers:
+            end_earlier_run(journal.history, jobs, servers)
         run_folder.set_aside(output_dir)
 
 

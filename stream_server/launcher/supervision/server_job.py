@@ -1,4 +1,4 @@
-"""The server as a job: its command line, mpirun and its ranks, and one start of it as the launcher watches it."""
+"""The server beside the launcher: its command line, mpirun and its ranks, and one start as the launcher watches it."""
 
 import contextlib
 import logging
@@ -15,15 +15,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from stream_server.config import StudyConfig, walltime_s
+from stream_server.config.placeholders import RANKS
 from stream_server.errors import ConfigError, RankLost
+from stream_server.launcher.backends.allocation import ServerSize
+from stream_server.launcher.backends.backend import JobState
 from stream_server.launcher.backends.mpirun import is_open_mpi
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
-from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
+from stream_server.launcher.supervision.server_restart import SAVED_CODE, EndReports, ServerEnd
+from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.processes import Leader, Process
 
 MARK = "STREAM_SERVER_JOB"
+LOCAL = "local"
 LOOK_S = 5.0
 LOOK_KILLED_S = 0.05
 STOPPED_S = 10.0
@@ -44,25 +50,51 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerCommand:
-    """The command line of the server, made from that of stream-launcher, and variables of its environment."""
+    """The command line of the server, made from that of stream-launcher.
+
+    One that `is_job` has `walltime_s`. `mpirun` are the words that start its ranks, None for the usual ones.
+    """
 
     config: Path
     overrides: Sequence[str]
     resume: bool
     ranks: int
-    environment: Mapping[str, str]
+    is_job: bool = False
+    mpirun: Sequence[str] | None = None
+    walltime_s: float = math.inf
 
-    def start(self, *, link: str, alive: str, place: Path | None, time_limit_s: float) -> list[str]:
+    @classmethod
+    def of(cls, config: StudyConfig, file: Path, overrides: Sequence[str], *, resume: bool) -> Self:
+        """That of a study in a `file`, as the command line changes it.
+
+        Raises:
+            ConfigError: the allocation has no room for `server.ranks`.
+        """
+        walltime = config.server.job.walltime
+        return cls(
+            config=file.absolute(),
+            overrides=overrides,
+            resume=resume,
+            ranks=ServerSize.of(config).num_ranks,
+            is_job=config.server.backend != LOCAL,
+            mpirun=config.server.job.mpirun,
+            walltime_s=math.inf if walltime is None else walltime_s(walltime),
+        )
+
+    def line(self, *, link: str, alive: str, place: Path | None, time_limit_s: float) -> list[str]:
         """Start the server; it is to leave by itself after `time_limit_s`, if that is not infinite.
 
-        Ranks on other nodes find the launcher by the file `place`.
+        Ranks on other nodes find the launcher by the file `place`. A job leaves before its own time is over, and is
+        followed by another one.
 
         Raises:
             ConfigError: a program is missing.
         """
+        time_limit_s = self.walltime_s if self.is_job else time_limit_s
         limit = [] if time_limit_s == math.inf else ["--time-limit", clock(time_limit_s)]
-        hidden = ["--link", link, "--alive", alive, *([] if place is None else ["--launcher-place", str(place)])]
-        return [*_mpirun(self.ranks), *self._server, *(["--resume"] if self.resume else []), *limit, *hidden]
+        own = ["--followed"] if self.is_job else ["--link", link, "--alive", alive]
+        hidden = [*own, *([] if place is None else ["--launcher-place", str(place)])]
+        return [*self._mpirun, *self._server, *(["--resume"] if self.resume else []), *limit, *hidden]
 
     def check(self) -> int:
         """Let the server tell what the study would do; returns its exit code.
@@ -71,6 +103,13 @@ class ServerCommand:
             ConfigError: the program is missing.
         """
         return subprocess.run([*self._server, "--check"]).returncode
+
+    @property
+    def _mpirun(self) -> list[str]:
+        if self.mpirun is None:
+            return _mpirun(self.ranks)
+        words = self.mpirun if any(RANKS in word for word in self.mpirun) else [*self.mpirun, "-n", RANKS]
+        return [word.replace(RANKS, str(self.ranks)) for word in words]
 
     @property
     def _server(self) -> list[str]:
@@ -85,6 +124,8 @@ class ServerJob:
     All of its processes have `mark` in their environment; `leader`, the first of them, leads a session. `look` moves
     things on: call it at each SIGCHLD, and at `wake_at` at the latest.
     """
+
+    state = JobState.RUNNING
 
     def __init__(self, mark: str, leader: Leader | None, process: "subprocess.Popen[bytes] | None" = None) -> None:
         self.mark = mark
@@ -122,11 +163,12 @@ class ServerJob:
         """These belong to it as well, such as ranks that have told us who they are."""
         self._registered = registered
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Signal its first process, which passes it on to all ranks."""
+    def ask_to_leave(self) -> None:
+        """Signal its first process, which passes that on to all ranks."""
         with contextlib.suppress(OSError):
             if self.leader is not None and self.leader.alive:
-                os.kill(self.leader.pid, number)
+                # Open MPI would kill the ranks 0.26 s after a TERM.
+                os.kill(self.leader.pid, signal.SIGUSR1)
 
     def kill(self, now: float) -> None:
         """KILL everything of it; `is_over` once nothing is left."""
@@ -182,10 +224,19 @@ class RunningServer:
     """Its processes, its ranks' signs of life, and what it said. Main thread only.
 
     `stack` is left by `close`. `was_planned`: it has said which simulations it needs; `leaving_since`: that it leaves.
-    `coming_since` is when it was started, infinity when another launcher did that.
+    `coming_since` is when it was started, infinity when another launcher did that; the time in a queue does not count.
+    One that was `taken_over` while it ran should have all of its ranks.
     """
 
-    def __init__(self, starting: ServerStarting, job: ServerJob, liveness: Liveness, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        starting: ServerStarting,
+        job: ServerJob | SubmittedServer,
+        liveness: Liveness,
+        stack: ExitStack,
+        *,
+        taken_over: bool = False,
+    ) -> None:
         self.starting = starting
         self.job = job
         self.liveness = liveness
@@ -196,7 +247,9 @@ class RunningServer:
         self._stack = stack
         self._killed_at = math.inf
         self._why_killed = ""
-        job.also_kill(lambda: list(liveness.processes.values()))
+        self._has_all = taken_over
+        if isinstance(job, ServerJob):
+            job.also_kill(lambda: list(liveness.processes.values()))
 
     @property
     def wake_at(self) -> float:
@@ -207,8 +260,14 @@ class RunningServer:
         """See how it is; returns why it must be killed, "" while it need not."""
         self.liveness.take(now)
         self.job.look(now)
-        if self.job.killed or self.job.is_over:
+        if self.job.killed or self.job.is_over or self.job.state is JobState.UNKNOWN:
             return ""
+        if self.job.state is JobState.QUEUED:
+            self._has_all, self.coming_since = False, now
+            return ""
+        if self._has_all:
+            self._has_all = False
+            self.liveness.presence.expect_all()
         if lost := self.liveness.presence.lost:
             return f"{_ranks(lost)} of the server does not answer any more"
         if (pid := self.job.stopped_pid(now)) is not None:
@@ -233,13 +292,19 @@ class RunningServer:
 
     def how_it_ended(self, output_dir: Path) -> ServerEnd:
         """Tell how it ended: as it said itself, or else why we killed it."""
-        words = EndReports(output_dir, self.starting.reports_before)
-        end = words.read(None if self._why_killed else self.job.status, was_planned=self.was_planned)
+        words, job = EndReports(output_dir, self.starting.reports_before), self.job
+        how = f"the job of the server {job.reason}" if isinstance(job, SubmittedServer) else ""
+        end = words.read(None if self._why_killed else job.status, was_planned=self.was_planned, how=how)
         if self._why_killed and end.exit_code == RankLost.exit_code:
             end = replace(end, message=self._why_killed)
         elif self._was_refused and end.exit_code == RankLost.exit_code:
             end = replace(end, why_refused=_why_refused(self.starting.ranks))
-        return replace(end, has_begun=self.liveness.remote is None or self.liveness.has_all_ranks)
+        end = replace(end, has_begun=self.liveness.remote is None or self.liveness.has_all_ranks)
+        if not isinstance(job, SubmittedServer):
+            return end
+        if job.is_cancelled and not self.was_planned and end.exit_code == RankLost.exit_code:
+            return replace(end, exit_code=SAVED_CODE, message="the job of the server was cancelled before it had begun")
+        return replace(end, is_of_job=job.is_outside or end.exit_code == SAVED_CODE)
 
     @property
     def _was_refused(self) -> bool:

@@ -30,6 +30,7 @@ class ServerEnd:
     """The end of a server; `batch` is the one at which it failed, None when that was outside of training.
 
     `has_begun` unless the ranks are on several nodes and did not all come to life, as when a node cannot be reached.
+    `is_of_job`: its job was over, or has lost its node, and it goes on in the next one.
     `why_refused` tells that mpirun, or the program itself, gave up before any rank came to life, and what to do.
     """
 
@@ -37,6 +38,7 @@ class ServerEnd:
     message: str
     batch: int | None = None
     has_begun: bool = True
+    is_of_job: bool = False
     why_refused: str = ""
 
 
@@ -66,15 +68,21 @@ class Restarts:
         self.limit = limit
         self.num_in_a_row = num_in_a_row
         self.failed_batch = failed_batch
+        self._has_progressed = False
         self._can_start = False
 
     def progressed(self) -> None:
         """A checkpoint was committed."""
         self.num_in_a_row = 0
+        self._has_progressed = True
 
     def decide(self, end: ServerEnd, *, stopping: bool) -> Restart | NoRestart:
         """Decide what to do after this end; `stopping` when the study was asked to stop."""
-        if end.exit_code in FINAL_CODES:
+        has_progressed, self._has_progressed = self._has_progressed, False
+        goes_on = end.is_of_job and not stopping
+        if goes_on and has_progressed:
+            return Restart(pause_s=0.0, text=f"{end.message}; it goes on in the next job")
+        if end.exit_code in FINAL_CODES and not goes_on:
             return NoRestart(exit_code=end.exit_code, text=end.message)
         if end.why_refused and not self._can_start:
             return NoRestart(exit_code=ConfigError.exit_code, text=end.why_refused)
@@ -118,8 +126,8 @@ class EndReports:
         """Return a text that changes when one of the files is written again."""
         return " ".join(_version(output_dir / name) for name in (REPORT_FILE, EXIT_FILE))
 
-    def read(self, status: int | None, *, was_planned: bool) -> ServerEnd:
-        """Tell how the server ended.
+    def read(self, status: int | None, *, was_planned: bool, how: str = "") -> ServerEnd:
+        """Tell how the server ended; without a word of it, `how` it is known to have, if that is given.
 
         Its files say so. The exit `status` of mpirun (None if unknown) lies when ranks differ, and is believed only of
         a server that left before it had a plan for the simulations: then study.json was refused, the set-up stopped, or
@@ -143,7 +151,7 @@ class EndReports:
                 return ServerEnd(exit_code=status, message=f"the server refused to start, with exit code {status}")
             if status == 0 and _read(self.output_dir / REPORT_FILE).get("exit_code") == 0:
                 return ServerEnd(exit_code=0, message="the study had been finished before")
-        return lost(f"the server {_described(status)} and left no report")
+        return lost(f"{how or f'the server {_described(status)}'} and left no report")
 
     def _fresh(self, position: int, name: str) -> dict[str, Any]:
         file = self.output_dir / name

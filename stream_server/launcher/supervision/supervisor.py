@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import shutil
 import signal
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from stream_server.errors import RankLost
 from stream_server.failpoints import failpoint
-from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.journal import Journal
@@ -21,15 +19,19 @@ from stream_server.launcher.simulations.ensemble import Ensemble
 from stream_server.launcher.simulations.remote_access import RemoteAccess, place_file
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.launcher.supervision.liveness import HeartbeatSettings, Liveness
-from stream_server.launcher.supervision.server_job import RunningServer, ServerCommand, ServerJob
+from stream_server.launcher.supervision.server_job import LOCAL, RunningServer, ServerCommand, ServerJob
 from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
+from stream_server.launcher.supervision.servers import Servers
+from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine.screen import tell
 from stream_server.machine.signals import Signals
 from stream_server.messages import launcher_link
 from stream_server.messages.launcher_place import LauncherPlace
 
 EXIT_SAVED = 75
-IPC_VARIABLE = "STREAM_IPC_FOLDER"
+# The server beside us knows when we must leave. One in a job, which may wait in the queue until then, is told at this
+# time before it.
+LEAVING_S = 120.0
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class Supervisor:
         self,
         *,
         command: ServerCommand,
+        servers: Servers,
         ensemble: Ensemble,
         link: ServerConnection,
         signals: Signals,
@@ -57,6 +60,7 @@ class Supervisor:
         remote: RemoteAccess | None = None,
     ) -> None:
         self.command = command
+        self.servers = servers
         self.ensemble = ensemble
         self.link = link
         self.signals = signals
@@ -67,6 +71,9 @@ class Supervisor:
         self.ends_at = ends_at
         self.heartbeat = heartbeat
         self.remote = remote
+        self._leave_at = math.inf
+        if servers.backend != LOCAL and ends_at < math.inf:
+            self._leave_at = ends_at - min(LEAVING_S, (ends_at - time.monotonic()) / 4)
         self._num_starts = journal.history.num_starts
         self._running: RunningServer | None = None
         self._start_at = 0.0
@@ -98,7 +105,7 @@ class Supervisor:
     def _wait(self) -> None:
         wake_at = self.ensemble.wake_at
         if self._running is not None:
-            wake_at = min(wake_at, self._running.wake_at)
+            wake_at = min(wake_at, self._running.wake_at, self._leave_at)
         elif self._exit_code is None:
             wake_at = min(wake_at, self._start_at)
         ready = self.link.wait(wake_at - time.monotonic())
@@ -140,6 +147,9 @@ class Supervisor:
             if self._exit_code is None and now >= self._start_at:
                 self._start(now)
             return
+        if now >= self._leave_at:
+            self._leave_at = math.inf
+            self._stop("the time limit is near")
         if why := running.look(now):
             say(f"{why}; it is killed")
             failpoint("launcher.before_server_kill")
@@ -164,27 +174,22 @@ class Supervisor:
             folder=str(folder),
             alive=f"ipc://{self.folder}/alive-{self._num_starts}",
             reports_before=EndReports.versions(self.output_dir),
+            backend=self.servers.backend,
         )
-        line = self.command.start(
-            link=self.link.address,
-            alive=starting.alive,
-            place=None if self.remote is None else place_file(self.folder, self.output_dir, starting.number),
-            time_limit_s=self.ends_at - now,
+        place = None if self.remote is None else place_file(self.folder, self.output_dir, starting.number)
+        line = self.command.line(
+            link=self.link.address, alive=starting.alive, place=place, time_limit_s=self.ends_at - now
         )
         log.info("server, start %d: %s", starting.number, line)
         self.journal.note(starting)
-        # What a killed mpirun leaves in its temporary folder goes with ours, which other nodes do not have.
-        temporary = {"TMPDIR": starting.folder} if self.remote is None else {}
-        inherited = {name: value for name, value in os.environ.items() if name not in OF_SRUN}
-        environment = {**inherited, **temporary, **self.command.environment, IPC_VARIABLE: starting.folder}
-        self._run(starting, lambda: ServerJob.start(line, environment, starting.folder))
+        self._run(starting, lambda: self.servers.start(starting, line, is_spread=place is not None))
         assert self._running is not None
         self._running.coming_since = now
 
     def _run(
         self,
         starting: records.ServerStarting,
-        begin: Callable[[], ServerJob],
+        begin: Callable[[], ServerJob | SubmittedServer],
         *,
         taken_over: bool = False,
         before: LauncherPlace | None = None,
@@ -194,7 +199,6 @@ class Supervisor:
             liveness = Liveness(
                 starting.alive,
                 num_ranks=starting.ranks,
-                taken_over=taken_over,
                 heartbeat=self.heartbeat,
                 remote=self.remote,
                 before=None if before is None else before.alive,
@@ -208,8 +212,8 @@ class Supervisor:
             failpoint("launcher.before_server_start")
             job = begin()
             failpoint("launcher.after_server_start")
-            self._running = RunningServer(starting, job, liveness, stack.pop_all())
-        if job.leader is not None:
+            self._running = RunningServer(starting, job, liveness, stack.pop_all(), taken_over=taken_over)
+        if isinstance(job, ServerJob) and job.leader is not None:
             self.journal.note(
                 records.ServerStarted(number=starting.number, pid=job.leader.pid, started=job.leader.started)
             )
@@ -217,7 +221,7 @@ class Supervisor:
     def _adopt(self, server: OpenServer) -> None:
         """Go on with the server of a launcher that was killed. One that has ended meanwhile is simply started."""
         starting = server.starting
-        job = ServerJob.adopt(starting.folder, server.leader)
+        job = self.servers.adopt(server)
         if job is None:
             shutil.rmtree(starting.folder, ignore_errors=True)
             return
@@ -262,7 +266,10 @@ class Supervisor:
         if is_urgent and self._num_interrupts > 1:
             self._force(number)
             return
-        is_first, self._stop_reason = not self._stop_reason, f"stopped by {number.name}"
+        self._stop(f"stopped by {number.name}")
+
+    def _stop(self, reason: str) -> None:
+        is_first, self._stop_reason = not self._stop_reason, reason
         if self._exit_code is not None:
             self.ensemble.leave(self._stop_reason)
         elif self._running is None:
@@ -273,8 +280,7 @@ class Supervisor:
             if self.link.connected:
                 self._ask_to_leave()
             else:
-                # Open MPI would kill the ranks 0.26 s after a TERM.
-                self._running.job.send_signal(signal.SIGUSR1)
+                self._running.job.ask_to_leave()
 
     def _ask_to_leave(self) -> None:
         running = self._running

@@ -10,6 +10,8 @@ from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import LauncherStarted
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.supervision.server_job import ServerJob
+from stream_server.launcher.supervision.servers import Servers
+from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine import private_folder, processes
 
 KILL_WAIT_S = 10.0
@@ -17,15 +19,15 @@ CANCEL_WAIT_S = 60.0
 LOOK_S = 0.02
 
 
-def begin(journal: Journal, jobs: AttemptJobs, output_dir: Path, *, link: str | None) -> LauncherStarted:
+def begin(journal: Journal, jobs: AttemptJobs, servers: Servers, *, link: str | None) -> LauncherStarted:
     """Go on where another launcher was killed, or see that nothing of an earlier run is left; put it on record.
 
     `link` is the address that rank 0 gave this launcher, None when it supervises the server.
     """
     history = journal.history
-    resumed = is_resumed(history, link=link)
+    resumed = is_resumed(history, servers.backend, link=link)
     if not resumed:
-        end_earlier_run(history, jobs, output_dir)
+        end_earlier_run(history, jobs, servers)
         journal.history = history = history.of_other_runs()
     address = link or (history.launcher.link if history.launcher else private_folder.link(private_folder.new_name()))
     history.launcher = LauncherStarted(
@@ -37,8 +39,10 @@ def begin(journal: Journal, jobs: AttemptJobs, output_dir: Path, *, link: str | 
     return history.launcher
 
 
-def is_resumed(history: History, *, link: str | None) -> bool:
+def is_resumed(history: History, backend: str, *, link: str | None) -> bool:
     """Tell whether the last launcher was killed in the run in which this one begins; `link` is as in `begin`.
+
+    Its server was run by the same `backend`.
 
     The folder of its sockets may have been removed meanwhile, and somebody else have made one of that name: then this
     is another run. So it is if the journal names a folder of the server that no launcher makes.
@@ -49,21 +53,24 @@ def is_resumed(history: History, *, link: str | None) -> bool:
     if link is not None:
         return (before.supervises, before.link) == (False, link)
     folder, server = private_folder.of(before.link), history.server
-    is_within = server is None or Path(server.starting.folder) == folder / str(server.starting.number)
+    is_within = server is None or (
+        Path(server.starting.folder) == folder / str(server.starting.number) and server.starting.backend == backend
+    )
     return before.supervises and is_within and private_folder.may_be_used(folder)
 
 
-def end_earlier_run(history: History, jobs: AttemptJobs, output_dir: Path) -> None:
+def end_earlier_run(history: History, jobs: AttemptJobs, servers: Servers) -> None:
     """End all jobs and processes of an earlier run, which nobody watches any more."""
     if history.server is not None:
-        same_boot = history.launcher is not None and history.launcher.boot == processes.this_boot()
-        server = ServerJob.adopt(history.server.starting.folder, history.server.leader if same_boot else None)
+        if history.launcher is None or history.launcher.boot != processes.this_boot():
+            history.server.leader = None
+        server = servers.adopt(history.server)
         if server is not None:
             _kill(server)
     if history.launcher is not None and history.launcher.supervises:
         private_folder.remove(private_folder.of(history.launcher.link))
     _cancel_jobs(history, jobs)
-    processes.end_all(local.MARK, output_dir / "simulations", local.GRACE_S)
+    processes.end_all(local.MARK, servers.config.output_dir / "simulations", local.GRACE_S)
 
 
 def _cancel_jobs(history: History, jobs: AttemptJobs) -> None:
@@ -75,8 +82,8 @@ def _cancel_jobs(history: History, jobs: AttemptJobs) -> None:
         time.sleep(max(LOOK_S, jobs.backend.query_interval_s) if jobs.num_running else 0.0)
 
 
-def _kill(server: ServerJob) -> None:
-    deadline = time.monotonic() + KILL_WAIT_S
+def _kill(server: ServerJob | SubmittedServer) -> None:
+    deadline = time.monotonic() + (KILL_WAIT_S if isinstance(server, ServerJob) else CANCEL_WAIT_S)
     server.kill(time.monotonic())
     while not server.is_over and time.monotonic() < deadline:
         time.sleep(LOOK_S)

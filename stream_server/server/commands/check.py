@@ -5,10 +5,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stream_server.config import StudyConfig
+from stream_server.config.problems import counted
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.mpirun import missing_program, shown
-from stream_server.launcher.backends.registry import check_backend
+from stream_server.launcher.backends.registry import check_backend, check_server_backend
 from stream_server.machine import network
 from stream_server.machine.descriptors import STRANGERS, verdict
 from stream_server.machine.screen import size_shown
@@ -69,11 +70,12 @@ def require_machine(config: StudyConfig, replay: Path | None = None) -> None:
         ConfigError: its ranks need more memory than this node has, a program is missing, or the scheduler would not
             take the jobs.
     """
-    size = ServerSize.of(config)
-    if problem := memory_problem(config, size.num_ranks, size.num_on_node):
+    size, is_here = ServerSize.of(config), config.server.backend == "local"
+    if is_here and (problem := memory_problem(config, size.num_ranks, size.num_on_node)):
         raise ConfigError(problem)
-    if replay is not None or config.simulation.command is None:
+    if replay is not None:
         return
+    check_server_backend(config)
     check_backend(config)
 
 
@@ -106,7 +108,9 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         ("memory", f"{MemoryNeed.of(config, plan, server.num_ranks)} per rank; {_node()}"),
         ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
         ("batch size", f"{config.training.batch_size} per rank"),
-        ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
+        ("server", _job_of_server(config))
+        if config.server.backend != "local"
+        else ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
         *([] if interface is None else [("network", f"{network.chosen(interface)}")]),
         (
             "connections",
@@ -114,6 +118,13 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
             f"{'unlimited' if hard is None else hard}: {verdict(plan.connections, hard)}",
         ),
     ]
+
+
+def _job_of_server(config: StudyConfig) -> str:
+    server, job = config.server, config.server.job
+    nodes = "" if job.nodes is None else f" on {counted(job.nodes, 'node')}"
+    ranks, cores = counted(server.ranks.max, "rank"), counted(job.cores_per_rank, "core")
+    return f"a job of {server.backend}: {ranks} of {cores}{nodes}"
 
 
 def _of_steps(config: StudyConfig) -> str:

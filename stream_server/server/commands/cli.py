@@ -85,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--link", help=argparse.SUPPRESS)
     parser.add_argument("--alive", help=argparse.SUPPRESS)
     parser.add_argument("--launcher-place", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--followed", action="store_true", help=argparse.SUPPRESS)
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
         "--check", action="store_true", help="check study.json and print what the study needs; start nothing"
@@ -201,6 +202,7 @@ def _run(arguments: argparse.Namespace) -> int:
         time_limit_s=arguments.time_limit,
         link=arguments.link,
         alive=arguments.alive,
+        is_followed=arguments.followed,
     )
     if arguments.launcher_place is not None:
         start = start.to_launcher_at(LauncherPlace.read(arguments.launcher_place))

@@ -21,6 +21,7 @@ class Phases:
         self._clock = clock
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._stack: list[str] = []
+        self._measured: dict[str, _MeasuredPhase] = {}
         self._since = 0.0
 
     @property
@@ -35,17 +36,10 @@ class Phases:
 
     def measure(self, name: str) -> AbstractContextManager[None]:
         """Count the time in the `with` block as `name`."""
-        return _MeasuredPhase(self, name)
-
-    def enter(self, name: str) -> None:
-        """From now on time counts as `name`, until `leave`."""
-        self._settle()
-        self._stack.append(name)
-
-    def leave(self) -> None:
-        """The innermost phase is over."""
-        self._settle()
-        self._stack.pop()
+        phase = self._measured.get(name)
+        if phase is None:
+            phase = self._measured[name] = _MeasuredPhase(self, name)
+        return phase
 
     def add(self, name: str, seconds: float) -> None:
         """Count time that was measured elsewhere, outside every other phase."""
@@ -55,27 +49,34 @@ class Phases:
         """Go on counting from here."""
         self._seconds.update(seconds)
 
-    def _settle(self) -> None:
+    def _begin(self, name: str) -> None:
+        now, stack = self._clock(), self._stack
+        if stack:
+            self._seconds[stack[-1]] += now - self._since
+        self._since = now
+        stack.append(name)
+
+    def _end(self) -> None:
         now = self._clock()
-        if self._stack:
-            self._seconds[self._stack[-1]] += now - self._since
+        self._seconds[self._stack.pop()] += now - self._since
         self._since = now
 
 
 class _MeasuredPhase(AbstractContextManager[None]):
     """A phase as a `with` block; a generator would take four times as long, some ten times in each batch."""
 
-    __slots__ = ("_name", "_phases")
+    __slots__ = ("_begin", "_end", "_name")
 
     def __init__(self, phases: Phases, name: str) -> None:
-        self._phases = phases
         self._name = name
+        self._begin = phases._begin
+        self._end = phases._end
 
     def __enter__(self) -> None:
-        self._phases.enter(self._name)
+        self._begin(self._name)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._phases.leave()
+        self._end()
 
 
 def mean_over_ranks(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -42,8 +42,9 @@ class Interrupted(BaseException):
 class StopRequests:
     """This rank's request to stop, and the reason that all ranks agreed on.
 
-    `request` may be called in a signal handler. The first request is kept, and all are counted. While the study is
-    `in_set_up`, which has no control rounds, a signal interrupts the main thread.
+    `request` may be called in a signal handler. The first request is kept, and all are counted. A stop
+    `was_ordered` by the user, for the whole study, or is that of this server's job alone; rank 0 knows. While the study
+    is `in_set_up`, which has no control rounds, a signal interrupts the main thread.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,12 @@ class StopRequests:
         self.num_requests = 0
         self.text = ""
         self.agreed: StopReason | None = None
+        self.was_ordered = False
+
+    def order(self, text: str) -> None:
+        """The user asks for the stop."""
+        self.was_ordered = True
+        self.request(StopReason.SAVED, text)
 
     def request(self, reason: StopReason, text: str) -> None:
         """Ask all ranks to stop at the next update."""

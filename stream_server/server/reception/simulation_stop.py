@@ -8,6 +8,9 @@ However the training ended (all was trained, early stopping, a limit, a signal),
    client with `Stop`.
 3. `SimulationSchedule.stop` (`launcher/schedule/schedule.py`) starts nothing more, and cancels after the grace what
    still runs.
+
+A server in a job of its own, whose time is over, tells them nothing: they wait for the one in the next job, as they do
+for one that is started again after a crash.
 """
 
 import logging
@@ -34,13 +37,16 @@ log = logging.getLogger(__name__)
 class SimulationStop:
     """Ends the simulations of a study, on all ranks together; main thread. `launcher` is one that rank 0 has started.
 
-    The sockets of all ranks stay open until the last process has ended.
+    The sockets of all ranks stay open until the last process has ended. `is_followed` is that of `Start`.
     """
 
-    def __init__(self, ranks: Ranks, receiver: Receiver, launcher: LauncherProcess | None) -> None:
+    def __init__(
+        self, ranks: Ranks, receiver: Receiver, launcher: LauncherProcess | None, *, is_followed: bool = False
+    ) -> None:
         self.ranks = ranks
         self.receiver = receiver
         self.launcher = launcher
+        self.is_followed = is_followed
         self._is_first = ranks.rank == 0
 
     def run(self, stops: StopRequests, *, timeout_s: float) -> None:
@@ -48,15 +54,20 @@ class SimulationStop:
 
         They have a short grace to end by themselves, or `timeout_s` if all that was wanted of them is there.
         """
-        grace_s = timeout_s if stops.agreed is None else STOP_GRACE_S
-        if self._is_first:
-            self.receiver.post(
-                launcher_link.StopSimulations(reason=stops.text or "the study has ended", grace_s=grace_s)
-            )
-        self._wait_for_jobs(stops, grace_s + LEAVE_S)
+        if not self._hands_over(stops):
+            grace_s = timeout_s if stops.agreed is None else STOP_GRACE_S
+            if self._is_first:
+                reason = stops.text or "the study has ended"
+                self.receiver.post(launcher_link.StopSimulations(reason=reason, grace_s=grace_s))
+            self._wait_for_jobs(stops, grace_s + LEAVE_S)
         if self._is_first:
             self.receiver.post(launcher_link.Leaving())
         self.ranks.barrier()
+
+    def _hands_over(self, stops: StopRequests) -> bool:
+        """Whether the simulations are to wait for the next server: the study goes on, and nobody stops it."""
+        goes_on = self.is_followed and stops.agreed is StopReason.SAVED
+        return goes_on and not self.ranks.broadcast(stops.was_ordered)
 
     def _wait_for_jobs(self, stops: StopRequests, timeout_s: float) -> None:
         """Wait until rank 0 sees the last job end; a signal that it gets meanwhile ends the waiting, and so the jobs.

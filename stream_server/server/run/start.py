@@ -20,6 +20,7 @@ class Start:
     `fresh` starts over, `resume` insists on an earlier run. `replay` is a record to train from instead of simulations.
     After `time_limit_s` the job ends whatever we do. `link` and `alive` are the addresses of a launcher that has
     started us, which asks for `launcher_keys` where we come from another node: rank 0 starts one of its own otherwise.
+    `is_followed`: that launcher starts another server when this one has saved and left by itself.
     """
 
     fresh: bool = False
@@ -29,9 +30,10 @@ class Start:
     link: str | None = None
     alive: str | None = None
     launcher_keys: "KeyPair | None" = None
+    is_followed: bool = False
 
     def to_launcher_at(self, place: "LauncherPlace") -> Self:
-        """The same, but the launcher is reached over the network unless it is on this node."""
-        if place.host == socket.gethostname():
+        """The same, but the launcher is reached over the network unless it has started us on its own node."""
+        if self.link is not None and place.host == socket.gethostname():
             return self
         return replace(self, link=place.link, alive=place.alive, launcher_keys=place.keys)

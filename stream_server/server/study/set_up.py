@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from stream_server.buffers import Buffer, num_slots_to_load
 from stream_server.config import StudyConfig
 from stream_server.failpoints import failpoint
+from stream_server.machine.garbage import keep_modules
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
 from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.continuation import Continuation
@@ -234,7 +235,9 @@ class StudySetUp(Composition):
 
     def _open_model(self, stack: ExitStack, stopping: EarlyStopping | None) -> None:
         """Call all user code that comes before the training, and see that its state can be saved."""
-        self.make_server(load_server_class(self.config), stack, self._make_metrics(stopping))
+        server_class = load_server_class(self.config)
+        keep_modules()
+        self.make_server(server_class, stack, self._make_metrics(stopping))
         self.make_step(stack, make_callbacks(self.server))
         self._restore_model()
         # Fail now on a state that cannot be saved, and not after hours of training.

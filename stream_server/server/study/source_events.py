@@ -7,7 +7,7 @@ from typing import Any
 from stream_server.errors import TooManyFailures
 from stream_server.messages import launcher_link
 from stream_server.server.intake import mailbox
-from stream_server.server.progress.stop import StopReason, StopRequests
+from stream_server.server.progress.stop import StopRequests
 from stream_server.server.user.callbacks import Callback, Callbacks
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class SourceEvents(Callback):
             case mailbox.SimulationsFailed(text=text):
                 raise TooManyFailures(text)
             case mailbox.FromLauncher(message=launcher_link.Leave(reason=reason)) | mailbox.StopAsked(reason=reason):
-                self._stops.request(StopReason.SAVED, reason)
+                self._stops.order(reason)
             case mailbox.FinishAsked(reason=reason):
                 log.warning("%s", reason)
                 self._stops.note(reason)

@@ -56,7 +56,7 @@ class NumpyCollate:
     def dtype_for(self, value: Any) -> np.dtype[Any] | None:
         """The precision's dtype for floating arrays, None (leave it) for all others."""
         found = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
-        return self._dtype if np.issubdtype(found, np.floating) else None
+        return self._dtype if found.kind == "f" else None
 
     def _agree(self, samples: Sequence[Any], forms: Sequence[Any]) -> None:
         different = next((form for form in forms if form != forms[0]), None)

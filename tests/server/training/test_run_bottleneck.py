@@ -22,8 +22,10 @@ def test_what_took_most_of_the_time_is_named(phases_s: dict[str, float], told: s
     assert told in bottleneck_of_run(phases_s)
 
 
-def test_the_receiver_counts_for_nothing() -> None:
-    assert "waited for data 80%" in bottleneck_of_run({"receive": 500.0, "wait_for_data": 8.0, "forward": 2.0})
+def test_threads_beside_the_training_count_for_nothing() -> None:
+    assert "waited for data 80%" in bottleneck_of_run(
+        {"receive": 500.0, "prefetch": 500.0, "wait_for_data": 8.0, "forward": 2.0}
+    )
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,7 @@ def test_two_ranks_record_the_errors_of_the_exported_model(tmp_path: Path, serve
     from torch import nn
 
     settings = {"server.class": server, "validation.simulations": 3, "validation.pictures": 3}
-    settings |= {"study.time_steps": 15, "validation.batch_size": 4}
+    settings |= {"study.simulations": 2, "study.time_steps": 15, "validation.batch_size": 4}
     run = run_study(STUDY / "study.json", tmp_path / "run", num_ranks=2, settings=settings)
     assert run.exit_code == 0, run.output
     found = read_validation(RunFolder(run.output_dir))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 LEAST_S = 1.0
 MUCH = 0.3
 # Threads of their own, beside the training.
-BESIDE = ("receive",)
+BESIDE = ("receive", "prefetch")
 TRAINING = ("step", "forward", "backward", "optimizer", "all_reduce", "round")
 ADVICE = {
     "waiting": (
@@ -13,8 +13,8 @@ ADVICE = {
         "smaller samples, or draw each more often (buffer.policy reservoir)"
     ),
     "forming": (
-        "forming batches took {:.0%} of the time: process_batch forms a whole batch at once, where "
-        "process_simulation_data is called for each sample"
+        "forming batches took {:.0%} of the time: training.prefetch forms them beside the step, and process_batch a "
+        "whole batch at once, where process_simulation_data is called for each sample"
     ),
     "validation": (
         "validation took {:.0%} of the time: validate less often (validation.every_batches) or on fewer samples "

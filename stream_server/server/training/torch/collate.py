@@ -26,7 +26,8 @@ class TorchCollate(NumpyCollate):
         super().__init__(np.float64 if precision == "64-true" else np.float32)
 
     def is_array(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) or super().is_array(value)
+        # Asking whether an array is a tensor takes longer than all else.
+        return type(value) is np.ndarray or isinstance(value, torch.Tensor) or super().is_array(value)
 
     def stack(self, arrays: Sequence[Any]) -> Any:
         if isinstance(arrays[0], torch.Tensor):
@@ -36,8 +37,11 @@ class TorchCollate(NumpyCollate):
     def convert_array(self, array: Any) -> Any:
         if not isinstance(array, torch.Tensor):
             # A tensor cannot say that its memory is read-only, so torch warns of such arrays: they are copied.
-            array = torch.from_numpy(np.require(super().convert_array(array), requirements="W"))
+            array = super().convert_array(array)
+            array = torch.from_numpy(array if array.flags.writeable else array.copy())
         return self._as_precision(array)
 
     def _as_precision(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._torch_dtype) if tensor.is_floating_point() else tensor
+        if tensor.dtype == self._torch_dtype or not tensor.is_floating_point():
+            return tensor
+        return tensor.to(self._torch_dtype)

@@ -1,5 +1,6 @@
 """The gradients of an update, between the last backward pass and the optimizer."""
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -76,7 +77,11 @@ def _norm(gradients: Sequence[Tensor]) -> float:
         return 0.0
     gradients = [_real(gradient) for gradient in gradients]
     dtype = reduce(torch.promote_types, {gradient.dtype for gradient in gradients}, torch.float32)
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype))))
+    norms = torch._foreach_norm(gradients, 2, dtype)
+    if norms[0].device.type == "cpu":
+        return math.hypot(*(norm.item() for norm in norms))
+    # A device is waited for once.
+    return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
 def _real(gradient: Tensor) -> Tensor:

@@ -1,0 +1,78 @@
+"""The two ways to run the server: as processes beside the launcher, and as a job of a scheduler."""
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from stream_server.config import StudyConfig
+from stream_server.launcher.backends.backend import Backend, JobSpec
+from stream_server.launcher.backends.environment import OF_SRUN, scrubbed, server_environment, with_threads
+from stream_server.launcher.backends.registry import load_server_backend
+from stream_server.launcher.journal.history import OpenServer
+from stream_server.launcher.journal.records import ServerStarting
+from stream_server.launcher.supervision.server_job import LOCAL, ServerJob
+from stream_server.launcher.supervision.submitted_server import SubmittedServer, folder_of
+
+IPC_VARIABLE = "STREAM_IPC_FOLDER"
+
+
+class Servers:
+    """Starts the server of a study, and takes over one that an earlier launcher has started. Main thread only.
+
+    At the end of the `with` block no job of it is left.
+    """
+
+    def __init__(self, config: StudyConfig) -> None:
+        self.config = config
+        self._backends: dict[str, Backend] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for backend in self._backends.values():
+            backend.close()
+
+    @property
+    def backend(self) -> str:
+        """The name of what runs the servers that are started from now on."""
+        return self.config.server.backend
+
+    def start(
+        self, starting: ServerStarting, command: Sequence[str], *, is_spread: bool
+    ) -> ServerJob | SubmittedServer:
+        """Run a command that starts the server; `is_spread` if its ranks may be on several nodes."""
+        own = server_environment(self.config)
+        if starting.backend == LOCAL:
+            inherited = {name: value for name, value in os.environ.items() if name not in OF_SRUN}
+            # What a killed mpirun leaves in its temporary folder goes with ours, which other nodes do not have.
+            temporary = {} if is_spread else {"TMPDIR": starting.folder}
+            environment = {**inherited, **temporary, **own, IPC_VARIABLE: starting.folder}
+            return ServerJob.start(command, environment, starting.folder)
+        folder = folder_of(self.config.output_dir, starting.number)
+        folder.mkdir(parents=True)
+        return SubmittedServer.submit(
+            self._of(starting.backend),
+            JobSpec(
+                command=tuple(command),
+                environment=with_threads({**scrubbed(os.environ), **own}, self.config.server.job.cores_per_rank),
+                folder=folder,
+                marks=frozenset(),
+                ranks=starting.ranks,
+            ),
+        )
+
+    def adopt(self, server: OpenServer) -> ServerJob | SubmittedServer | None:
+        """The server that another launcher has started; None when nothing of it runs any more."""
+        starting = server.starting
+        if starting.backend == LOCAL:
+            return ServerJob.adopt(starting.folder, server.leader)
+        return SubmittedServer.adopt(self._of(starting.backend), folder_of(self.config.output_dir, starting.number))
+
+    def _of(self, name: str) -> Backend:
+        if name not in self._backends:
+            self._backends[name] = load_server_backend(self.config, name)
+        return self._backends[name]

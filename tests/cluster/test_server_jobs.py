@@ -1,0 +1,150 @@
+"""`stream-launcher` on the login node, the server a job over two nodes, and simulations as jobs on a third."""
+
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.test_studies import jobs_of, launcher_of, on_login
+from tests.support.cluster import LOGIN, NETWORK, Cluster, missing
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=f"a cluster needs root, Slurm, munge and iproute2: {missing()}"),
+]
+SUBNET = f"{NETWORK}.0/24"
+NUM = 6
+SETTINGS: Mapping[str, Any] = {
+    "study.simulations": NUM,
+    "simulation.command": ["python", "paced.py", "0.1"],
+    "simulation.job.options": {"nodelist": "n3"},
+    "simulation.timeout_s": 60,
+    "server.backend": "slurm",
+    "server.ranks": 2,
+    "server.job.nodes": 2,
+    "server.job.options": {"nodelist": "n1,n2"},
+    "launcher.max_running": 3,
+    "checkpoint.every_s": 1,
+    "network.interface": SUBNET,
+}
+LIMIT_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """A cluster of three nodes."""
+    with Cluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def study(nodes: Cluster) -> Path:
+    """A study in a folder that all hosts see."""
+    return made_study(nodes)
+
+
+def made_study(nodes: Cluster) -> Path:
+    folder = nodes.shared / f"ripple {len(list(nodes.shared.iterdir()))}"
+    shutil.copytree(NUMPY_STUDY.parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder / "study.json"
+
+
+@contextmanager
+def started(nodes: Cluster, study: Path, changes: Mapping[str, Any] | None = None, **options: Any) -> Iterator[LiveRun]:
+    """A study that runs. What is left of its jobs in the end is cancelled."""
+    try:
+        with on_login(nodes, study, {**SETTINGS, **(changes or {})}, **options) as live:
+            yield live
+    finally:
+        if numbers := list(jobs_of(nodes, live).values()):
+            nodes.run(LOGIN, "scancel", "--quiet", *numbers)
+
+
+def servers(nodes: Cluster, live: LiveRun, state: str = "all") -> list[str]:
+    """The numbers of the jobs of the server."""
+    return [number for name, number in jobs_of(nodes, live, state).items() if "-server-start-" in name]
+
+
+def assert_balanced(done: Run, *, num_restarts: int, num: int = NUM) -> None:
+    assert_complete(done, num_simulations=num)
+    assert done.report["restarts"] == num_restarts
+
+
+def test_the_server_is_a_job_on_two_nodes_and_comes_back_when_scancel_ends_it(nodes: Cluster, study: Path) -> None:
+    with started(nodes, study) as live:
+        live.wait_until(lambda: "simulation 1 finished" in live.launcher_log and "Committed" in live.launcher_log, 60)
+        [number] = servers(nodes, live)
+        assert nodes.run(LOGIN, "squeue", "-h", "-j", number, "-o", "%N").strip() == "n[1-2]"
+        nodes.run(LOGIN, "scancel", number)
+        done = live.end(LIMIT_S)
+        assert len(servers(nodes, live)) == 2
+        assert_balanced(done, num_restarts=1)
+    assert set(done.attempts.values()) == {1}
+    # What the server prints is seen where the study was started.
+    assert "batches" in done.output
+    assert not list(done.output_dir.glob("stream-launcher-*"))
+
+
+def test_the_next_launcher_takes_the_job_over_and_an_order_to_stop_ends_it(nodes: Cluster, study: Path) -> None:
+    with started(nodes, study) as live:
+        live.wait_until(lambda: "simulation 1 finished" in live.launcher_log, 60)
+        launcher_of(live).kill()
+        live.process.wait()
+        before = jobs_of(nodes, live)
+        with started(nodes, study, mark=live.mark) as second:
+            second.wait_until(lambda: "server, start 1, is taken over" in second.launcher_log)
+            second.wait_until(lambda: "goes on" in second.launcher_log)
+            nodes.run(LOGIN, "stream-study", "stop", str(second.output_dir))
+            done = second.end(LIMIT_S)
+            assert before.items() <= jobs_of(nodes, second).items()
+            assert len(servers(nodes, second)) == 1
+            assert not jobs_of(nodes, second, "running,pending")
+    assert done.exit_code == done.report["exit_code"] == 75
+    assert done.report["restarts"] == 0
+    assert set(done.attempts.values()) == {1}
+
+
+def test_a_job_in_the_queue_is_taken_over_and_cancelled_by_ctrl_c(nodes: Cluster, study: Path) -> None:
+    later = {"server.job.options": {"begin": "now+1hour"}}
+    with started(nodes, study, later) as live:
+        live.wait_until(lambda: servers(nodes, live, "pending"))
+        launcher_of(live).kill()
+        live.process.wait()
+        with started(nodes, study, later, mark=live.mark) as second:
+            second.wait_until(lambda: "is queued (BeginTime)" in second.launcher_log.partition("is taken over")[2])
+            launcher_of(second).send_signal(signal.SIGINT)
+            done = second.end()
+            assert len(servers(nodes, second)) == 1
+            assert not jobs_of(nodes, second, "running,pending")
+    assert done.exit_code == 75
+    assert "cancelled before it had begun" in done.launcher_log
+
+
+def test_a_study_that_is_longer_than_the_walltime_goes_on_in_the_next_job(nodes: Cluster, study: Path) -> None:
+    short = {"server.job.walltime": "00:00:16", "launcher.restarts": 10}
+    with started(nodes, study, short | {"simulation.command": ["python", "paced.py", "0.2"]}) as live:
+        done = live.end(LIMIT_S)
+        num = len(servers(nodes, live))
+    assert num > 1
+    assert_balanced(done, num_restarts=num - 1)
+    assert "saved before the time limit; it goes on in the next job" in done.launcher_log
+    assert set(done.attempts.values()) == {1}
+
+
+def test_a_study_goes_on_in_another_job_when_a_node_of_its_server_is_lost() -> None:
+    anywhere: dict[str, Any] = {"server.job.options": {}, "simulation.job.options": {"exclude": "n2"}}
+    with Cluster(3) as nodes, started(nodes, made_study(nodes), anywhere) as live:
+        live.wait_until(lambda: "simulation 1 finished" in live.launcher_log and "Committed" in live.launcher_log, 60)
+        [number] = servers(nodes, live)
+        assert nodes.run(LOGIN, "squeue", "-h", "-j", number, "-o", "%N").strip() == "n[1-2]"
+        nodes.lose("n2")
+        # As the controller does by itself after SlurmdTimeout.
+        nodes.run(LOGIN, "scontrol", "update", "nodename=n2", "state=down", "reason=lost")
+        done = live.end(LIMIT_S)
+        assert len(servers(nodes, live)) == 2
+        assert_balanced(done, num_restarts=1)

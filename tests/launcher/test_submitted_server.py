@@ -1,0 +1,212 @@
+"""The server as a job of a scheduler, as the launcher follows it; a scripted backend in the place of the scheduler."""
+
+import subprocess
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.journal.records import ServerStarting
+from stream_server.launcher.supervision.liveness import Liveness
+from stream_server.launcher.supervision.server_job import COMING_LIMIT_S, RunningServer
+from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
+from stream_server.launcher.supervision.submitted_server import GONE_S, SubmittedServer
+
+SAVED = ServerEnd(exit_code=75, message="saved before the time limit", is_of_job=True)
+
+
+class ScriptedBackend:
+    """A backend that says what it is told to say."""
+
+    query_interval_s = 0.0
+
+    def __init__(self) -> None:
+        self.says: JobStatus | Exception = JobStatus(state=JobState.QUEUED)
+        self.cancelled: list[str] = []
+
+    def submit(self, spec: JobSpec) -> str:
+        if isinstance(self.says, SubmitError):
+            raise self.says
+        return "job-1"
+
+    def cancel(self, handles: Collection[str]) -> None:
+        self.cancelled += handles
+
+    def query(self, handles: Collection[str]) -> Mapping[str, JobStatus]:
+        if isinstance(self.says, Exception):
+            raise self.says
+        return dict.fromkeys(handles, self.says)
+
+    def reattach(self, job: SavedJob) -> str:
+        return "job-1"
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest.fixture
+def job(backend: ScriptedBackend, tmp_path: Path) -> SubmittedServer:
+    return SubmittedServer.submit(
+        backend, JobSpec(command=("server",), environment={}, folder=tmp_path, marks=frozenset())
+    )
+
+
+def running(job: SubmittedServer, folder: Path, stack: ExitStack, *, taken_over: bool = False) -> RunningServer:
+    """The server of a job, whose two ranks have not been heard of."""
+    reports = EndReports.versions(folder)
+    alive = f"ipc://{folder}/alive"
+    starting = ServerStarting(
+        number=1, ranks=2, folder=str(folder), alive=alive, reports_before=reports, backend="slurm"
+    )
+    liveness = stack.enter_context(Liveness(alive, num_ranks=2))
+    server = RunningServer(starting, job, liveness, stack, taken_over=taken_over)
+    if not taken_over:
+        server.coming_since = 0.0
+    return server
+
+
+def looks(server: RunningServer, begin: float, end: float) -> str:
+    """What looks at it find from `begin` to `end`, one each second."""
+    return next((why for second in range(int(begin), int(end)) if (why := server.look(float(second)))), "")
+
+
+def test_the_time_in_the_queue_is_not_held_against_a_server(
+    backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        server = running(job, tmp_path, stack)
+        assert server.look(3 * COMING_LIMIT_S) == ""
+        backend.says = JobStatus(state=JobState.RUNNING)
+        assert server.look(4 * COMING_LIMIT_S - 1) == ""
+        assert "have come within" in server.look(4 * COMING_LIMIT_S)
+
+
+def test_a_job_that_was_queued_when_it_was_taken_over_may_take_its_time_to_begin(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    job = SubmittedServer.adopt(backend, tmp_path)
+    assert job is not None
+    with ExitStack() as stack:
+        server = running(job, tmp_path, stack, taken_over=True)
+        assert looks(server, 0, 3) == ""
+        backend.says = JobStatus(state=JobState.RUNNING)
+        assert looks(server, 3, 60) == ""
+
+
+def test_all_ranks_of_a_job_that_ran_when_it_was_taken_over_must_come_back(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    backend.says = JobStatus(state=JobState.RUNNING)
+    job = SubmittedServer.adopt(backend, tmp_path)
+    assert job is not None
+    with ExitStack() as stack:
+        assert "rank 0, rank 1 of the server does not answer" in looks(
+            running(job, tmp_path, stack, taken_over=True), 0, 60
+        )
+
+
+def test_a_scheduler_that_does_not_answer_says_nothing_of_a_job(
+    backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path
+) -> None:
+    backend.says = subprocess.CalledProcessError(1, "squeue")
+    with ExitStack() as stack:
+        assert looks(running(job, tmp_path, stack), 0, 30) == ""
+    assert not job.is_over
+
+
+def test_a_job_that_never_came_to_be_submitted_is_not_taken_over(backend: ScriptedBackend, tmp_path: Path) -> None:
+    backend.says = JobStatus(state=JobState.ENDED)
+    assert SubmittedServer.adopt(backend, tmp_path) is None
+
+
+def test_a_job_that_cannot_be_submitted_has_ended(backend: ScriptedBackend, tmp_path: Path) -> None:
+    backend.says = SubmitError("could not be queued: no room")
+    job = SubmittedServer.submit(
+        backend, JobSpec(command=("server",), environment={}, folder=tmp_path, marks=frozenset())
+    )
+    assert job.is_over
+    with ExitStack() as stack:
+        end = running(job, tmp_path, stack).how_it_ended(tmp_path)
+    assert end.message == "the job of the server could not be queued: no room and left no report"
+
+
+@pytest.mark.parametrize(
+    ("status", "is_of_job"),
+    [
+        (JobStatus(state=JobState.ENDED, reason="lost its node", excuse="lost its node"), True),
+        (JobStatus(state=JobState.ENDED, reason="ended after its walltime", is_out_of_time=True), True),
+        (JobStatus(state=JobState.ENDED, reason="was cancelled from outside"), False),
+    ],
+)
+def test_what_ends_a_job_from_outside_is_told_from_a_failure(
+    backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path, status: JobStatus, is_of_job: bool
+) -> None:
+    backend.says = status
+    job.look(1.0)
+    with ExitStack() as stack:
+        end = running(job, tmp_path, stack).how_it_ended(tmp_path)
+    assert (end.is_of_job, end.exit_code) == (is_of_job, 7)
+    assert end.message == f"the job of the server {status.reason} and left no report"
+
+
+def test_a_job_that_was_cancelled_before_it_had_a_plan_leaves_the_study_as_it_was(
+    backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path
+) -> None:
+    job.ask_to_leave()
+    assert backend.cancelled == ["job-1"]
+    backend.says = JobStatus(state=JobState.ENDED, reason="was cancelled")
+    job.look(1.0)
+    with ExitStack() as stack:
+        assert running(job, tmp_path, stack).how_it_ended(tmp_path).exit_code == 75
+
+
+def test_the_next_server_does_not_wait_for_a_job_on_a_node_that_is_gone(
+    backend: ScriptedBackend, job: SubmittedServer
+) -> None:
+    job.kill(10.0)
+    backend.says = JobStatus(state=JobState.ENDING)
+    job.look(10.0 + GONE_S - 1)
+    assert not job.is_over
+    job.look(10.0 + GONE_S)
+    assert job.is_over
+
+
+def test_what_a_job_prints_is_shown_once_and_without_control_characters(
+    job: SubmittedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "output.log").write_text("one\n")
+    job.look(1.0)
+    with (tmp_path / "output.log").open("a") as log:
+        log.write("\x1b[2Jtwo\n")
+    job.look(2.0)
+    job.look(3.0)
+    assert capsys.readouterr().err == "one\n\\x1b[2Jtwo\n"
+
+
+def test_a_server_whose_job_is_over_goes_on_in_the_next_one_however_often_as_long_as_it_saves() -> None:
+    restarts = Restarts(1)
+    for _ in range(5):
+        restarts.progressed()
+        assert restarts.decide(SAVED, stopping=False) == Restart(
+            pause_s=0.0, text="saved before the time limit; it goes on in the next job"
+        )
+
+
+def test_jobs_that_save_nothing_are_counted() -> None:
+    restarts = Restarts(1)
+    assert isinstance(restarts.decide(SAVED, stopping=False), Restart)
+    last = restarts.decide(SAVED, stopping=False)
+    assert isinstance(last, NoRestart)
+    assert last.exit_code == 75
+
+
+def test_a_study_that_was_to_stop_does_not_go_on_in_another_job() -> None:
+    restarts = Restarts(3)
+    restarts.progressed()
+    assert restarts.decide(SAVED, stopping=True) == NoRestart(exit_code=75, text="saved before the time limit")
