@@ -129,6 +129,13 @@ def test_a_restarted_study_tells_all_that_it_knew() -> None:
     assert told[2][7] == {"loss": 2.0, "first_loss": 5.0, "deviation": 0.0, "num_losses": 2.0, "failed": 0.0}
 
 
+def test_a_checkpoint_before_the_first_result_has_none() -> None:
+    told: list[Mapping[int, Result]] = []
+    before, after = (feedback(SoloRanks(), told, Progress(1)) for _ in range(2))
+    after.load_state_dict(from_bytes(to_bytes(before.state_dict())))
+    assert told == [{}]
+
+
 def test_the_class_of_the_user_reports_scores_of_its_own() -> None:
     scores, server = SampleScores(), StreamServer()
     server.report([3], [0], difficulty=[1.0])

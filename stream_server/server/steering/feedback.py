@@ -120,7 +120,7 @@ class Feedback(Callback):
         return {
             "simulations": np.array(list(self._results), np.int64),
             "names": names,
-            "values": np.array(rows, np.float64).reshape(-1, len(names)),
+            "values": np.array(rows, np.float64).reshape(len(rows), len(names)),
             "firsts": np.array([self._firsts.get(it, (0.0, 0.0)) for it in self._results], np.float64).reshape(-1, 2),
         }
 
