@@ -136,6 +136,7 @@ class Reception:
                     self.suggester.start(lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)))
                 self._announce(self.roster, endpoints[0])
                 if self.start.link is None:
+                    stack.callback(receiver.sockets.launcher_has_ended)
                     self.launcher = stack.enter_context(self._make_launcher(ipc_folder))
             self._stack = stack.pop_all()
         return self

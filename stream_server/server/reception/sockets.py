@@ -133,6 +133,7 @@ class Sockets:
         self._opened: list[Socket] = []
         self._ways = Ways()
         self._is_awake = False
+        self._launcher_has_ended = False
         self._ready: dict[Any, int] = {}
 
     def open(self) -> Endpoints:
@@ -165,12 +166,17 @@ class Sockets:
         self._is_awake = True
         self.guard.stop()
         for socket in self._opened:
-            socket.close(linger=LINGER_MS)
+            has_nobody = self._launcher_has_ended and socket is self._link
+            socket.close(linger=0 if has_nobody else LINGER_MS)
         self._opened.clear()
         self._context.term()
         self._ways.close()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
+
+    def launcher_has_ended(self) -> None:
+        """What is on its way to the launcher need not be waited for. Main thread."""
+        self._launcher_has_ended = True
 
     def wake(self) -> None:
         """Make `wait` return. Any thread; nothing happens after `close`."""
