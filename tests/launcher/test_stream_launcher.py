@@ -64,7 +64,8 @@ def test_a_server_that_is_lost_is_started_again_while_its_simulations_go_on(tmp_
 def test_a_server_of_which_no_rank_comes_to_life_is_started_once(tmp_path: Path, ranks: int, words: str) -> None:
     with StudyRun(tmp_path, [["leave", 1]], ranks=ranks) as run:
         assert run.end() == 2
-        assert run.num_starts == 1
+        # mpirun ends the ranks that are left, maybe before rank 0 has said that it is there.
+        assert not list(run.folder.glob("start-1-*"))
         assert words in run.errors
 
 
