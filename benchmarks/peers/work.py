@@ -52,7 +52,7 @@ class Work:
 
 
 class Judge:
-    """What the training does with a batch: nothing but to look at it."""
+    """The use of a batch by the training: it is looked at, and nothing else."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()

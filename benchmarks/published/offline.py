@@ -1,4 +1,4 @@
-"""What a user would do instead: simulate into a file, then train from it with torch's DataLoader.
+"""Training from files, the alternative: simulate into a file, then train from it with torch's DataLoader.
 
 The parameters, the held-out simulations, the network, the optimizer, the schedule and the batch size are those of the
 study. All samples are in one memory-mapped array, the quickest file there is; it stays in the page cache.

@@ -78,7 +78,7 @@ class JobKind:
         return "server.backend" if self.section == "server.job" else "launcher.backend"
 
     def worded(self, text: str) -> str:
-        """What a scheduler says of `simulation.job`, with the keys that hold for these jobs."""
+        """The errors of a scheduler about `simulation.job`, with the keys that hold for these jobs."""
         of_ranks = text.replace("simulation.ranks", self.section.replace("job", "ranks"))
         return of_ranks.replace("simulation.job", self.section)
 

@@ -175,7 +175,7 @@ class Sockets:
         os.close(self._wake_writer)
 
     def launcher_has_ended(self) -> None:
-        """What is on its way to the launcher need not be waited for. Main thread."""
+        """Do not wait in `close` for messages on their way to the launcher. Main thread."""
         self._launcher_has_ended = True
 
     def wake(self) -> None:

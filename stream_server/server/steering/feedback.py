@@ -1,4 +1,4 @@
-"""What a class that suggests parameters learns from: the losses and scores of each simulation, over all ranks."""
+"""The losses and scores of each simulation, over all ranks, from which a class that suggests parameters learns."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping

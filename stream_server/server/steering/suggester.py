@@ -106,7 +106,7 @@ class Suggester:
 
     @property
     def origins(self) -> dict[int, Origin]:
-        """Where the parameters of simulations 0, 1, 2, … come from."""
+        """The origin of the parameters of each of the simulations 0, 1, 2, …"""
         return _origins(self.suggestions)
 
     @property
