@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.config.sections import (
+from stream_server.config.training_sections import (
     Checkpoint,
     EarlyStop,
     Load,

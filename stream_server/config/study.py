@@ -13,21 +13,15 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import GenerateJsonSchema
 
+from stream_server.config.buffer_sections import Buffer
+from stream_server.config.job_sections import Client, Launcher, Network, Server, SimulationSettings
 from stream_server.config.samples import SampleSettings, WindowSettings
-from stream_server.config.sections import (
-    Buffer,
+from stream_server.config.sections import Offline, Parameters, StudySettings
+from stream_server.config.training_sections import (
     Checkpoint,
-    Client,
-    Launcher,
     Load,
     MetricsSettings,
-    Network,
     NormalizationSettings,
-    Offline,
-    Parameters,
-    Server,
-    SimulationSettings,
-    StudySettings,
     TrainingSettings,
     ValidationSettings,
 )

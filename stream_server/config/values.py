@@ -236,3 +236,8 @@ Moment = Annotated[
     ),
 ]
 """A number of batches, or a fraction of the run where the number of its batches is known."""
+
+
+def filled_in(description: str) -> Any:
+    """A key whose default follows from other sections; `StudyConfig` fills it in."""
+    return Field(default_factory=lambda: None, description=description)

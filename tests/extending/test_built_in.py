@@ -7,7 +7,7 @@ import pytest
 
 from stream_server.built_in import BACKENDS, GENERATORS, POLICIES, SAMPLERS, WRITERS, load_named
 from stream_server.config import json_schema
-from stream_server.config.sections import FifoBuffer, FiroBuffer, ReservoirBuffer
+from stream_server.config.buffer_sections import FifoBuffer, FiroBuffer, ReservoirBuffer
 from tests.support.studies import StudyFolder
 
 REGISTRIES = {"buffer.policy": POLICIES, "launcher.backend": BACKENDS, "parameters.sampler": {**SAMPLERS, **GENERATORS}}

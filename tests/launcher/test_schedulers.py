@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.config.sections import JobSettings
+from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import batch, flux, lsf, pbs
 from stream_server.launcher.backends.backend import JobState, SavedJob

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.config.sections import JobSettings
+from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script, slurm_commands, slurm_job
 from stream_server.launcher.backends.backend import JobState

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.config.sections import JobSettings
+from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends import job_script, slurm
 from stream_server.launcher.backends.backend import LOG_FILE, JobSpec
 from stream_server.launcher.backends.local import LocalBackend

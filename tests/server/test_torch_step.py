@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stream_server.buffers import WindowShape
-from stream_server.config.sections import RolloutSettings
+from stream_server.config.training_sections import RolloutSettings
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.batches import StepOutcome, UnionBatch

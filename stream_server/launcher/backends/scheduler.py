@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from stream_server.config import StudyConfig
-from stream_server.config.sections import JobSettings
+from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobStatus
 

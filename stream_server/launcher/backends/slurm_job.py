@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from stream_server.config.sections import JobSettings
+from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends.backend import LOG_FILE
 from stream_server.launcher.backends.scheduler import MIB, option_words
 

@@ -28,7 +28,7 @@ from stream_server.storage.folders import (
 from stream_server.storage.typed import listed, quoted
 
 if TYPE_CHECKING:
-    from stream_server.config.sections import Checkpoint
+    from stream_server.config.training_sections import Checkpoint
 
 FORMAT = 2
 BEST = "best"

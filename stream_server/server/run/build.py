@@ -7,7 +7,7 @@ import numpy as np
 
 from stream_server.buffers import Buffer, Policy, Slots, WindowBuffer, WindowShape, policy_class
 from stream_server.config import StudyConfig
-from stream_server.config.sections import WATERMARK_PART
+from stream_server.config.buffer_sections import WATERMARK_PART
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.messages.client import FieldSpec, Routing, TimeSteps
 from stream_server.user_code import arguments_for, call_user

@@ -20,7 +20,7 @@ from stream_server.server.user.framework import Step
 from stream_server.server.user.normalization import Normalization
 
 if TYPE_CHECKING:
-    from stream_server.config.sections import TrainingSettings
+    from stream_server.config.training_sections import TrainingSettings
 
 
 class TrainingLimits(Callback):

@@ -15,7 +15,7 @@ from stream_server.user_code import call_user, load_class
 
 if TYPE_CHECKING:
     from stream_server.config import StudyConfig
-    from stream_server.config.sections import Component
+    from stream_server.config.training_sections import Component
 
 # A name that is less like that of a method than this is one of the user's own.
 MISSPELT = 0.85

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.config.sections import Checkpoint
+from stream_server.config.training_sections import Checkpoint
 from stream_server.errors import ConfigError, DamagedCheckpoint, OtherFormat
 from stream_server.server.model.best_models import BestModels, read_facts
 from stream_server.storage.checksums import checksummed_json

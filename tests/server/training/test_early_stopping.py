@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.config.sections import EarlyStop
+from stream_server.config.training_sections import EarlyStop
 from stream_server.errors import ConfigError
 from stream_server.server.metrics.log_record import Record
 from stream_server.server.training.monitoring.early_stopping import EarlyStopping

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.validations import read_validation
 from stream_server.buffers import WindowShape
-from stream_server.config.sections import RolloutSettings
+from stream_server.config.training_sections import RolloutSettings
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks, SoloRanks

@@ -9,7 +9,7 @@ from stream_server.server.metrics.monitor import Monitor
 from stream_server.server.user.callbacks import Callback
 
 if TYPE_CHECKING:
-    from stream_server.config.sections import EarlyStop
+    from stream_server.config.training_sections import EarlyStop
 
 
 class EarlyStopping(Callback):

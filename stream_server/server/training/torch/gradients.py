@@ -14,7 +14,7 @@ from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
-    from stream_server.config.sections import TrainingSettings
+    from stream_server.config.training_sections import TrainingSettings
 
 
 class Gradients:

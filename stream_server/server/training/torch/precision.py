@@ -17,7 +17,7 @@ from stream_server.server.training.torch.lightning import (
 )
 
 if TYPE_CHECKING:
-    from stream_server.config.sections import TrainingSettings
+    from stream_server.config.training_sections import TrainingSettings
 
 # What a CPU does about as fast and safely: Fabric would take it without a word.
 _INSTEAD_ON_CPU = {"16-mixed": "bf16-mixed", "16-true": "bf16-true"}

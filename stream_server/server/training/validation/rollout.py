@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.buffers import WindowShape
-from stream_server.config.sections import RolloutSettings
+from stream_server.config.training_sections import RolloutSettings
 from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.server.ranks.communicator import Ranks

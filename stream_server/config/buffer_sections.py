@@ -1,0 +1,95 @@
+"""The section `buffer` of study.json, for each policy."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from stream_server.config.values import (
+    CLASS_REFERENCE,
+    Capacity,
+    ClassReference,
+    Count,
+    Section,
+)
+
+WATERMARK_PART = 5
+
+
+class BufferSection(Section):
+    """`buffer`: the sample buffer of each server rank; the keys that every policy has."""
+
+    capacity: Capacity = Field(description="Samples of a rank, or a size in bytes such as 4GiB.", examples=[2500])
+    routing: Literal["steps", "simulations"] = Field(
+        default="steps", description="Unit that is dealt to the server ranks: time steps or whole simulations."
+    )
+
+    @property
+    def has_own_policy(self) -> bool:
+        """Whether the policy is a class of the user's."""
+        return isinstance(self, OwnBuffer)
+
+
+Watermark = Annotated[
+    Count,
+    Field(
+        default_factory=lambda keys: max(1, keys.get("capacity", 0) // WATERMARK_PART),
+        description="Samples that must wait before training starts; a fifth of the capacity.",
+    ),
+]
+
+
+class OwnBuffer(BufferSection):
+    """`buffer` with a policy of the user's."""
+
+    policy: ClassReference = Field(description="FILE.py:Class.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
+    watermark: Watermark
+    pseudo_epochs: Count = Field(default=1, description="Draws of each sample, if the class takes them.")
+
+
+class FifoBuffer(BufferSection):
+    """`buffer` with the policy "fifo", which hands out every sample as it comes."""
+
+    args: ClassVar[dict[str, Any]] = {}
+
+    policy: Literal["fifo"] = Field(description="Each sample once, in order.")
+
+    watermark: ClassVar[int] = 1
+    pseudo_epochs: ClassVar[int] = 1
+
+
+class FiroBuffer(BufferSection):
+    """`buffer` with the policy "firo", which hands out samples in random order."""
+
+    args: ClassVar[dict[str, Any]] = {}
+
+    policy: Literal["firo"] = Field(description="Each sample pseudo_epochs times, in random order.")
+    watermark: Watermark
+    pseudo_epochs: Count = Field(default=1, description="Draws of each sample.")
+
+
+class ReservoirBuffer(BufferSection):
+    """`buffer` with the policy "reservoir", which hands out samples again until newer ones need the room."""
+
+    args: ClassVar[dict[str, Any]] = {}
+
+    policy: Literal["reservoir"] = Field(
+        default="reservoir", description="Each sample at least once, and again until newer ones need the room."
+    )
+    watermark: Watermark
+
+    pseudo_epochs: ClassVar[int] = 1
+
+
+def _policy_of(buffer: Any) -> Any:
+    policy = buffer.get("policy", "reservoir") if isinstance(buffer, dict) else getattr(buffer, "policy", "reservoir")
+    return "own" if isinstance(policy, str) and CLASS_REFERENCE.fullmatch(policy) else policy
+
+
+Buffer = Annotated[
+    Annotated[ReservoirBuffer, Tag("reservoir")]
+    | Annotated[FiroBuffer, Tag("firo")]
+    | Annotated[FifoBuffer, Tag("fifo")]
+    | Annotated[OwnBuffer, Tag("own")],
+    Discriminator(_policy_of),
+]

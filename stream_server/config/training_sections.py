@@ -1,0 +1,238 @@
+"""The sections of study.json on the training: steps, validation, checkpoints, metrics, normalisation."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from stream_server.built_in import WRITERS
+from stream_server.config.values import (
+    ClassReference,
+    Count,
+    FilePath,
+    Moment,
+    Name,
+    NameOrClass,
+    Natural,
+    Positive,
+    Section,
+    Texts,
+    filled_in,
+)
+
+Moments = Annotated[tuple[Moment, ...], Field(strict=False)]
+
+
+class EarlyStop(Section):
+    """`training.early_stop`: end when a value stops improving."""
+
+    monitor: str = Field(default="val/loss", description="The logged value that is watched.")
+    patience: Count = Field(default=10, description="Validations without improvement.")
+    min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Smallest change that counts.")
+    mode: Literal["min", "max"] = Field(default="min", description="Whether smaller or larger is better.")
+
+
+class Component(Section):
+    """A class, or other callable, and the arguments that it is called with."""
+
+    class_: ClassReference = Field(
+        alias="class", description="FILE.py:Class or package.module:Class.", examples=["torch.optim:AdamW"]
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Its arguments by name.")
+
+    def __str__(self) -> str:
+        return f"{self.class_}({', '.join(f'{name}={value!r}' for name, value in self.args.items())})"
+
+
+class TrainingSettings(Section):
+    """`training`: batches and steps."""
+
+    batch_size: Count = Field(description="Samples of a batch, per rank.", examples=[10])
+    prefetch: Natural = Field(
+        default=0,
+        description="Batches that are formed ahead, on a thread of their own beside the step; 0: each before its step.",
+    )
+    model: Component | None = Field(
+        default=None, description="The torch.nn.Module that is trained; null: the server class makes it."
+    )
+    optimizer: Component | None = Field(
+        default=None, description="The optimizer of training.model, called with its parameters first."
+    )
+    lr_scheduler: Component | None = Field(
+        default=None, description="The scheduler of training.optimizer, called with it first; null: none."
+    )
+    callbacks: Annotated[tuple[Component, ...], Field(strict=False)] = Field(
+        default=(), description="Callbacks in addition to those of the server class."
+    )
+    draws_per_sample: Annotated[float, Field(ge=1)] | None = Field(
+        default=None, description="Bound on how often a sample is drawn on average (reservoir); null: no bound."
+    )
+    max_batches: Count | None = Field(default=None, description="End after so many batches; null: no limit.")
+    max_s: Positive | None = Field(default=None, description="End after so many seconds; null: no limit.")
+    early_stop: EarlyStop | None = Field(default=None, description="End when a value stops improving; null: never.")
+    precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"] = Field(
+        default="32-true", description="Arithmetic of the model, in Lightning's words."
+    )
+    strategy: Literal["ddp", "fsdp"] = Field(default="ddp", description="How the ranks share the model.")
+    accumulate: Count = Field(default=1, description="Batches per optimizer step.")
+    clip_norm: Positive | None = Field(default=None, description="Largest norm of the gradient; null: no limit.")
+    clip_value: Positive | None = Field(
+        default=None, description="Largest absolute value of an element of the gradient; null: no limit."
+    )
+    max_nonfinite: Count = Field(
+        default=10,
+        description="Updates that may be skipped in a row, as the gradient was not finite; one more ends the study.",
+    )
+    lr_clock: Literal["updates", "samples"] = filled_in(
+        "Clock of the lr_scheduler: every update, or every batch's worth of new samples; "
+        "updates where their number is known in advance."
+    )
+    compile: bool = Field(default=False, description="Whether the model is compiled.")
+    matmul_precision: Literal["highest", "high", "medium"] = Field(
+        default="highest", description="Precision of 32-bit matrix products, in torch's words."
+    )
+    deterministic: bool = Field(default=False, description="Whether torch must use deterministic algorithms.")
+    log_every_batches: Moment = Field(
+        default=10, description="Batches between two records of the metrics, or a fraction of the run."
+    )
+    uneven: Literal["drain", "stop"] = Field(default="drain", description="Action when a rank runs out of data first.")
+    nonfinite: Literal["reject", "keep", "stop"] = Field(default="reject", description="Treatment of NaN and infinity.")
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """The classes that are named, by their keys."""
+        named = {"model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
+        callbacks = {f"callbacks[{position}]": callback for position, callback in enumerate(self.callbacks)}
+        return {key: component for key, component in (named | callbacks).items() if component is not None}
+
+
+class RolloutSettings(Section):
+    """`validation.rollout`: the model applied to its own forecasts, along whole held-out trajectories."""
+
+    fields: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = filled_in(
+        "Fields that the model forecasts; all. The others are given as the simulation sent them."
+    )
+    input_steps: Count = filled_in("Steps of a sample from which the others are forecast; samples.window.length - 1.")
+    horizon: Count | None = Field(
+        default=None, description="Steps that are forecast of each trajectory; null: all to its end."
+    )
+
+
+class ValidationSettings(Section):
+    """`validation`: simulations held out, and when they are looked at."""
+
+    simulations: Natural = Field(default=0, description="Extra simulations, started first.")
+    every_batches: Moment | None = Field(
+        default=None, description="Batches between two validations, or a fraction of the run; null: not by batches."
+    )
+    every_s: Positive | None = Field(default=None, description="Seconds between two validations; null: not by time.")
+    at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
+    batch_size: Count = filled_in("Samples of a validation batch; training.batch_size.")
+    pictures: Natural = Field(
+        default=4, description="Samples whose predictions are kept of a validation; 0: none, and nothing is predicted."
+    )
+    save_before: bool = Field(default=False, description="Whether a checkpoint is committed before each validation.")
+    rollout: RolloutSettings | None = Field(
+        default=None, description="How held-out trajectories are forecast from their first steps; null: they are not."
+    )
+
+
+class Checkpoint(Section):
+    """`checkpoint`: the contents and the schedule of checkpoints."""
+
+    every_batches: Moment | None = Field(
+        default=None, description="Batches between two checkpoints, or a fraction of the run; null: by time only."
+    )
+    every_s: Positive = Field(default=300.0, description="Seconds between two checkpoints.")
+    keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay.")
+    keep_best: Natural = Field(default=1, description="Best models that stay, of those validated.")
+    monitor: str = Field(default="val/loss", description="The value of a validation that says which models are best.")
+    mode: Literal["min", "max"] = Field(default="min", description="Whether smaller or larger is better.")
+    keep_every: Moment | None = Field(
+        default=None, description="Batches between two checkpoints that stay for ever, or a fraction of the run."
+    )
+    keep_at: Moments = Field(
+        default=(), description="Further batches, or fractions of the run, after which one stays for ever."
+    )
+    exclude: Texts = Field(
+        default=(), description="Patterns of the names of frozen parameters that the server class loads itself."
+    )
+    dir: FilePath | None = Field(default=None, description="Folder for checkpoints; null: the output folder.")
+    record: bool = Field(default=False, description="Whether the samples are recorded for a replay.")
+    allow_pickle: bool = Field(default=False, description="Whether a user's state may be any Python object.")
+
+
+class MetricWriter(Section):
+    """One of `metrics.writers`: a built-in one, or a class of the user's with its arguments."""
+
+    class_: Annotated[str, NameOrClass("writer", tuple(WRITERS))] = Field(
+        alias="class", description="Name, or FILE.py:Class."
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"class": value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string"}, handler.resolve_ref_schema(handler(core))]}
+
+
+MetricWriters = Annotated[tuple[MetricWriter, ...], Field(strict=False)]
+
+
+class MetricsSettings(Section):
+    """`metrics`: the writers of the logged values, besides the JSON lines that are always written."""
+
+    writers: MetricWriters = Field(
+        default=tuple(map(MetricWriter.model_validate, WRITERS)),
+        description="Writers of what all ranks have logged: csv, tensorboard or FILE.py:Class.",
+    )
+    rank_writers: MetricWriters = Field(default=(), description="Writers of what each rank has logged for itself.")
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        default=None, description="Loopback port of the page /metrics for Prometheus; 0: a free one; null: no page."
+    )
+
+    @property
+    def wanted(self) -> tuple[tuple[str, dict[str, Any]], ...]:
+        """`writers`, each as its name and its arguments."""
+        return tuple((it.class_, it.args) for it in self.writers)
+
+    @property
+    def wanted_of_ranks(self) -> tuple[tuple[str, dict[str, Any]], ...]:
+        """`rank_writers`, each as its name and its arguments."""
+        return tuple((it.class_, it.args) for it in self.rank_writers)
+
+
+class Load(Section):
+    """`load`: the trained state that a fresh study starts from."""
+
+    checkpoint: FilePath = Field(
+        description="The output folder of a study, one of its checkpoints, or a .safetensors file of a model.",
+        examples=["../other/runs/other"],
+    )
+    what: Literal["model", "model+optimizer", "all"] = Field(
+        default="model", description="Parts to load; all: also schedulers, normalisation and the user's state."
+    )
+    strict: bool = Field(default=True, description="Whether the names of model and file must be the same.")
+
+
+class NormalizationSettings(Section):
+    """`normalization`: running means and variances of what is received."""
+
+    fields: Annotated[tuple[Name, ...], Field(strict=False)] = Field(
+        default=(), description="Fields whose mean and variance are kept."
+    )
+    parameters: bool = Field(default=False, description="Whether those of the parameters are kept.")
+    per: Literal["field", "value"] = Field(
+        default="field", description="One mean for a whole field, or one for each of its values."
+    )
+    every_batches: Count = Field(
+        default=10, description="Batches after which the ranks bring their statistics together."
+    )
+    freeze_after: Count | None = Field(
+        default=None, description="Samples after which they stay as they are; null: they never freeze by themselves."
+    )
