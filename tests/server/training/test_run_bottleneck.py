@@ -9,10 +9,8 @@ from stream_server.server.training.monitoring.run_bottleneck import bottleneck_o
     ("phases_s", "told"),
     [
         ({"wait_for_data": 70.0, "step": 10.0, "forward": 20.0}, "training waited for data 70% of the time"),
-        (
-            {"wait_for_data": 5.0, "step": 10.0, "forward": 20.0, "all_reduce": 15.0},
-            "training was busy 90% of the time",
-        ),
+        ({"wait_for_data": 5.0, "step": 10.0, "forward": 20.0, "backward": 15.0}, "training was busy 90% of the time"),
+        ({"all_reduce": 42.0, "round": 20.0, "backward": 18.0, "validation": 20.0}, "the ranks took 62% of the time"),
         ({"transform": 30.0, "gather": 10.0, "forward": 30.0, "wait_for_data": 30.0}, "forming batches took 40%"),
         ({"validation": 50.0, "forward": 30.0, "wait_for_data": 20.0}, "validation took 50% of the time"),
         ({"checkpoint": 50.0, "forward": 30.0, "wait_for_data": 20.0}, "checkpoints took 50% of the time"),

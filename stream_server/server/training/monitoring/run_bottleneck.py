@@ -6,7 +6,7 @@ LEAST_S = 1.0
 MUCH = 0.3
 # Threads of their own, beside the training.
 BESIDE = ("receive", "prefetch")
-TRAINING = ("step", "forward", "backward", "optimizer", "all_reduce", "round")
+TRAINING = ("step", "forward", "backward", "optimizer")
 ADVICE = {
     "waiting": (
         "training waited for data {:.0%} of the time: run more simulations at once (launcher.max_running), send "
@@ -21,6 +21,10 @@ ADVICE = {
         "(validation.simulations)"
     ),
     "checkpoint": "checkpoints took {:.0%} of the time: save less often (checkpoint.every_s)",
+    "ranks": (
+        "the ranks took {:.0%} of the time to meet (all_reduce, round), waits for the slowest included: with fewer ranks, "
+        "a larger training.batch_size or training.accumulate they meet less often"
+    ),
     "training": (
         "training was busy {:.0%} of the time: only a faster model, a faster device or more ranks end the study "
         "sooner; --fake-data measures it alone"
@@ -42,6 +46,7 @@ def bottleneck_of_run(phases_s: Mapping[str, float]) -> str:
         "forming": seconds.get("transform", 0.0) + seconds.get("gather", 0.0),
         "validation": seconds.get("validation", 0.0),
         "checkpoint": seconds.get("checkpoint", 0.0),
+        "ranks": seconds.get("all_reduce", 0.0) + seconds.get("round", 0.0),
         "training": sum(seconds.get(name, 0.0) for name in TRAINING),
     }
     name = max(groups, key=groups.__getitem__)
