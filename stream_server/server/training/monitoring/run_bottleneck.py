@@ -22,8 +22,8 @@ ADVICE = {
     ),
     "checkpoint": "checkpoints took {:.0%} of the time: save less often (checkpoint.every_s)",
     "ranks": (
-        "the ranks took {:.0%} of the time to meet (all_reduce, round), waits for the slowest included: with fewer ranks, "
-        "a larger training.batch_size or training.accumulate they meet less often"
+        "the ranks took {:.0%} of the time to meet (all_reduce, round), waits for the slowest included: with fewer "
+        "ranks, a larger training.batch_size or training.accumulate they meet less often"
     ),
     "training": (
         "training was busy {:.0%} of the time: only a faster model, a faster device or more ranks end the study "
