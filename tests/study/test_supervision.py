@@ -179,7 +179,7 @@ def test_a_users_class_that_raises_is_started_again_once_and_in_set_up_never(
 
 
 def test_too_many_failed_simulations_are_no_reason_to_start_the_server_again(supervise: Callable[..., Run]) -> None:
-    done = supervise(settings=SETTINGS | {"simulation.command": ["python", "missing.py"]})
+    done = supervise(settings=SETTINGS | {"simulation.command": ["python", "-c", "exit(3)"]})
     assert (done.exit_code, done.report["exit_code"]) == (4, 4)
     assert num_starts(done) == 1
 

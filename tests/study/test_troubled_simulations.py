@@ -102,12 +102,11 @@ def test_steps_that_are_not_finite_sent_twice_or_never_produced_are_counted(
     assert (account["expected"], account["accepted"], account["untrained"]) == (80, 69, 0)
 
 
-def test_a_command_with_a_typo_stops_the_study_and_shows_the_end_of_its_log(run: Callable[..., Run]) -> None:
-    done = run(mpi=None, settings={"simulation.command": ["python", "riple.py"]})
+def test_simulations_that_lack_their_input_stop_the_study_and_show_the_end_of_a_log(run: Callable[..., Run]) -> None:
+    done = run(mpi=None, settings={"simulation.command": ["python", "-c", "open('inptu.txt')"]})
     assert done.exit_code != 0
     assert done.report["exit_code"] == 4, done.output
-    assert "riple.py" in done.output
-    assert "No such file or directory" in done.output
+    assert "No such file or directory: 'inptu.txt'" in done.output
 
 
 def test_a_simulation_that_is_given_up_can_be_redrawn(run: Callable[..., Run]) -> None:
