@@ -110,7 +110,7 @@ def test_check_refuses_a_precision_that_the_run_would_refuse(
 def test_more_samples_than_a_node_has_memory_for_are_refused(run: Callable[..., Run], arguments: list[str]) -> None:
     done = run(mpi=None, arguments=arguments, settings={"buffer.capacity": 10**13})
     assert done.exit_code == 2, done.output
-    assert "buffer.capacity: the samples of a rank take 737," in done.output
+    assert "buffer.capacity: the samples of a rank take 720.3 TiB" in done.output
     assert "but this node has" in done.output
     assert not done.output_dir.exists()
 

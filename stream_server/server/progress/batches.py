@@ -1,6 +1,6 @@
 """The batches of one training step of all ranks, and its outcome."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,4 +72,4 @@ class StepOutcome:
     updated: bool = True
     skipped: bool = False
     num_left_out: int = 0
-    sample_losses: Any = None
+    sample_losses: Any = field(default=None, compare=False)

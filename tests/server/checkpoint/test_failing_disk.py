@@ -93,4 +93,4 @@ def test_a_full_disk_is_told_in_plain_words(tmp_path: Path) -> None:
     outcome = save_on(tmp_path / "store", FailingDisk(8, errno.ENOSPC, lasting=True))
     assert isinstance(outcome, SaveFailed)
     assert outcome.reason.startswith("the disk is full")
-    assert "MB are free" in outcome.reason
+    assert "MiB are free" in outcome.reason
