@@ -144,11 +144,14 @@ def write_rank(
 ) -> None:
     """Write what a rank saves, if this is what it has received and nobody has a model, into a checkpoint's folder."""
     nothing = SimpleNamespace(
+        settle=lambda: None,
         synchronize=lambda: None,
         fingerprints=dict,
         state_dict=dict,
         random_state=lambda: {"cpu": rank},
         num_drawn=num_drawn,
+        num_dropped=0,
+        prefetch_s=0.0,
     )
     # The other ranks would say the same of a model that nobody has.
     ranks = SimpleNamespace(rank=rank, size=num_ranks, gather=lambda value: [value], broadcast=lambda value: value)
