@@ -72,6 +72,40 @@ def test_a_study_that_is_told_to_finish_lets_go_of_what_was_never_suggested() ->
     assert suggest(roster, 2) == []
 
 
+def test_what_was_never_suggested_ends_with_the_order_to_finish() -> None:
+    roster = roster_of(0.0, 1.0)
+    finish(roster, 0)
+    roster.launched(begun(1))
+    order = launcher_link.FinishSimulations(reason="enough")
+    assert order in roster.finish(order)
+    assert roster.num_wanted == 0
+    assert suggest(roster, 2) == []
+    assert {roster.ends[i].state for i in (2, 3, 4)} == {"stopped"}
+    assert not roster.final
+    # What fails now is not redrawn either.
+    roster.gave_up(launcher_link.GaveUp(simulation=1, attempts=1, reason="", log="", redraw=True))
+    assert roster.final
+    assert 5 not in roster.entries
+
+
+def test_a_suggestion_for_a_simulation_that_a_smaller_study_lacks_is_for_nobody() -> None:
+    before = roster_of(0.0, 1.0, 2.0, 3.0, 4.0, num=6)
+    before.launched(begun(1))
+    before.gave_up(launcher_link.GaveUp(simulation=1, attempts=1, reason="", log="", redraw=True))
+    after = roster_of(0.0, 1.0, 2.0, num_planned=3)
+    after.load_state_dict(from_bytes(to_bytes(before.state_dict())), {})
+    assert list(after.entries) == [0, 1, 2, 5]
+    assert suggest(after, 3, 4, 5) == [launcher_link.AddSimulation(simulation=5, parameters={"x": 5.0})]
+
+
+def test_results_come_with_the_parameters_that_a_client_brought() -> None:
+    roster = roster_of(0.0, 1.0, 2.0)
+    roster.handshake.hello(b"peer", hello(1, ATTACHING, parameters={"x": 7.0}))
+    roster.attached(0, 1, 0)
+    results = {1: {"loss": 0.5}, 2: {"loss": 0.25}, 99: {"loss": 1.0}}
+    assert roster.with_parameters(results) == {1: {"x": 7.0, "loss": 0.5}, 2: {"x": 2.0, "loss": 0.25}}
+
+
 def test_nothing_is_wanted_once_the_study_has_ended() -> None:
     roster = roster_of(0.0)
     roster.launched(begun(0))

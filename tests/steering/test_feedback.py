@@ -129,6 +129,37 @@ def test_a_restarted_study_tells_all_that_it_knew() -> None:
     assert told[2][7] == {"loss": 2.0, "first_loss": 5.0, "deviation": 0.0, "num_losses": 2.0, "failed": 0.0}
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_samples_of_a_simulation_that_was_given_up_may_be_trained_later(is_restarted: bool) -> None:
+    told: list[Mapping[int, Result]] = []
+    progress = Progress(1)
+    it = feedback(SoloRanks(), told, progress, failures=lambda: [7, 8])
+    it.scores.note(batch((9, 0)), outcome(1.0))
+    stepped(progress)
+    it.on_round(None)
+    if is_restarted:
+        state = from_bytes(to_bytes(it.state_dict()))
+        it = feedback(SoloRanks(), told, progress, failures=lambda: [7, 8])
+        it.load_state_dict(state)
+    it.scores.note(batch((7, 0)), outcome(2.0))
+    stepped(progress)
+    it.on_round(None)
+    assert told[-1] == {7: {"loss": 2.0, "first_loss": 2.0, "deviation": 0.0, "num_losses": 1.0, "failed": 1.0}}
+
+
+def test_a_simulation_that_is_given_up_keeps_its_losses() -> None:
+    told: list[Mapping[int, Result]] = []
+    progress, failures = Progress(1), list[int]()
+    it = feedback(SoloRanks(), told, progress, failures=lambda: failures)
+    it.scores.note(batch((7, 0)), outcome(2.0))
+    stepped(progress)
+    it.on_round(None)
+    failures.append(7)
+    stepped(progress)
+    it.on_round(None)
+    assert told[-1] == {7: {**told[0][7], "failed": 1.0}}
+
+
 def test_a_checkpoint_before_the_first_result_has_none() -> None:
     told: list[Mapping[int, Result]] = []
     before, after = (feedback(SoloRanks(), told, Progress(1)) for _ in range(2))
@@ -137,7 +168,7 @@ def test_a_checkpoint_before_the_first_result_has_none() -> None:
 
 
 def test_the_class_of_the_user_reports_scores_of_its_own() -> None:
-    scores, server = SampleScores(), StreamServer()
+    scores, server = SampleScores(parameters=["diffusivity"]), StreamServer()
     server.report([3], [0], difficulty=[1.0])
     server.enter_steering(scores.report)
     server.report([3, 3, 4], [0, 1, 0], difficulty=[1.0, 2.0, float("nan")], rough=1)
@@ -147,5 +178,7 @@ def test_the_class_of_the_user_reports_scores_of_its_own() -> None:
     }
     with pytest.raises(ValueError, match="loss is a result that every simulation has"):
         server.report([3], [0], loss=1.0)
+    with pytest.raises(ValueError, match="diffusivity is a parameter of the study"):
+        server.report([3], [0], diffusivity=1.0)
     with pytest.raises(ValueError, match="2 simulation_ids, but 1 time_steps"):
         server.report([3, 4], [0], difficulty=1.0)

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -226,6 +228,118 @@ def test_the_process_ends_with_the_suggester_also_while_the_class_computes(sugge
     suggesting(COUNTING, output="other")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_what_was_to_be_suggested_when_the_study_stopped_comes_from_the_class_at_the_next_start(
+    suggesting: Start, folder: StudyFolder
+) -> None:
+    live = suggesting(later("print('computes', flush=True); time.sleep(1000)"))
+    live.suggester.want(8)
+    until(lambda: "computes" in (folder.path / "run" / "logs" / "sampler.log").read_text())
+    again = suggesting(COUNTING)
+    assert len(again.first) == 6
+    again.next(8)
+    assert set(by(again)) == {"points.py:Points"}
+
+
+def test_a_process_that_cannot_be_started_again_costs_suggestions_and_not_the_study(
+    suggesting: Start, folder: StudyFolder
+) -> None:
+    live = suggesting(later("os._exit(9)"))
+    live.next(7)
+    log = folder.path / "run" / "logs" / "sampler.log"
+    log.unlink()
+    log.mkdir()
+    for num in range(8, 12):
+        live.next(num)
+    assert by(live)[6:] == ["sobol"] * 5
+    assert "not asked any more after 3 failures in a row" in live.suggester.warnings[0]
+
+
+def test_an_error_of_the_thread_is_there_for_the_main_thread(
+    suggesting: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, error = suggesting(COUNTING), MemoryError()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(live.suggester._process, "ask", fail)
+    live.suggester.want(7)
+    until(lambda: live.suggester.error is error)
+
+
+def test_results_that_come_while_the_process_starts_again_are_not_lost(
+    suggesting: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the old news and the new ones, the class is to be told all anew."""
+    live = suggesting(COUNTING)
+    suggester, asked = live.suggester, list[Mapping[str, Any]]()
+    is_ingesting, may_go_on = Event(), Event()
+
+    class Results(UserDict[int, dict[str, float]]):
+        """Its second reading, into the news, lasts until the other thread is at the lock."""
+
+        num_read = 0
+
+        def keys(self) -> Any:
+            self.num_read += 1
+            if self.num_read == 2:
+                is_ingesting.set()
+                may_go_on.wait(30)
+            return super().keys()
+
+    ingesting = Thread(target=suggester.ingest, args=[Results({6: {"x": 0.5, "loss": 2.0}})])
+
+    class Lock:
+        """That of the suggester."""
+
+        def __enter__(self) -> None:
+            if current_thread() is not ingesting:
+                may_go_on.set()
+            condition.__enter__()
+
+        def __exit__(self, *_: object) -> None:
+            condition.__exit__(None, None, None)
+
+    def start() -> None:
+        ingesting.start()
+        assert is_ingesting.wait(30)
+
+    def ask(request: Mapping[str, Any], _: float) -> dict[str, Any]:
+        asked.append(request)
+        return {}
+
+    suggester.ingest({7: {"x": 0.25, "loss": 1.0}})
+    suggester._news = {}
+    condition = suggester._condition
+    suggester._process.close()
+    monkeypatch.setattr(suggester._process, "_connection", None)
+    monkeypatch.setattr(suggester._process, "ask", ask)
+    monkeypatch.setattr(suggester, "_start_process", start)
+    monkeypatch.setattr(suggester, "_condition", Lock())
+    suggester._ask({"do": "suggest"}, 0.0)
+    monkeypatch.setattr(suggester, "_condition", condition)
+    ingesting.join()
+    assert asked[0] == {"do": "ingest", "results": [{"x": 0.5, "loss": 2.0}, {"x": 0.25, "loss": 1.0}]}
+
+
+def test_a_class_is_told_the_results_of_training_simulations_as_they_are(
+    suggesting: Start, folder: StudyFolder
+) -> None:
+    code = COUNTING.replace("(self, results): ...", "(self, results): print('told', results, flush=True)")
+    live = suggesting(code)
+    live.suggester.ingest({6: {"x": 0.125, "y": 3.0, "loss": 2.0}, 0: {"x": 0.5, "y": 2.0, "loss": 2.0}})
+    live.next(7)
+    log = (folder.path / "run" / "logs" / "sampler.log").read_text()
+    assert "told [{'x': 0.125, 'y': 3.0, 'loss': 2.0}]\n" in log
+
+
+def test_parameters_named_like_results_are_refused_where_the_class_learns(suggesting: Start) -> None:
+    bounds = {"parameters.bounds": {"x": [0, 1], "loss": [0, 1], "failed": [0, 1]}}
+    with pytest.raises(ConfigError, match=r"parameters\.bounds: failed, loss is what .*points\.py:Points is told"):
+        suggesting(TEN_LINES, **bounds)
+    assert len(suggesting(TEN_LINES.replace("ingest", "other"), **bounds).first) == 22
 
 
 def test_the_class_is_told_to_finalize_at_the_end(suggesting: Start, folder: StudyFolder) -> None:

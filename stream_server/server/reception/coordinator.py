@@ -49,7 +49,7 @@ class Coordinator:
         self.tell_main = tell_main
         self.apply = apply
         self.want_parameters = want_parameters
-        self.desk = OperatorDesk(roster, tell_launcher=tell_launcher, tell_main=tell_main)
+        self.desk = OperatorDesk(roster, tell_launcher=tell_launcher, tell_main=tell_main, perform=self.perform)
         self._unheard: dict[tuple[int, int], dict[int, int]] = {}
         self._plan: launcher_link.Plan | None = None
 

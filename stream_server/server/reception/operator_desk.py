@@ -1,12 +1,13 @@
 """The answers that rank 0 gives to an operator: how the study is doing, and the orders to stop it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from stream_server.errors import MalformedMessage
 from stream_server.messages import launcher_link, operator
 from stream_server.server.intake import mailbox
+from stream_server.server.simulations.handshake import Action
 from stream_server.server.simulations.roster import Roster
 from stream_server.server.simulations.simulation_state import QUEUED
 
@@ -27,11 +28,13 @@ class OperatorDesk:
         *,
         tell_launcher: Callable[[launcher_link.ToLauncher], None],
         tell_main: Callable[[mailbox.Event], None],
+        perform: Callable[[Iterable[Action]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.roster = roster
         self.tell_launcher = tell_launcher
         self.tell_main = tell_main
+        self.perform = perform
         self.clock = clock
         self.training: operator.TrainingStatus | None = None
         self._was_asked_to_leave = False
@@ -103,8 +106,7 @@ class OperatorDesk:
         if self.roster.stop_order is not None or self._was_asked_to_leave:
             return operator.StopAccepted(text="the study is ending already")
         if self.roster.finish_order is None:
-            self.roster.finish_order = launcher_link.FinishSimulations(reason=FINISH_TEXT)
-            self.tell_launcher(self.roster.finish_order)
+            self.perform(self.roster.finish(launcher_link.FinishSimulations(reason=FINISH_TEXT)))
             self.tell_main(mailbox.FinishAsked(reason=FINISH_TEXT))
         return operator.StopAccepted(
             text="no simulation is started any more; the study ends when all that comes is trained"

@@ -193,7 +193,10 @@ class Reception:
     def ingest(self, results: Mapping[int, Mapping[str, float]]) -> None:
         """Tell the class that suggests parameters how simulations fare. Rank 0."""
         assert self.suggester is not None
-        self.suggester.ingest(results)
+        assert self.roster is not None
+        with self.receiver.turn:
+            rows = self.roster.with_parameters(results)
+        self.suggester.ingest(rows)
 
     def failed_simulations(self) -> list[int]:
         """The simulations that were given up or withdrew themselves. Rank 0."""
@@ -231,7 +234,10 @@ class Reception:
         Raises:
             ConfigError: it refuses the study.
             RankLost: it ended by itself although nobody told it to.
+            ProducerFailed: no more parameters are suggested, because of an error.
         """
+        if self.suggester is not None and self.suggester.error is not None:
+            raise ProducerFailed("no simulation gets parameters any more") from self.suggester.error
         if self.launcher is not None and (exit_code := self.launcher.exit_code) is not None:
             if exit_code == ConfigError.exit_code:
                 raise ConfigError(self.launcher.last_words)

@@ -251,15 +251,20 @@ class Roster:
         """Simulations have got their parameters, and the launcher may start them."""
         actions: list[Action] = []
         for simulation, values in parameters.items():
-            entry = self.entries[simulation]
             if simulation not in self._unsuggested:
                 continue
             del self._unsuggested[simulation]
+            entry = self.entries[simulation]
             entry.parameters = dict(values)
             self._num_ready += 1
             self._unsaved.add(simulation)
             actions.append(launcher_link.AddSimulation(simulation=simulation, parameters=entry.parameters))
         return actions
+
+    def with_parameters(self, results: Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
+        """The results of simulations, each with the parameters that it runs with; a client may have brought its own."""
+        entries = {i: self.entries[i] for i in results if i in self.entries}
+        return {i: {**results[i], **it.parameters} for i, it in entries.items() if it.parameters is not None}
 
     def launched(self, message: launcher_link.Attempt) -> list[Action]:
         """The launcher is about to start an attempt, or has one that goes on although the server was away."""
@@ -362,7 +367,8 @@ class Roster:
         )
         actions: list[Action] = []
         # A redraw is a training simulation, so it cannot take the place of a held-out one.
-        redrawn = next(self._spare, None) if message.redraw and message.simulation >= self._num_held_out else None
+        is_redrawn = message.redraw and message.simulation >= self._num_held_out and self.finish_order is None
+        redrawn = next(self._spare, None) if is_redrawn else None
         if redrawn is not None:
             entry = SimulationState(parameters=_copy(self._parameters[redrawn]))
             self._add(redrawn, entry)
@@ -374,10 +380,12 @@ class Roster:
     def dropped(self, message: launcher_link.Dropped) -> list[Action]:
         """The launcher starts nothing more, and nothing runs of these simulations."""
         self.finish_order = self.finish_order or launcher_link.FinishSimulations(reason=message.reason)
-        dropped = (*message.simulations, *self._unsuggested)
-        left = [i for i in dropped if i in self.entries and not self.entries[i].phase.terminal]
-        actions = [it for i in left for it in self._close(i, SimulationPhase.STOPPED, message.reason)]
-        return actions + self._conclude()
+        return self._drop(message.simulations, message.reason)
+
+    def finish(self, order: launcher_link.FinishSimulations) -> list[Action]:
+        """Nothing more is to be started: what was never suggested ends here, the rest when it is `dropped`."""
+        self.finish_order = order
+        return [order, *self._drop((), order.reason)]
 
     def too_many(self, text: str) -> list[Action]:
         """The launcher reports that the simulations cannot be made to run: the study cannot end normally any more."""
@@ -402,6 +410,12 @@ class Roster:
     @property
     def _all_over(self) -> bool:
         return not (self._running or self._num_in[SimulationPhase.WAITING])
+
+    def _drop(self, simulations: Sequence[int], reason: str) -> list[Action]:
+        dropped = (*simulations, *self._unsuggested)
+        left = [i for i in dropped if i in self.entries and not self.entries[i].phase.terminal]
+        actions = [it for i in left for it in self._close(i, SimulationPhase.STOPPED, reason)]
+        return actions + self._conclude()
 
     def _add(self, simulation: int, entry: SimulationState) -> None:
         """One more simulation, which does not run."""

@@ -18,6 +18,7 @@ LOSS, FIRST_LOSS, DEVIATION = "loss", "first_loss", "deviation"
 OWN = frozenset({LOSS, FIRST_LOSS, DEVIATION, "num_losses", "failed"})
 
 Result = dict[str, float]
+EMPTY: Result = {LOSS: np.nan, "num_losses": 0.0, "failed": 0.0}
 
 
 class SampleScores:
@@ -25,10 +26,12 @@ class SampleScores:
 
     Of each batch these are the losses, those of samples that this process has not trained before (at first sight), and
     by how many standard deviations of the batch a loss is above the batch's mean, 0 for those below it (Dymchenko and
-    Raffin 2024). A mean of the batch stands for each of its samples, if nothing else is known.
+    Raffin 2024). A mean of the batch stands for each of its samples, if nothing else is known. No score may have the
+    name of one of the `parameters`, with which a class finds it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Iterable[str] = ()) -> None:
+        self._parameters = frozenset(parameters)
         self._sums: defaultdict[int, dict[str, list[float]]] = defaultdict(dict)
         self._seen: defaultdict[int, set[int]] = defaultdict(set)
 
@@ -60,6 +63,8 @@ class SampleScores:
         for name, values in scores.items():
             if name in OWN:
                 raise ValueError(f"report: {name} is a result that every simulation has: choose another name")
+            if name in self._parameters:
+                raise ValueError(f"report: {name} is a parameter of the study: choose another name")
             self._add(simulations, name, np.broadcast_to(np.asarray(values, np.float64), simulations.shape))
 
     def take(self) -> dict[int, dict[str, list[float]]]:
@@ -96,8 +101,9 @@ class Feedback(Callback):
         progress: Progress,
         ingest: Callable[[Mapping[int, Result]], None],
         failures: Callable[[], Iterable[int]],
+        parameters: Iterable[str] = (),
     ) -> None:
-        self.scores = SampleScores()
+        self.scores = SampleScores(parameters)
         self._ranks = ranks
         self._schedule = schedule
         self._progress = progress
@@ -149,12 +155,17 @@ class Feedback(Callback):
         changed = {simulation: self._result(simulation, sums) for simulation, sums in together.items()}
         for simulation in self._failures():
             if not self._results.get(simulation, {}).get("failed"):
-                changed[simulation] = {LOSS: np.nan, **changed.get(simulation, {}), "failed": 1.0}
+                changed[simulation] = changed.get(simulation) or self._known(simulation)
+                changed[simulation]["failed"] = 1.0
         self._results |= changed
         self._ingest(changed)
 
+    def _known(self, simulation: int) -> Result:
+        """A copy of its newest result."""
+        return EMPTY | self._results.get(simulation, {})
+
     def _result(self, simulation: int, sums: Mapping[str, list[float]]) -> Result:
-        result = {**self._results.get(simulation, {LOSS: np.nan, "num_losses": 0.0, "failed": 0.0})}
+        result = self._known(simulation)
         for name, (total, num) in sums.items():
             if name == FIRST_LOSS:
                 firsts = self._firsts.setdefault(simulation, [0.0, 0.0])

@@ -47,10 +47,13 @@ class GeneratorProcess:
         """Send a request and wait for the answer.
 
         Raises:
-            NoAnswer: there is none after `timeout_s`, or the process has ended.
+            NoAnswer: there is none after `timeout_s`, or the process has ended, or cannot be started.
             ConfigError, UserCodeError: the class cannot be used, or raised.
         """
-        connection = self._connection or self._start()
+        try:
+            connection = self._connection or self._start()
+        except OSError as error:
+            raise NoAnswer(f"its process cannot be started: {error}") from error
         until = time.monotonic() + timeout_s
         try:
             connection.send_bytes(json.dumps(request).encode())

@@ -23,6 +23,7 @@ from stream_server.server.simulations.design import (
 )
 from stream_server.server.simulations.generator import Values
 from stream_server.server.simulations.samplers import Sampler, make_sampler
+from stream_server.server.steering.feedback import OWN
 from stream_server.server.steering.generator_process import GeneratorProcess, NoAnswer
 from stream_server.server.steering.suggestion_log import Suggestion, SuggestionLog
 
@@ -42,6 +43,7 @@ class Suggester:
 
     Attributes:
         learns: the class has `ingest`, as far as it was asked.
+        error: what ended the thread, if it did not end as it should.
         lookahead: how many suggestions are to be ready; all at once if the class does not learn.
     """
 
@@ -60,6 +62,7 @@ class Suggester:
         self._num_lost = 0
         self.lookahead = 0
         self.learns = True
+        self.error: BaseException | None = None
         self._results: dict[int, Mapping[str, float]] = {}
         self._news: dict[int, Mapping[str, float]] = {}
         self._wanted = 0
@@ -138,7 +141,10 @@ class Suggester:
                 self._condition.notify()
 
     def ingest(self, results: Mapping[int, Mapping[str, float]]) -> None:
-        """Tell the class the newest results of these simulations before it is next asked. Any thread; never waits."""
+        """Tell the class the newest results of these simulations before it is next asked. Any thread; never waits.
+
+        As gest-api has it, a result has the parameters and what came of them in one.
+        """
         with self._condition:
             self._results |= results
             self._news |= results
@@ -164,6 +170,7 @@ class Suggester:
             )
         if self.learns:
             self._refuse_shared_jobs()
+            self._refuse_names_of_results()
         self.lookahead = self._ready_ahead if self.learns else self._num_planned
         first = min(self._num_planned, self._num_held_out + self.lookahead)
         if not num_known or not self.learns:
@@ -184,7 +191,21 @@ class Suggester:
                     "simulations of a job are chosen before it starts: leave it out, or use a class without ingest"
                 )
 
+    def _refuse_names_of_results(self) -> None:
+        if names := sorted(OWN & self._bounds.keys()):
+            raise ConfigError(
+                f"parameters.bounds: {', '.join(names)} is what {self._settings.class_} is told of each simulation "
+                "besides its parameters: choose another name, or use a class without ingest"
+            )
+
     def _run(self) -> None:
+        try:
+            self._suggest_as_wanted()
+        except BaseException as error:
+            log.exception("the thread that gets suggestions failed")
+            self.error = error
+
+    def _suggest_as_wanted(self) -> None:
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._is_leaving or self._wanted > len(self.suggestions))
@@ -192,6 +213,9 @@ class Suggester:
                     return
                 simulations = range(len(self.suggestions), self._wanted)
             suggested = self._suggest(simulations)
+            if self._is_leaving:
+                # Perhaps of the fallback, since the class was cut short. Nobody has heard of them.
+                return
             failpoint("suggester.before_log")
             if not self._write(suggested):
                 return
@@ -265,11 +289,11 @@ class Suggester:
         return found
 
     def _ask(self, request: Mapping[str, Any], until: float) -> dict[str, Any]:
-        if not self._process.runs:
+        begins = not self._process.runs
+        if begins:
             self._start_process()
-            self._news = self._results
         with self._condition:
-            news, self._news = self._news, {}
+            news, self._news = dict(self._results) if begins else self._news, {}
         try:
             if news and self.learns:
                 self._process.ask({"do": "ingest", "results": self._rows(news)}, max(0.0, until - time.monotonic()))
@@ -279,13 +303,8 @@ class Suggester:
             raise
 
     def _rows(self, results: Mapping[int, Mapping[str, float]]) -> list[dict[str, float]]:
-        """Results as gest-api has them: parameters and outcomes in one, of simulations to be trained on."""
-        known = self.suggestions
-        return [
-            {**self._by_name(known[simulation]), **result}
-            for simulation, result in sorted(results.items())
-            if self._num_held_out <= simulation < len(known)
-        ]
+        """The results of simulations to be trained on."""
+        return [dict(result) for simulation, result in sorted(results.items()) if simulation >= self._num_held_out]
 
     def _start_process(self) -> bool:
         """Start the process anew; returns whether the class learns."""

@@ -416,6 +416,7 @@ class StudySetUp(Composition):
             progress=self.progress,
             ingest=source.ingest,
             failures=source.failed_simulations,
+            parameters=self.parameter_names,
         )
 
     def _make_gauges(self) -> list[Gauge]:
