@@ -201,6 +201,29 @@ def test_what_is_none_was_dropped() -> None:
     assert stream.num_dropped == 4
 
 
+def test_none_that_a_filter_leaves_out_was_dropped_at_once() -> None:
+    """As None is one object, nobody can tell from its references which of them are still to come."""
+
+    class Choosy(Loading):
+        def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+            return super().process_simulation_data(data, config) if data.time_step >= 10 else None
+
+    class NotNone(IterableDataset[Any]):
+        def __init__(self, dataset: Any) -> None:
+            self.dataset = dataset
+
+        def __iter__(self) -> Iterator[Any]:
+            return (sample for sample in self.dataset if sample is not None)
+
+    buffer = closed(16)
+    with loading(buffer, lambda it: DataLoader(NotNone(it), batch_size=3), server=Choosy) as stream:
+        batches = all_of(stream)
+        assert [(steps_of(batch), batch.num_dropped) for batch in batches] == [([10, 11, 12], 10), ([13, 14, 15], 0)]
+        assert (stream.num_drawn, stream.num_dropped) == (16, 10)
+        stream.release()
+        assert buffer.slots.num_free == 64
+
+
 def test_the_rest_that_a_loader_drops_is_counted() -> None:
     buffer = closed(10)
     with loading(buffer, lambda it: DataLoader(it, batch_size=4, drop_last=True)) as stream:

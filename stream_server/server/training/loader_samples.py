@@ -36,12 +36,11 @@ _LEFT = _num_references(_Handed(object()))
 class Taken:
     """The samples of a batch: the draws of those that the stream gave for it, and the number of all others.
 
-    `size` counts both; `dropped` are the draws of samples that are None.
+    `size` counts both.
     """
 
     draws: Sequence[Draw]
     num_added: int
-    dropped: Sequence[Draw]
 
     @property
     def size(self) -> int:
@@ -52,40 +51,46 @@ class HandedSamples:
     """The samples that a loader was given, until each was in a batch or was dropped.
 
     A loader passes on the objects that it was given, so that a sample is known by its identity. One that nobody else
-    refers to, and that was in no batch, was dropped; one that is held back still comes. For one thread at a time.
+    refers to, and that was in no batch, was dropped; one that is held back still comes. None is nobody's object and no
+    sample: what it stands for is dropped as it is given. For one thread at a time; `num_given` leaves out each None.
     """
 
     def __init__(self) -> None:
         self.num_given = 0
         self._handed: dict[int, _Handed] = {}
+        self._none: list[Draw] = []
 
     def give(self, sample: Any, draw: Draw) -> None:
         """The loader gets a sample; the same object may stand for several."""
+        if sample is None:
+            self._none.append(draw)
+            return
         self.num_given += 1
         self._handed.setdefault(id(sample), _Handed(sample)).draws.append(draw)
 
     def take(self, samples: Iterable[Any]) -> Taken:
         """These samples make a batch."""
         draws: list[Draw] = []
-        dropped: list[Draw] = []
         num_added = 0
         for sample in samples:
             handed = self._handed.get(id(sample))
             if handed is None or not handed.draws:
                 num_added += sample is not None
             else:
-                (dropped if sample is None else draws).append(handed.draws.popleft())
-        return Taken(draws=draws, num_added=num_added, dropped=dropped)
+                draws.append(handed.draws.popleft())
+        return Taken(draws=draws, num_added=num_added)
 
     def dropped(self) -> list[Draw]:
         """Forget the samples that the loader does not have any more; gives those that were in no batch."""
         left = [key for key, handed in self._handed.items() if _num_references(handed) <= _LEFT]
-        return [draw for key in left for draw in self._handed.pop(key).draws]
+        none, self._none = self._none, []
+        return none + [draw for key in left for draw in self._handed.pop(key).draws]
 
     def all(self) -> list[Draw]:
         """Forget all samples; gives those that were in no batch."""
         handed, self._handed = self._handed, {}
-        return [draw for it in handed.values() for draw in it.draws]
+        none, self._none = self._none, []
+        return none + [draw for it in handed.values() for draw in it.draws]
 
 
 @dataclass(frozen=True, slots=True)

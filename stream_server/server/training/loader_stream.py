@@ -170,11 +170,10 @@ class LoaderStream(SampleStream):
         handed = self._samples.handed
         taken = handed.take(samples)
         samples.clear()
-        self._drop(taken.dropped)
         self._held = taken.draws
         self._num_recognised += len(taken.draws)
         self._num_batches += 1
-        if not self._num_recognised and handed.num_given > len(taken.dropped) and taken.num_added:
+        if not self._num_recognised and handed.num_given and taken.num_added:
             raise UserCodeError(
                 f"no sample of the first batch that the loader of {self._name} made is one of the stream, although it "
                 "was given some: pass on the objects that the dataset gives, and transform them in "
