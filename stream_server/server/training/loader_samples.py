@@ -9,6 +9,7 @@ from threading import Thread, get_ident
 from typing import Any, Self
 
 from stream_server.buffers.pins import Draw
+from stream_server.errors import UserCodeError
 from stream_server.server.user.simulation_data import SimulationData
 from stream_server.user_code import call_user
 
@@ -119,7 +120,8 @@ class Raised:
 
 
 Event = Asks | Made | Ended | Raised
-Block = Sequence[tuple[SimulationData, Draw]]
+# None instead of a sample was dropped before, and stays None.
+Block = Sequence[tuple[SimulationData | None, Draw]]
 
 
 class _StopLoading(BaseException):
@@ -127,11 +129,15 @@ class _StopLoading(BaseException):
 
 
 class LoaderSamples:
-    """The iterator that a `StreamDataset` gives. It belongs to the loader's thread."""
+    """The iterator that a `StreamDataset` gives. It belongs to the loader's thread.
+
+    `none` are the draws of samples that were None, until somebody clears it.
+    """
 
     def __init__(self) -> None:
         self.handed = HandedSamples()
-        self.block: deque[tuple[SimulationData, Draw]] = deque()
+        self.none: list[Draw] = []
+        self.block: deque[tuple[SimulationData | None, Draw]] = deque()
         self._ask: Callable[[], Block] | None = None
         self._process: Callable[[SimulationData], Any] = id
         self._thread: int | None = None
@@ -143,7 +149,7 @@ class LoaderSamples:
     def end(self) -> list[Draw]:
         """The loader is given nothing more; gives the draws of all samples that were in no batch."""
         self._ask = self._thread = None
-        draws = [*self.handed.all(), *(draw for _, draw in self.block)]
+        draws = [*self.handed.all(), *(draw for data, draw in self.block if data is not None)]
         self.block.clear()
         self.handed = HandedSamples()
         return sorted(draws, key=lambda draw: draw.ticket)
@@ -159,9 +165,12 @@ class LoaderSamples:
             if not self.block:
                 raise StopIteration
         data, draw = self.block[0]
-        sample = self._process(data)
+        sample = None if data is None else self._process(data)
         self.block.popleft()
-        self.handed.give(sample, draw)
+        if data is not None:
+            self.handed.give(sample, draw)
+        if sample is None:
+            self.none.append(draw)
         return sample
 
 
@@ -179,7 +188,7 @@ class LoaderThread:
         self._samples = samples
         self._process = process
         self._name = name
-        self._listed: list[Any] = []
+        self._listed: list[list[Any]] = []
         self._given: SimpleQueue[Block | _StopLoading | None] = SimpleQueue()
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._thread = Thread(target=self._run, name="loader")
@@ -216,13 +225,18 @@ class LoaderThread:
     def _go_through(self) -> None:
         batches = call_user(self._name, iter, self._loader)
         while (data := call_user(self._name, next, batches, END)) is not END:
-            samples, self._listed = self._listed, []
-            self._events.put(Made(data, samples))
-            del data, samples
+            if len(self._listed) != 1:
+                raise UserCodeError(
+                    f"{self._name} must call its collate_fn once for each batch, which tells the samples of that "
+                    f"batch, but called it {len(self._listed)} times for one: return a torch.utils.data.DataLoader "
+                    "itself, and choose or change samples in its dataset"
+                )
+            self._events.put(Made(data, self._listed.pop()))
+            del data
             self._wait()
 
     def _note(self, samples: list[Any]) -> list[Any]:
-        self._listed = list(samples)
+        self._listed.append(list(samples))
         return samples
 
     def _ask(self) -> Block:
