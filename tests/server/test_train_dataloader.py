@@ -526,6 +526,14 @@ def test_a_loader_that_does_not_make_each_batch_by_one_call_of_collate_fn_is_ref
         all_of(stream)
 
 
+def test_a_loader_takes_nothing_from_the_global_generator() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    with loading(closed(8), plain) as stream:
+        all_of(stream)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_batches_of_a_plain_loader_are_those_of_the_stream_itself() -> None:
     class Plain(Loading):
         def train_dataloader(self) -> Any:
