@@ -99,7 +99,7 @@ def test_a_value_of_the_rollouts_may_be_missing_while_there_are_none(tmp_path: P
     study = Study(tmp_path, monitor="val/rollout/u")
     study.validate({10: 1.0})
     assert study.on_disk == []
-    with pytest.raises(ConfigError, match="checkpoint.monitor must name"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.monitor must name"):
         study.models.on_validation_end(study.server, {"loss": 1.0, "rollout/v": 1.0})
     study.models.on_validation_end(study.server, {"loss": 1.0, "rollout/u": 2.0})
     assert study.on_disk == ["batch-000010"]
