@@ -52,6 +52,9 @@ class Ready:
     def release(self) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
 
 def measure() -> None:
     """On each rank; rank 0 prints the µs of each series of control rounds."""

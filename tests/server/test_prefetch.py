@@ -220,7 +220,7 @@ def test_no_user_code_runs_on_the_thread_once_it_has_settled() -> None:
         server.held_at = {5}
         drawn(stream)
         threading.Timer(0.05, server.leave[5].set).start()
-        stream.on_validation_start(server)
+        stream.settle()
         assert server.begun[7].is_set()
         assert stream.prefetch_s > 0
 

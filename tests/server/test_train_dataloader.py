@@ -201,6 +201,29 @@ def test_what_is_none_was_dropped() -> None:
     assert stream.num_dropped == 4
 
 
+def test_none_that_a_filter_leaves_out_was_dropped_at_once() -> None:
+    """As None is one object, nobody can tell from its references which of them are still to come."""
+
+    class Choosy(Loading):
+        def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+            return super().process_simulation_data(data, config) if data.time_step >= 10 else None
+
+    class NotNone(IterableDataset[Any]):
+        def __init__(self, dataset: Any) -> None:
+            self.dataset = dataset
+
+        def __iter__(self) -> Iterator[Any]:
+            return (sample for sample in self.dataset if sample is not None)
+
+    buffer = closed(16)
+    with loading(buffer, lambda it: DataLoader(NotNone(it), batch_size=3), server=Choosy) as stream:
+        batches = all_of(stream)
+        assert [(steps_of(batch), batch.num_dropped) for batch in batches] == [([10, 11, 12], 10), ([13, 14, 15], 0)]
+        assert (stream.num_drawn, stream.num_dropped) == (16, 10)
+        stream.release()
+        assert buffer.slots.num_free == 64
+
+
 def test_the_rest_that_a_loader_drops_is_counted() -> None:
     buffer = closed(10)
     with loading(buffer, lambda it: DataLoader(it, batch_size=4, drop_last=True)) as stream:
@@ -424,6 +447,91 @@ def test_the_first_batch_is_formed_again_once_there_are_statistics() -> None:
         assert [steps_of(batch) for batch in all_of(stream)] == [[4, 5, 6, 7]]
         assert (stream.num_drawn, stream.num_dropped) == (8, 0)
         assert buffer.slots.num_free == 64
+
+
+class Nothing(Loading):
+    """Normalises, and makes nothing of each second sample."""
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        if data.time_step % 2 == 0:
+            return None
+        return np.float32(data.time_step), self.normalization.normalize("u", data.fields["u"])
+
+
+def of_some(samples: list[Any]) -> Any:
+    return torch.utils.data.default_collate([it for it in samples if it is not None])
+
+
+@pytest.mark.parametrize("num", [4, 6], ids=["a batch", "more than a batch"])
+def test_the_first_batch_is_formed_again_without_what_was_none(num: int) -> None:
+    server = Nothing()
+    server.make = lambda it: DataLoader(it, batch_size=num, collate_fn=of_some)
+    server.normalization = Normalization(SoloRanks(), {"u": ()})
+    buffer = closed(12)
+    with stream_of(server, buffer, 4) as stream:
+        first = stream.draw(0)
+        assert first is not None
+        server.normalization.sync()
+        again = stream.form_again()
+        odd = [1, 3, 5, 7, 9, 11]
+        assert steps_of(first) == steps_of(again) == odd[: num // 2]
+        rest = all_of(stream)
+        assert [step for batch in rest for step in steps_of(batch)] == odd[num // 2 :]
+        # Of the batch that was formed again the ranks know what it had at first.
+        assert sum(batch.num_first + batch.num_first_dropped for batch in [first, *rest]) == 12
+        assert (stream.num_drawn, stream.num_dropped) == (12, 6)
+        assert buffer.slots.num_free == 64
+
+
+def test_a_loader_that_begins_in_another_way_is_told_what_differs() -> None:
+    server = Nothing()
+    beginnings = [0, 1]
+
+    class Mixing(IterableDataset[Any]):
+        def __init__(self, dataset: Any) -> None:
+            self.dataset = dataset
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from earlier(beginnings.pop())
+            yield from self.dataset
+
+    # As many of the stream in each, with one of another study in the first.
+    server.make = lambda it: DataLoader(Mixing(it), batch_size=4, collate_fn=of_some)
+    server.normalization = Normalization(SoloRanks(), {"u": ()})
+    with stream_of(server, closed(12), 4) as stream:
+        assert stream.draw(0) is not None
+        server.normalization.sync()
+        with pytest.raises(
+            UserCodeError,
+            match=r"must begin in the same way .* has 2 samples, 2 of the stream, 2 of them for the first time, instead "
+            r"of 2 samples, 1 of the stream, 1 of them for the first time,",
+        ):
+            stream.form_again()
+
+
+@pytest.mark.parametrize(("num_calls", "said"), [(0, "called it 0 times"), (2, "called it 2 times")])
+def test_a_loader_that_does_not_make_each_batch_by_one_call_of_collate_fn_is_refused(num_calls: int, said: str) -> None:
+    class Other(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            if num_calls == 0:
+                return iter([torch.zeros(4)] * 9)
+            batches = super().__iter__()
+            # One ahead.
+            return (made for made, _ in itertools.pairwise(batches))
+
+    with (
+        loading(closed(20), lambda it: Other(it, batch_size=4)) as stream,
+        pytest.raises(UserCodeError, match=f"train_dataloader must call its collate_fn once for each batch.*{said}"),
+    ):
+        all_of(stream)
+
+
+def test_a_loader_takes_nothing_from_the_global_generator() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    with loading(closed(8), plain) as stream:
+        all_of(stream)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_batches_of_a_plain_loader_are_those_of_the_stream_itself() -> None:

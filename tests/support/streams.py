@@ -34,5 +34,8 @@ class ScriptedStream:
         self.num_drawn += item is not None
         return item
 
+    def settle(self) -> None:
+        """No user code runs for it on another thread."""
+
     def release(self) -> None:
         self.num_settled += 1

@@ -103,6 +103,9 @@ class RepeatedBatch:
         self._batch = self._stream.form_again()
         return self._batch
 
+    def settle(self) -> None:
+        self._stream.settle()
+
 
 def measure(config: StudyConfig, ranks: Ranks, seconds: float, folder: Path, stack: ExitStack) -> dict[str, Any]:
     """The `TrainingSpeed` of the study. What was set up is taken down with the `stack`. Main thread, collective.
@@ -134,7 +137,8 @@ def measure(config: StudyConfig, ranks: Ranks, seconds: float, folder: Path, sta
     composition.make_validation(
         HeldOutSamples(
             store=source.validation_store, parameters_of=source.parameters_of, window_shape=window_shape(config)
-        )
+        ),
+        settle=composition.stream.settle,
     )
     training = composition.make_training(source, log_every=config.training.log_every_batches, after_logging=[speed])
     replace(training, stream=RepeatedBatch(training.stream)).run()

@@ -109,6 +109,7 @@ class Trial:
                     parameters_of=source.parameters_of,
                     window_shape=window_shape(config),
                 ),
+                settle=trial.stream.settle,
                 record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),
             )
             trial.make_training(source, log_every=1).run()

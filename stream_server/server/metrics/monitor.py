@@ -7,6 +7,7 @@ from typing import Literal
 from stream_server.errors import ConfigError
 
 VALIDATED = "val/"
+ROLLED_OUT = "val/rollout/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,12 +23,18 @@ class Monitor:
         """Whether it comes from validations."""
         return self.name.startswith(VALIDATED)
 
-    def of_validation(self, metrics: Mapping[str, float]) -> float:
+    def of_validation(self, metrics: Mapping[str, float]) -> float | None:
         """Its value among those of a validation, which go without the "val/".
+
+        None for one of the rollouts while there are no values of these: no held-out simulation is complete.
 
         Raises:
             ConfigError: it is not among them.
         """
+        if self.name.startswith(ROLLED_OUT) and not any(
+            f"{VALIDATED}{name}".startswith(ROLLED_OUT) for name in metrics
+        ):
+            return None
         if not self.is_validated or self.name.removeprefix(VALIDATED) not in metrics:
             raise self.missing("a value of the validation", [f"{VALIDATED}{name}" for name in metrics])
         return metrics[self.name.removeprefix(VALIDATED)]

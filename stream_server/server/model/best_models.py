@@ -80,6 +80,8 @@ class BestModels(Callback):
 
     def on_validation_end(self, server: Any, metrics: dict[str, float]) -> None:
         value = self._monitor.of_validation(metrics)
+        if value is None:
+            return
         # On all ranks, whether or not this one writes.
         self._step.synchronize()
         if server.rank == 0 and math.isfinite(value):

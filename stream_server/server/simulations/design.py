@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from numpy.random import SeedSequence
@@ -70,17 +71,19 @@ class ParameterDesign:
 
 
 class ParameterTable:
-    """Rows of parameters, each asked for once: a batch then takes its rows in one operation. Training thread only."""
+    """Rows of parameters, each asked for once: a batch then takes its rows in one operation. For several threads."""
 
     def __init__(self, parameters_of: Callable[[int], NDArray[np.float64]]) -> None:
         self._parameters_of = parameters_of
         self._known = np.zeros(0, bool)
         self._rows = np.zeros((0, 0))
+        self._learning = Lock()
 
     def take(self, simulation_ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """A copy of the rows of these simulations, shape (len(simulation_ids), P)."""
         if simulation_ids.max(initial=-1) >= len(self._known) or not self._known[simulation_ids].all():
-            self._learn(simulation_ids)
+            with self._learning:
+                self._learn(simulation_ids)
         return self._rows.take(simulation_ids, 0)
 
     def _learn(self, simulation_ids: NDArray[np.int64]) -> None:
@@ -97,7 +100,9 @@ class ParameterTable:
         known, rows = np.zeros(num, bool), np.zeros((num, num_parameters))
         known[: len(self._known)] = self._known
         rows[: len(self._rows), : self._rows.shape[1]] = self._rows
-        self._known, self._rows = known, rows
+        # Whoever knows a row finds it: the rows are never shorter than what is known.
+        self._rows = rows
+        self._known = known
 
 
 def write_csv(

@@ -175,6 +175,7 @@ class Composition:
         schedule: Schedule | None = None,
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
+        settle: Callable[[], None] = lambda: None,
         record: ValidationRecord | None = None,
     ) -> Validation:
         """Make the validation; without a `schedule` it comes once, at the end of the training."""
@@ -191,6 +192,7 @@ class Composition:
             phases=self.phases,
             must_leave=must_leave,
             save_before=save_before,
+            settle=settle,
             record=record,
             rollouts=self._make_rollouts(held_out),
         )

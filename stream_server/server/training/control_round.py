@@ -73,13 +73,18 @@ class NoSaves:
 
 
 class Stream(Protocol):
-    """A source of batches. `release`: the last one was trained; `form_again`: give it once more."""
+    """A source of batches. `release`: the last one was trained; `form_again`: give it once more.
+
+    `settle`: wait until no user code runs for it on another thread.
+    """
 
     def draw(self, timeout_s: float) -> Batch | None: ...
 
     def release(self) -> None: ...
 
     def form_again(self) -> Batch: ...
+
+    def settle(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

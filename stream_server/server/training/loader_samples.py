@@ -9,6 +9,7 @@ from threading import Thread, get_ident
 from typing import Any, Self
 
 from stream_server.buffers.pins import Draw
+from stream_server.errors import UserCodeError
 from stream_server.server.user.simulation_data import SimulationData
 from stream_server.user_code import call_user
 
@@ -36,12 +37,11 @@ _LEFT = _num_references(_Handed(object()))
 class Taken:
     """The samples of a batch: the draws of those that the stream gave for it, and the number of all others.
 
-    `size` counts both; `dropped` are the draws of samples that are None.
+    `size` counts both.
     """
 
     draws: Sequence[Draw]
     num_added: int
-    dropped: Sequence[Draw]
 
     @property
     def size(self) -> int:
@@ -52,40 +52,46 @@ class HandedSamples:
     """The samples that a loader was given, until each was in a batch or was dropped.
 
     A loader passes on the objects that it was given, so that a sample is known by its identity. One that nobody else
-    refers to, and that was in no batch, was dropped; one that is held back still comes. For one thread at a time.
+    refers to, and that was in no batch, was dropped; one that is held back still comes. None is nobody's object and no
+    sample: what it stands for is dropped as it is given. For one thread at a time; `num_given` leaves out each None.
     """
 
     def __init__(self) -> None:
         self.num_given = 0
         self._handed: dict[int, _Handed] = {}
+        self._none: list[Draw] = []
 
     def give(self, sample: Any, draw: Draw) -> None:
         """The loader gets a sample; the same object may stand for several."""
+        if sample is None:
+            self._none.append(draw)
+            return
         self.num_given += 1
         self._handed.setdefault(id(sample), _Handed(sample)).draws.append(draw)
 
     def take(self, samples: Iterable[Any]) -> Taken:
         """These samples make a batch."""
         draws: list[Draw] = []
-        dropped: list[Draw] = []
         num_added = 0
         for sample in samples:
             handed = self._handed.get(id(sample))
             if handed is None or not handed.draws:
                 num_added += sample is not None
             else:
-                (dropped if sample is None else draws).append(handed.draws.popleft())
-        return Taken(draws=draws, num_added=num_added, dropped=dropped)
+                draws.append(handed.draws.popleft())
+        return Taken(draws=draws, num_added=num_added)
 
     def dropped(self) -> list[Draw]:
         """Forget the samples that the loader does not have any more; gives those that were in no batch."""
         left = [key for key, handed in self._handed.items() if _num_references(handed) <= _LEFT]
-        return [draw for key in left for draw in self._handed.pop(key).draws]
+        none, self._none = self._none, []
+        return none + [draw for key in left for draw in self._handed.pop(key).draws]
 
     def all(self) -> list[Draw]:
         """Forget all samples; gives those that were in no batch."""
         handed, self._handed = self._handed, {}
-        return [draw for it in handed.values() for draw in it.draws]
+        none, self._none = self._none, []
+        return none + [draw for it in handed.values() for draw in it.draws]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,8 @@ class Raised:
 
 
 Event = Asks | Made | Ended | Raised
-Block = Sequence[tuple[SimulationData, Draw]]
+# None instead of a sample was dropped before, and stays None.
+Block = Sequence[tuple[SimulationData | None, Draw]]
 
 
 class _StopLoading(BaseException):
@@ -122,11 +129,15 @@ class _StopLoading(BaseException):
 
 
 class LoaderSamples:
-    """The iterator that a `StreamDataset` gives. It belongs to the loader's thread."""
+    """The iterator that a `StreamDataset` gives. It belongs to the loader's thread.
+
+    `none` are the draws of samples that were None, until somebody clears it.
+    """
 
     def __init__(self) -> None:
         self.handed = HandedSamples()
-        self.block: deque[tuple[SimulationData, Draw]] = deque()
+        self.none: list[Draw] = []
+        self.block: deque[tuple[SimulationData | None, Draw]] = deque()
         self._ask: Callable[[], Block] | None = None
         self._process: Callable[[SimulationData], Any] = id
         self._thread: int | None = None
@@ -138,7 +149,7 @@ class LoaderSamples:
     def end(self) -> list[Draw]:
         """The loader is given nothing more; gives the draws of all samples that were in no batch."""
         self._ask = self._thread = None
-        draws = [*self.handed.all(), *(draw for _, draw in self.block)]
+        draws = [*self.handed.all(), *(draw for data, draw in self.block if data is not None)]
         self.block.clear()
         self.handed = HandedSamples()
         return sorted(draws, key=lambda draw: draw.ticket)
@@ -154,9 +165,12 @@ class LoaderSamples:
             if not self.block:
                 raise StopIteration
         data, draw = self.block[0]
-        sample = self._process(data)
+        sample = None if data is None else self._process(data)
         self.block.popleft()
-        self.handed.give(sample, draw)
+        if data is not None:
+            self.handed.give(sample, draw)
+        if sample is None:
+            self.none.append(draw)
         return sample
 
 
@@ -174,7 +188,7 @@ class LoaderThread:
         self._samples = samples
         self._process = process
         self._name = name
-        self._listed: list[Any] = []
+        self._listed: list[list[Any]] = []
         self._given: SimpleQueue[Block | _StopLoading | None] = SimpleQueue()
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._thread = Thread(target=self._run, name="loader")
@@ -211,13 +225,18 @@ class LoaderThread:
     def _go_through(self) -> None:
         batches = call_user(self._name, iter, self._loader)
         while (data := call_user(self._name, next, batches, END)) is not END:
-            samples, self._listed = self._listed, []
-            self._events.put(Made(data, samples))
-            del data, samples
+            if len(self._listed) != 1:
+                raise UserCodeError(
+                    f"{self._name} must call its collate_fn once for each batch, which tells the samples of that "
+                    f"batch, but called it {len(self._listed)} times for one: return a torch.utils.data.DataLoader "
+                    "itself, and choose or change samples in its dataset"
+                )
+            self._events.put(Made(data, self._listed.pop()))
+            del data
             self._wait()
 
     def _note(self, samples: list[Any]) -> list[Any]:
-        self._listed = list(samples)
+        self._listed.append(list(samples))
         return samples
 
     def _ask(self) -> Block:

@@ -1,7 +1,6 @@
 """The batches that a loader of the user's makes of this rank's samples."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -71,9 +70,11 @@ class LoaderStream(SampleStream):
         self._num_batches = 0
         self._num_out = 0
         self._num_recognised = 0
-        self._again: deque[Draw] = deque()
+        self._again: Block = ()
         self._held: Sequence[Draw] = ()
+        self._made = (0, 0, 0)
         self._dropped: list[Draw] = []
+        self._told: list[Draw] = []
 
     def __enter__(self) -> Self:
         self._thread.__enter__()
@@ -89,26 +90,30 @@ class LoaderStream(SampleStream):
     def release(self) -> None:
         self._release(self._held)
         self._held = ()
+        self._samples.none.clear()
 
     def form_again(self) -> Batch:
-        """The first batch, by a loader that begins anew with the same samples."""
-        before = len(self._held)
+        """The first batch, by a loader that begins anew with the same samples; those that were None are None again."""
+        before = self._made
         self._thread.__exit__()
-        draws = sorted([*self._held, *self._samples.end()], key=lambda draw: draw.ticket)
-        self._again.extendleft(reversed(draws))
-        self._num_out -= len(draws)
+        draws = [*self._held, *self._samples.end()]
+        again = [(sample, draw) for draw in draws for sample in self._forming.samples(draw)]
+        none = [(None, draw) for draw in self._samples.none]
+        self._again = sorted([*again, *none], key=lambda given: given[1].ticket)
         self._held = ()
         self._asks = self._stream_is_over = self._has_ended = False
         self._thread = self._new_thread().__enter__()
         batch = None
         while batch is None:
             batch = self._next(WAIT_S)
-        if len(self._held) != before:
+        if self._made != before:
             raise UserCodeError(
                 f"the loader of {self._name} must begin in the same way each time it is iterated, but its first batch "
-                f"has {len(self._held)} samples of the stream instead of {before}. Leave out the section normalization "
+                f"has {_in_words(*self._made)} instead of {_in_words(*before)}. Leave out the section normalization "
                 "of study.json, or what depends on chance"
             )
+        # The ranks have agreed on the batch as it was: what was dropped since is told with the next one.
+        self._dropped = self._told
         return batch
 
     def _next(self, timeout_s: float) -> Batch | None:
@@ -143,9 +148,12 @@ class LoaderStream(SampleStream):
 
     def _block(self, timeout_s: float) -> Block | None:
         """The next samples; an empty block at the end of the stream, None if there are none yet."""
+        if self._again:
+            again, self._again = self._again, ()
+            return again
         self._check_room()
         try:
-            draw = self._again.popleft() if self._again else self._draw(timeout_s)
+            draw = self._draw(timeout_s)
         except Closed:
             self._stream_is_over = True
             return []
@@ -170,11 +178,10 @@ class LoaderStream(SampleStream):
         handed = self._samples.handed
         taken = handed.take(samples)
         samples.clear()
-        self._drop(taken.dropped)
         self._held = taken.draws
         self._num_recognised += len(taken.draws)
         self._num_batches += 1
-        if not self._num_recognised and handed.num_given > len(taken.dropped) and taken.num_added:
+        if not self._num_recognised and handed.num_given and taken.num_added:
             raise UserCodeError(
                 f"no sample of the first batch that the loader of {self._name} made is one of the stream, although it "
                 "was given some: pass on the objects that the dataset gives, and transform them in "
@@ -184,6 +191,8 @@ class LoaderStream(SampleStream):
             return None
         self._note_dropped()
         dropped, self._dropped = self._dropped, []
+        self._made = (len(taken.draws), _num_first(taken.draws), taken.size)
+        self._told = dropped
         slots = np.array([draw.slots[0] for draw in taken.draws], np.intp)
         keys = np.stack([self._buffer.slots.simulation_ids[slots], self._buffer.slots.time_steps[slots]])
         return Batch(
@@ -246,3 +255,7 @@ def check_train_loader(loader: Any, name: str) -> None:
 
 def _num_first(draws: Sequence[Draw]) -> int:
     return sum(draw.num_first for draw in draws)
+
+
+def _in_words(num: int, num_first: int, size: int) -> str:
+    return f"{size} samples, {num} of the stream, {num_first} of them for the first time,"

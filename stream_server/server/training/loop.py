@@ -102,6 +102,8 @@ class Training:
         for union_batch in union_batches:
             self._train(union_batch if self.normalization.is_ready else self._normalized(union_batch))
             self.callbacks.tell("on_step_end")
+        # What follows reads the user's state.
+        self.stream.settle()
         last_update = self.step.finish()
         # Before the model is validated and exported.
         require_equal(self.ranks, self.step.fingerprints)

@@ -96,12 +96,6 @@ class SampleStream(Callback):
     def settle(self) -> None:
         """Wait until no user code runs on another thread; none does before the next batch is taken."""
 
-    def on_validation_start(self, server: Any) -> None:
-        self.settle()
-
-    def on_train_end(self, server: Any) -> None:
-        self.settle()
-
     def _draw(self, timeout_s: float) -> Draw | None:
         return self._buffer.take_restored() or self._draw_new(timeout_s)
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from stream_server.errors import UserCodeError
 from stream_server.server.user.components import make_training_attributes
@@ -60,7 +61,11 @@ class TorchServer(StreamServer):
 
     def make_loader(self, samples: Iterator[Any]) -> Any:
         self.train_dataset = StreamDataset(samples)
-        return self.train_dataloader()
+        loader = self.train_dataloader()
+        if isinstance(loader, DataLoader) and loader.generator is None:
+            # Beginning to iterate draws a number, which must not come from the generator that a restart restores.
+            loader.generator = torch.Generator()
+        return loader
 
     def model_to_evaluate(self) -> nn.Module:
         """The weights that are validated, exported, evaluated and kept among the best; `self.model` by default.

@@ -95,6 +95,16 @@ def test_a_value_that_no_validation_gives_is_refused_with_the_names_that_there_a
         study.validate({10: 1.0})
 
 
+def test_a_value_of_the_rollouts_may_be_missing_while_there_are_none(tmp_path: Path) -> None:
+    study = Study(tmp_path, monitor="val/rollout/u")
+    study.validate({10: 1.0})
+    assert study.on_disk == []
+    with pytest.raises(ConfigError, match=r"checkpoint\.monitor must name"):
+        study.models.on_validation_end(study.server, {"loss": 1.0, "rollout/v": 1.0})
+    study.models.on_validation_end(study.server, {"loss": 1.0, "rollout/u": 2.0})
+    assert study.on_disk == ["batch-000010"]
+
+
 def test_every_rank_unites_the_model_and_only_the_first_writes(tmp_path: Path) -> None:
     study = Study(tmp_path, rank=1)
     study.validate({10: 2.0, 20: 3.0})

@@ -64,6 +64,12 @@ def test_each_improvement_starts_the_count_again() -> None:
     assert Study(patience=2).validate(5.0, 5.0, 4.0, 4.0, 3.0, 3.0).reasons == []
 
 
+def test_a_value_of_the_rollouts_may_be_missing_while_there_are_none() -> None:
+    study = Study(patience=2, monitor="val/rollout/u").validate(1.0, 1.0, 1.0)
+    assert study.reasons == []
+    assert study.validate(1.0, 1.0, 1.0, name="rollout/u").batch == 60
+
+
 def test_a_value_may_be_one_that_is_to_grow() -> None:
     study = Study(patience=1, mode="max", monitor="val/accuracy").validate(0.5, 0.7, 0.6, name="accuracy")
     assert study.reasons == [

@@ -39,8 +39,8 @@ class EarlyStopping(Callback):
         self._judge()
 
     def on_validation_end(self, server: Any, metrics: dict[str, float]) -> None:
-        if self._monitor.is_validated:
-            self._check(self._monitor.of_validation(metrics), server.progress.batches)
+        if self._monitor.is_validated and (value := self._monitor.of_validation(metrics)) is not None:
+            self._check(value, server.progress.batches)
 
     def on_record(self, record: Record) -> None:
         """Check what is written at a log point.
