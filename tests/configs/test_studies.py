@@ -55,7 +55,7 @@ def test_a_study_passes_its_own_check(study: Path) -> None:
         assert f"simulation.command: there is no program {build}" in output
     elif '"backend": "slurm' in study.read_text() and exit_code:
         assert exit_code == 2, output
-        assert "launcher.backend: " in output or "Slurm would not take the jobs" in output
+        assert ".backend: " in output or "Slurm would not take the jobs" in output
     else:
         assert exit_code == 0, output
 

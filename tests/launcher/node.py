@@ -21,6 +21,7 @@ from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.simulations import attempt_jobs, ensemble, starter
 from stream_server.launcher.simulations.attempts import CONNECTION_FILE
 from stream_server.messages import launcher_link
+from stream_server.storage.lines import LineFile
 from tests.launcher.one_rank import OneRank
 
 Attempt = tuple[int, int]
@@ -170,10 +171,18 @@ class NodeJournal(Journal):
 
     def __init__(self, node: Node) -> None:
         super().__init__(Path("/study"))
-        self.node = node
+        self._lines = NodeLines(node, self.file)
         self.history = History.of(records.decode(node.journal))
 
-    def _append(self, line: bytes) -> None:
+
+class NodeLines(LineFile):
+    """The lines of that journal."""
+
+    def __init__(self, node: Node, path: Path) -> None:
+        super().__init__(path)
+        self.node = node
+
+    def append(self, line: bytes) -> None:
         if self.node.disk_is_full:
             raise OSError(errno.ENOSPC, "no space left")
         self.node.journal += line

@@ -184,7 +184,9 @@ def test_a_server_that_is_gone_is_spoken_to_no_more(address: str, server: "zmq.S
         launcher.forget_peer()
         assert not launcher.connected
         assert heard(launcher, server, launcher_link.Finished(simulation=0)) == []
-        assert heard(launcher, server, launcher_link.Here(incarnation=1)) == [launcher_link.Here(incarnation=1)]
+        assert heard(launcher, server, launcher_link.Here(incarnation=1)) == []
+        launcher.forget_peer()
+        assert heard(launcher, server, launcher_link.Here(incarnation=2)) == [launcher_link.Here(incarnation=2)]
 
 
 def test_a_rank_0_that_comes_over_another_connection_was_interrupted_and_a_new_one_was_not(

@@ -1,5 +1,6 @@
 """The server as a job of a scheduler, as the launcher follows it; a scripted backend in the place of the scheduler."""
 
+import json
 import subprocess
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
@@ -11,8 +12,17 @@ from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
 from stream_server.launcher.supervision.server_job import COMING_LIMIT_S, RunningServer
-from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
-from stream_server.launcher.supervision.submitted_server import GONE_S, SubmittedServer
+from stream_server.launcher.supervision.server_restart import (
+    REPORT_FILE,
+    EndReports,
+    NoRestart,
+    Restart,
+    Restarts,
+    ServerEnd,
+)
+from stream_server.launcher.supervision.servers import Servers
+from stream_server.launcher.supervision.submitted_server import GONE_S, SubmittedServer, folder_of
+from tests.support.studies import StudyFolder
 
 SAVED = ServerEnd(exit_code=75, message="saved before the time limit", is_of_job=True)
 
@@ -155,6 +165,36 @@ def test_what_ends_a_job_from_outside_is_told_from_a_failure(
     assert end.message == f"the job of the server {status.reason} and left no report"
 
 
+@pytest.mark.parametrize("exit_code", [0, 4, 5, 6])
+def test_a_server_whose_study_was_over_does_not_go_on_though_its_job_was_ended_from_outside(
+    backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path, exit_code: int
+) -> None:
+    backend.says = JobStatus(state=JobState.ENDED, reason="lost its node", excuse="lost its node")
+    with ExitStack() as stack:
+        server = running(job, tmp_path, stack)
+        (tmp_path / REPORT_FILE).write_text(json.dumps({"exit_code": exit_code}))
+        job.look(1.0)
+        end = server.how_it_ended(tmp_path)
+    assert (end.exit_code, end.is_of_job) == (exit_code, False)
+
+
+def test_a_job_whose_folder_cannot_be_made_has_ended(backend: ScriptedBackend, tmp_path: Path) -> None:
+    (tmp_path / "server").touch()
+    job = SubmittedServer.submit(
+        backend, JobSpec(command=("server",), environment={}, folder=folder_of(tmp_path, 1), marks=frozenset())
+    )
+    assert job.is_over
+    assert job.reason.startswith("could not be submitted: ")
+
+
+def test_the_folder_of_a_job_that_no_journal_knows_any_more_is_not_used_again(tmp_path: Path) -> None:
+    servers = Servers(StudyFolder(tmp_path / "heat").load({"server.backend": "slurm"}))
+    for number in (1, 2):
+        folder_of(servers.config.output_dir, number).mkdir(parents=True)
+    assert servers.free_number(1) == 3
+    assert servers.free_number(4) == 4
+
+
 def test_a_job_that_was_cancelled_before_it_had_a_plan_leaves_the_study_as_it_was(
     backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path
 ) -> None:
@@ -174,6 +214,20 @@ def test_the_next_server_does_not_wait_for_a_job_on_a_node_that_is_gone(
     job.look(10.0 + GONE_S - 1)
     assert not job.is_over
     job.look(10.0 + GONE_S)
+    assert job.is_over
+
+
+def test_a_job_on_a_node_that_is_gone_is_given_up_before_it_counts_as_one_that_cannot_be_killed(
+    backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path
+) -> None:
+    backend.query_interval_s = 10.0
+    backend.says = JobStatus(state=JobState.ENDING)
+    with ExitStack() as stack:
+        server = running(job, tmp_path, stack)
+        server.kill("rank 1 of the server does not answer any more", 10.0)
+        server.look(10.0 + GONE_S - 1)
+        server.look(10.0 + GONE_S)
+        assert not server.cannot_be_killed(10.0 + GONE_S)
     assert job.is_over
 
 

@@ -8,6 +8,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
 from stream_server.launcher.journal.records import LauncherStarted, ServerStarting, encode
+from stream_server.launcher.supervision.server_job import LOCAL
 from stream_server.launcher.supervision.takeover import is_resumed
 from stream_server.machine import private_folder, processes
 from tests.security.stranger import Stranger
@@ -56,16 +57,16 @@ def test_a_link_in_the_place_of_the_journal_is_not_followed(tmp_path: Path) -> N
 
 def test_a_private_folder_that_is_still_there_or_was_cleaned_away_is_used_again(folder: Path) -> None:
     history = History.of([launcher(folder)])
-    assert is_resumed(history, link=None)
+    assert is_resumed(history, LOCAL, link=None)
     private_folder.make(folder, again=True)
-    assert is_resumed(history, link=None)
+    assert is_resumed(history, LOCAL, link=None)
     private_folder.make(folder, again=True)
     assert private_folder.is_private(folder)
 
 
 def test_a_folder_that_a_stranger_made_is_not_adopted_and_not_removed(folder: Path, stranger: Stranger) -> None:
     stranger.run("os.mkdir(sys.argv[1], 0o777)", folder)
-    assert not is_resumed(History.of([launcher(folder)]), link=None)
+    assert not is_resumed(History.of([launcher(folder)]), LOCAL, link=None)
     with pytest.raises(FileExistsError):
         private_folder.make(folder, again=True)
     private_folder.remove(folder)
@@ -80,22 +81,22 @@ def test_a_link_that_a_stranger_made_to_a_private_folder_of_ours_is_not_followed
     (ours / "precious").touch()
     stranger.run("os.symlink(sys.argv[1], sys.argv[2])", ours, folder)
     assert not private_folder.is_private(folder)
-    assert not is_resumed(History.of([launcher(folder)]), link=None)
+    assert not is_resumed(History.of([launcher(folder)]), LOCAL, link=None)
     private_folder.remove(folder)
     assert (ours / "precious").exists()
 
 
 def test_a_folder_that_we_left_open_is_not_adopted(folder: Path) -> None:
     folder.mkdir(mode=0o755)
-    assert not is_resumed(History.of([launcher(folder)]), link=None)
+    assert not is_resumed(History.of([launcher(folder)]), LOCAL, link=None)
 
 
 def test_a_journal_that_names_other_folders_than_a_launcher_makes_is_not_followed(folder: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
-    assert is_resumed(History.of([launcher(folder), server(folder / "1")]), link=None)
-    assert not is_resumed(History.of([launcher(folder), server(precious)]), link=None)
-    assert not is_resumed(History.of([launcher(folder), server(folder / "..", number=2)]), link=None)
-    assert not is_resumed(History.of([launcher(precious)]), link=None)
+    assert is_resumed(History.of([launcher(folder), server(folder / "1")]), LOCAL, link=None)
+    assert not is_resumed(History.of([launcher(folder), server(precious)]), LOCAL, link=None)
+    assert not is_resumed(History.of([launcher(folder), server(folder / "..", number=2)]), LOCAL, link=None)
+    assert not is_resumed(History.of([launcher(precious)]), LOCAL, link=None)
 
 
 @pytest.mark.slow

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from stream_server.messages import launcher_link
+from stream_server.messages import launcher_link, operator
 from stream_server.messages.client import Away, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
 from stream_server.server.reception.coordinator import Coordinator
+from stream_server.server.reception.operator_desk import STOP_TEXT
 from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
@@ -50,3 +51,14 @@ def test_a_launcher_that_asks_before_there_is_a_plan_is_told_once_there_is_one()
     (plan,) = told
     assert isinstance(plan, launcher_link.Plan)
     assert [planned.simulation for planned in plan.simulations] == [0]
+
+
+def test_a_launcher_that_asks_for_the_plan_hears_again_that_an_operator_has_stopped_the_study() -> None:
+    told: list[launcher_link.ToLauncher] = []
+    rank_0 = coordinator(told)
+    rank_0.begin(launcher_link.Plan(study="study-1", incarnation=1, output_dir="", connection={}, simulations=()))
+    rank_0.desk.hear(operator.encode(operator.AskStop(finish=False)))
+    stopping = launcher_link.Stopping(reason=STOP_TEXT)
+    assert told[1:] == [stopping]
+    rank_0.launcher(launcher_link.AskPlan())
+    assert told[2:] == [told[0], stopping]

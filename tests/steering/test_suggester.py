@@ -349,8 +349,26 @@ def test_the_class_is_told_to_finalize_at_the_end(suggesting: Start, folder: Stu
     assert (folder.path / "points.py.done").read_text() == "done done "
 
 
-def test_a_process_whose_rank_0_was_killed_ends_by_itself(folder: StudyFolder) -> None:
-    (folder.path / "points.py").write_text(later("time.sleep(1000)"))
+HELPED = """
+import subprocess, threading, time
+helper = subprocess.Popen(["sleep", "1000"])
+open(__file__ + ".helper", "w").write(str(helper.pid))
+threading.Thread(target=time.sleep, args=(1000,)).start()
+"""
+
+
+def test_processes_of_a_class_go_with_its_own(suggesting: Start, folder: StudyFolder) -> None:
+    live = suggesting(HELPED + later("os._exit(9)"))
+    helper = int((folder.path / "points.py.helper").read_text())
+    live.next(9)
+    until(lambda: processes.Leader.of(helper) is None)
+
+
+@pytest.mark.parametrize("num_wanted", [90, 0], ids=["computing", "idle"])
+def test_a_process_whose_rank_0_was_killed_ends_by_itself_with_all_that_it_has_begun(
+    folder: StudyFolder, num_wanted: int
+) -> None:
+    (folder.path / "points.py").write_text(HELPED + later("time.sleep(1000)"))
     changes: dict[str, Any] = {"parameters": {"bounds": {"x": [0, 1], "y": [1, 2]}, "sampler": "points.py:Points"}}
     study = folder.study({**changes, "simulation.command": ["true"]})
     script = (
@@ -358,7 +376,7 @@ def test_a_process_whose_rank_0_was_killed_ends_by_itself(folder: StudyFolder) -
         "from stream_server.server.steering.suggester import Suggester\n"
         f"out = Path({str(folder.path)!r})\n"
         f"s = Suggester(load(Path({str(study)!r})), out, parameters_csv=out / 'p.csv').__enter__()\n"
-        "s.start(print); s.want(90); print(s._process._process.pid, flush=True); sys.stdin.read()\n"
+        f"s.start(print); s.want({num_wanted}); print(s._process._process.pid, flush=True); sys.stdin.read()\n"
     )
     import subprocess
     import sys
@@ -366,9 +384,11 @@ def test_a_process_whose_rank_0_was_killed_ends_by_itself(folder: StudyFolder) -
     with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as rank_0:
         assert rank_0.stdout is not None
         pid = int(rank_0.stdout.readline())
+        helper = int((folder.path / "points.py.helper").read_text())
         rank_0.send_signal(signal.SIGKILL)
         rank_0.wait()
         until(lambda: processes.Leader.of(pid) is None)
+        until(lambda: processes.Leader.of(helper) is None)
 
 
 def test_the_log_has_all_that_was_told(suggesting: Start, folder: StudyFolder) -> None:

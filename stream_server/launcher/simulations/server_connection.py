@@ -97,7 +97,9 @@ class ServerConnection:
             self._socket.send_multipart([self._peer, launcher_link.encode(message)])
 
     def forget_peer(self) -> None:
-        """Rank 0 is gone; the next one has to say that it is there."""
+        """Rank 0 is gone; the next one, of a later incarnation, has to say that it is there."""
+        if self._peer is not None:
+            self.incarnation += 1
         self._peer = None
 
     def _is_heard(self, peer: bytes, message: launcher_link.ToLauncher) -> bool:

@@ -58,27 +58,28 @@ def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) ->
     lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
     with lock, Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *asking) as signals:
         _start_log(config)
-        address = begin(journal, jobs, servers, link=None).link
-        folder = private_folder.of(address)
-        remote = _remote_access(config, command.ranks, folder, journal.history)
-        with ServerConnection(address, remote) as link, closing(jobs.backend), servers:
-            exit_code = Supervisor(
-                command=command,
-                servers=servers,
-                ensemble=_make_ensemble(config, journal, link, jobs),
-                link=link,
-                signals=signals,
-                journal=journal,
-                restarts=Restarts(
-                    config.launcher.restarts,
-                    num_in_a_row=journal.history.num_in_a_row,
-                    failed_batch=journal.history.failed_batch,
-                ),
-                output_dir=config.output_dir,
-                folder=folder,
-                ends_at=ends_at,
-                remote=remote,
-            ).run()
+        with closing(jobs.backend), servers:
+            address = begin(journal, jobs, servers, link=None).link
+            folder = private_folder.of(address)
+            remote = _remote_access(config, command.ranks, folder, journal.history)
+            with ServerConnection(address, remote) as link:
+                exit_code = Supervisor(
+                    command=command,
+                    servers=servers,
+                    ensemble=_make_ensemble(config, journal, link, jobs),
+                    link=link,
+                    signals=signals,
+                    journal=journal,
+                    restarts=Restarts(
+                        config.launcher.restarts,
+                        num_in_a_row=journal.history.num_in_a_row,
+                        failed_batch=journal.history.failed_batch,
+                    ),
+                    output_dir=config.output_dir,
+                    folder=folder,
+                    ends_at=ends_at,
+                    remote=remote,
+                ).run()
         private_folder.remove(folder)
         journal.note(LauncherLeft(exit_code=exit_code))
     return exit_code
@@ -99,12 +100,13 @@ def run_simulations(config: StudyConfig, address: str) -> int:
     jobs = _make_jobs(config)
     with Journal(config.output_dir) as journal, Signals(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD) as signals:
         _start_log(config)
-        with Servers(config) as servers:
-            begin(journal, jobs, servers, link=address)
-        with ServerConnection(address) as link, closing(jobs.backend):
-            ensemble = _make_ensemble(config, journal, link, jobs)
-            launcher = Unsupervised(ensemble, link, signals, lifeline=sys.stdin.fileno())
-            launcher.run()
+        with closing(jobs.backend):
+            with Servers(config) as servers:
+                begin(journal, jobs, servers, link=address)
+            with ServerConnection(address) as link:
+                ensemble = _make_ensemble(config, journal, link, jobs)
+                launcher = Unsupervised(ensemble, link, signals, lifeline=sys.stdin.fileno())
+                launcher.run()
         journal.note(LauncherLeft(exit_code=0))
     if launcher.orphaned:
         # A rank 0 that was killed could not remove the folder of its sockets.

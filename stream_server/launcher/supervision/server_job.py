@@ -304,7 +304,8 @@ class RunningServer:
             return end
         if job.is_cancelled and not self.was_planned and end.exit_code == RankLost.exit_code:
             return replace(end, exit_code=SAVED_CODE, message="the job of the server was cancelled before it had begun")
-        return replace(end, is_of_job=job.is_outside or end.exit_code == SAVED_CODE)
+        is_cut_off = job.is_outside and end.exit_code == RankLost.exit_code
+        return replace(end, is_of_job=is_cut_off or end.exit_code == SAVED_CODE)
 
     @property
     def _was_refused(self) -> bool:

@@ -41,6 +41,12 @@ class Servers:
         """The name of what runs the servers that are started from now on."""
         return self.config.server.backend
 
+    def free_number(self, number: int) -> int:
+        """The first number of a start, from this one on, whose folder no job has used that the journal has lost."""
+        while self.backend != LOCAL and os.path.lexists(folder_of(self.config.output_dir, number)):
+            number += 1
+        return number
+
     def start(
         self, starting: ServerStarting, command: Sequence[str], *, is_spread: bool
     ) -> ServerJob | SubmittedServer:
@@ -53,7 +59,6 @@ class Servers:
             environment = {**inherited, **temporary, **own, IPC_VARIABLE: starting.folder}
             return ServerJob.start(command, environment, starting.folder)
         folder = folder_of(self.config.output_dir, starting.number)
-        folder.mkdir(parents=True)
         return SubmittedServer.submit(
             self._of(starting.backend),
             JobSpec(

@@ -57,12 +57,15 @@ class SubmittedServer:
     @classmethod
     def submit(cls, backend: Backend, spec: JobSpec) -> Self:
         """Submit it. One that cannot be submitted has ended."""
+        job = cls(backend, spec.folder, "")
         try:
-            return cls(backend, spec.folder, backend.submit(spec))
+            spec.folder.mkdir(parents=True, exist_ok=True)
+            job.handle = backend.submit(spec)
         except SubmitError as error:
-            job = cls(backend, spec.folder, "")
             job._end(JobStatus(state=JobState.ENDED, exit_code=error.exit_code, reason=str(error)))
-            return job
+        except OSError as error:
+            job._end(JobStatus(state=JobState.ENDED, reason=f"could not be submitted: {error}"))
+        return job
 
     @classmethod
     def adopt(cls, backend: Backend, folder: Path) -> Self | None:
@@ -90,14 +93,15 @@ class SubmittedServer:
 
     def look(self, now: float) -> None:
         """See what the scheduler says of it, and show what it printed."""
-        if self.is_over or now < self.wake_at:
+        is_given_up = self._give_up_at is not None and now >= self._give_up_at
+        if self.is_over or (now < self.wake_at and not is_given_up):
             return
         self.wake_at = now + max(LOOK_S, self.backend.query_interval_s)
         with _logged("nothing is known of the job of the server"):
             status = self.backend.query([self.handle]).get(self.handle, JobStatus(state=JobState.UNKNOWN))
             self._take(status)
         self._output.show()
-        if self._give_up_at is not None and now >= self._give_up_at and not self.is_over:
+        if is_given_up and not self.is_over:
             log.warning("the job of the server, %s, has not ended: what is left of it is fenced off", self.handle)
             self.is_over = True
 

@@ -164,7 +164,7 @@ class Supervisor:
         if now >= self.ends_at:
             self._leave(NoRestart(exit_code=EXIT_SAVED, text="the time limit has been reached: run the study again"))
             return
-        self._num_starts += 1
+        self._num_starts = self.servers.free_number(self._num_starts + 1)
         folder = self.folder / str(self._num_starts)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)

@@ -168,6 +168,8 @@ class Coordinator:
         if self.roster.stop_order is not None:
             # A client that asks now was not there when it was announced.
             self.tell_launcher(self.roster.stop_order)
+        if self.desk.was_asked_to_leave:
+            self.desk.tell_stopping()
 
     def _welcome(self, peer: bytes, message: Hello) -> None:
         actions = self.roster.handshake.hello(peer, message)

@@ -19,7 +19,7 @@ class OperatorDesk:
     """Answers an operator from the roster and from what the main thread last told. Rank 0, receiver thread.
 
     `training` may be set by the main thread at any time; it is read here without a lock, since it is one value. A
-    training that is busy for long therefore delays no answer, and its age tells.
+    training that is busy for long therefore delays no answer, and its age tells. `was_asked_to_leave`: by an operator.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class OperatorDesk:
         self.perform = perform
         self.clock = clock
         self.training: operator.TrainingStatus | None = None
-        self._was_asked_to_leave = False
+        self.was_asked_to_leave = False
 
     def hear(self, frame: bytes) -> operator.Answer:
         """The answer to one question."""
@@ -55,6 +55,10 @@ class OperatorDesk:
             case operator.AskStop():
                 return self._leave()
 
+    def tell_stopping(self) -> None:
+        """Tell the launcher that a server which dies on the way to its last checkpoint is not to be started again."""
+        self.tell_launcher(launcher_link.Stopping(reason=STOP_TEXT))
+
     def _status(self) -> operator.StudyStatus:
         roster, training = self.roster, self.training
         return operator.StudyStatus(
@@ -71,7 +75,7 @@ class OperatorDesk:
 
     @property
     def _stage(self) -> str:
-        if self.roster.stop_order is not None or self._was_asked_to_leave:
+        if self.roster.stop_order is not None or self.was_asked_to_leave:
             return "ending"
         if self.training is None:
             return "set-up"
@@ -95,15 +99,14 @@ class OperatorDesk:
     def _leave(self) -> operator.StopAccepted:
         if self.roster.stop_order is not None:
             return operator.StopAccepted(text="the study is ending already")
-        if not self._was_asked_to_leave:
-            self._was_asked_to_leave = True
-            # A server that dies on the way to its last checkpoint is not to be started again.
-            self.tell_launcher(launcher_link.Stopping(reason=STOP_TEXT))
+        if not self.was_asked_to_leave:
+            self.was_asked_to_leave = True
+            self.tell_stopping()
             self.tell_main(mailbox.StopAsked(reason=STOP_TEXT))
         return operator.StopAccepted(text="the study saves a checkpoint and leaves with exit code 75")
 
     def _finish(self) -> operator.StopAccepted:
-        if self.roster.stop_order is not None or self._was_asked_to_leave:
+        if self.roster.stop_order is not None or self.was_asked_to_leave:
             return operator.StopAccepted(text="the study is ending already")
         if self.roster.finish_order is None:
             self.perform(self.roster.finish(launcher_link.FinishSimulations(reason=FINISH_TEXT)))

@@ -125,7 +125,7 @@ class GeneratorProcess:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        # All of its session: the class may have started others.
+    # All of its session, also when it has ended itself: the class may have started others.
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -5,12 +5,15 @@ python -m stream_server.server.steering.generator_worker DESCRIPTOR
 
 import json
 import os
+import signal
 import sys
+import time
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 from stream_server.config.parameters import Bounds
@@ -65,25 +68,33 @@ def main() -> None:
     """Answer what comes over the connection, until its other end is closed."""
     connection = Connection(int(sys.argv[1]))
     requests: SimpleQueue[bytes | None] = SimpleQueue()
-    has_ended = Event()
     # A daemon, since it waits for rank 0 as long as that lives: an error of the main thread must end the process.
-    Thread(target=_read, args=(connection, requests, has_ended), name="requests", daemon=True).start()
+    Thread(target=_read, args=(connection, requests), name="requests", daemon=True).start()
     worker = GeneratorWorker()
     while (frame := requests.get()) is not None and (request := json.loads(frame)) is not None:
-        connection.send_bytes(json.dumps(worker.answer(request)).encode())
+        answer = json.dumps(worker.answer(request)).encode()
+        with suppress(OSError):
+            connection.send_bytes(answer)
     worker.close()
-    has_ended.set()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _end_session()
 
 
-def _read(connection: Connection, requests: "SimpleQueue[bytes | None]", has_ended: Event) -> None:
+def _read(connection: Connection, requests: "SimpleQueue[bytes | None]") -> None:
     try:
         while True:
             requests.put(connection.recv_bytes())
     except (EOFError, OSError):
         requests.put(None)
     # Rank 0 is gone, perhaps while the class computes.
-    if not has_ended.wait(LEAVE_S):
-        os._exit(1)
+    time.sleep(LEAVE_S)
+    _end_session()
+
+
+def _end_session() -> None:
+    """End this process, which leads a session, with all threads and processes that the class has started."""
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
