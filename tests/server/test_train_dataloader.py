@@ -503,8 +503,8 @@ def test_a_loader_that_begins_in_another_way_is_told_what_differs() -> None:
         server.normalization.sync()
         with pytest.raises(
             UserCodeError,
-            match=r"must begin in the same way .* has 2 samples, 2 of the stream, 2 of them for the first time, instead "
-            r"of 2 samples, 1 of the stream, 1 of them for the first time,",
+            match=r"must begin in the same way .* has 2 samples, 2 of the stream, 2 of them for the first time, "
+            r"instead of 2 samples, 1 of the stream, 1 of them for the first time,",
         ):
             stream.form_again()
 
