@@ -170,7 +170,8 @@ def test_a_study_over_three_nodes_hears_and_sees_all_ranks_whatever_their_clocks
     done = job.end()
     assert_complete(done, num_simulations=12)
     assert done.report["restarts"] == 0
-    assert set(done.attempts.values()) == {1}
+    # A step that is started just while slurmctld is away, or slurmd is started again, may fail.
+    assert max(done.attempts.values()) <= 2
     assert any((study / "early").iterdir())
     # The launcher's file for ranks on other nodes has gone with its server.
     assert not list((study / "run").glob("stream-launcher-*"))

@@ -239,6 +239,19 @@ def test_the_last_update_of_an_unfinished_accumulation_is_counted() -> None:
     assert (run.progress.batches, run.progress.updates, run.progress.samples) == (5, 3, 5)
 
 
+def test_what_runs_on_another_thread_is_settled_before_the_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    class Finishing(LearnerStep):
+        def finish(self) -> StepOutcome | None:
+            heard.append("finished")
+            return super().finish()
+
+    monkeypatch.setattr(ScriptedStream, "settle", lambda stream: heard.append("settled"))
+    on_ranks(1, lambda ranks: training(ranks, [1], step=Finishing))
+    assert heard == ["settled", "finished"]
+
+
 def test_a_stop_waits_for_the_update() -> None:
     def stop_after_one(run: Run) -> None:
         if run.progress.batches == 1:

@@ -45,6 +45,18 @@ def test_without_a_complete_held_out_simulation_user_code_is_not_called() -> Non
     assert server.heard == []
 
 
+def test_what_runs_on_another_thread_is_settled_before_any_code_of_the_user() -> None:
+    heard: list[str] = []
+
+    class Loading(Server):
+        def val_dataloader(self) -> Any:
+            heard.append("val_dataloader")
+            return [np.array([4.0])]
+
+    validation(Loading(), settle=lambda: heard.append("settled")).run()
+    assert heard == ["settled", "val_dataloader"]
+
+
 def test_events_surround_the_validation_and_carry_its_means() -> None:
     server = Server([np.array([4.0])])
     validation(server).run()
