@@ -107,7 +107,7 @@ def test_the_class_is_told_the_losses_of_each_simulation_on_all_ranks(
     assert newest.keys() <= trained.keys()
     for offset, row in newest.items():
         assert row["loss"] == row["first_loss"] == (5.0 if offset > 0.5 else 1.0)
-        assert row["slope"] == pytest.approx(trained[offset])
+        assert row["steepness"] == pytest.approx(trained[offset])
         assert 1 <= row["num_losses"] <= 20
         assert row["failed"] == 0
 

@@ -16,7 +16,7 @@ class UnevenServer(StreamServer):
         self.all_reduce(np.zeros(1))
         self.num_trained += len(batch)
         losses = np.where(batch.parameters[:, 0] > 0.5, 5.0, 1.0)
-        self.report(batch.simulation_ids, batch.time_steps, slope=batch.parameters[:, 1])
+        self.report(batch.simulation_ids, batch.time_steps, steepness=batch.parameters[:, 1])
         return losses
 
     def validation_step(self, batch, batch_idx):
