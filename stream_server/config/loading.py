@@ -76,6 +76,8 @@ def _further_problems(raw: dict[str, Any], error: ValidationError) -> Iterator[P
         except ValidationError as another:
             error = another
         else:
+            # Defaults are shared by all studies of this process.
+            config = config.model_copy(deep=True)
             for keys in invalid:
                 _take_away(config, keys)
             yield from find_problems(config, is_partial=True)

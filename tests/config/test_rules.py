@@ -505,6 +505,14 @@ def test_windows_are_made_of_one_pass_over_files(folder: StudyFolder) -> None:
     assert "offline.epochs: 2 passes over the files, but windows are made in one. Leave it out, and write" in problem
 
 
+def test_what_is_wrong_with_one_study_leaves_the_next_one_alone(folder: StudyFolder) -> None:
+    with pytest.raises(ConfigError, match=r"server\.ranks\.max"):
+        folder.load({"server.ranks": {"min": 1}})
+    with pytest.raises(ConfigError, match=r"server\.ranks\.most"):
+        folder.load({"server.ranks": {"max": 2, "most": 3}})
+    assert folder.load().server.ranks.max == 1
+
+
 def test_files_are_written_of_time_steps_whatever_is_made_of_them_later(folder: StudyFolder) -> None:
     written = without_training(folder.load({**ROLLOUT, "offline.write_files": True}))
     assert (written.samples, written.buffer.routing, written.validation.rollout) == (None, "steps", None)
