@@ -264,7 +264,7 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
     plain = json.loads((PROJECT / "tests" / "study" / "numpy_study" / "study.json").read_text())
     example = (PROJECT / "configs" / "heat" / "one-allocation.json").read_text()
     assert '"ranks": {"min": 1, "max": 4}' in example
-    plain["study"] |= {"simulations": 40, "output_dir": "run"}
+    plain["study"] |= {"simulations": 64, "output_dir": "run"}
     plain["simulation"] |= {"command": ["python", "paced.py", "0.2"], "timeout_s": 60}
     plain["server"]["ranks"] = {"min": 1, "max": 2}
     plain["launcher"] = {"backend": "slurm-steps", "max_running": 4}
@@ -299,7 +299,7 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
     finally:
         for it in (*others, job):
             it.cancel()
-    assert_complete(done, num_simulations=40)
+    assert_complete(done, num_simulations=64)
     assert done.report["restarts"] >= 2
     starts = [line for line in job.log.splitlines() if "server, start" in line]
     # The third of three nodes has no room for more than one rank.
