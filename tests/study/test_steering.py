@@ -80,7 +80,7 @@ def test_a_redrawn_simulation_gets_new_parameters(run: Callable[..., Run]) -> No
 
 
 def told(file: Path) -> list[dict[int, dict[str, float]]]:
-    """What the class was told, each time: the results by the parameter `offset`, which no two simulations share."""
+    """The results that the class was given at each call, by the parameter `offset`, which no two simulations share."""
     return [{row["offset"]: row for row in json.loads(line)} for line in file.read_text().splitlines()]
 
 

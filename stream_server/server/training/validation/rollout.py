@@ -167,7 +167,7 @@ class Rollouts:
         )
 
     def _apply(self, steps: SimulationBatch, rows: Rows, known: Mapping[str, Array]) -> dict[str, Array]:
-        """What the user's class forecasts after the steps that are known: by field, shape (n, steps, …)."""
+        """The forecasts of the user's class after the known steps: by field, shape (n, steps, …)."""
         server, name = self._server, type(self._server).__name__
         # User code may write into the window.
         made = call_user(f"{name}.process_batch", server.process_batch, window_of(steps, rows, known), server.config)
