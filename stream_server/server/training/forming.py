@@ -63,7 +63,7 @@ class BatchForming:
         return list(self._batch(rows, keys, parameters, present, fields).own_samples())
 
     def process(self, sample: SimulationData) -> Any:
-        """The result of the user's `process_simulation_data` for a sample; the sample itself if there is no such method.
+        """The result of the user's `process_simulation_data` for a sample; without one, the sample itself.
 
         Raises:
             UserCodeError: it raised.
