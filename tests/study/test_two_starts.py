@@ -57,7 +57,7 @@ def test_a_study_that_runs_by_hand_is_not_started_again(start: Start, tmp_path: 
     ("second", "arguments"),
     [
         ("stream-server", ["--fresh"]),
-        ("stream-launcher", []),
+        pytest.param("stream-launcher", [], marks=pytest.mark.full),
         pytest.param("stream-server", [], marks=pytest.mark.full),
         pytest.param("stream-launcher", ["--fresh"], marks=pytest.mark.full),
     ],
