@@ -138,7 +138,7 @@ class Page:
         self._scale = RadioButtonGroup(labels=["log", "linear"], active=0, width=130, margin=(24, 5, 5, 5))
         self._x = Select(title="x", options=[], width=140)
         self._y = Select(title="y", options=[], width=140)
-        self._colour = Select(title="coloured by", options=list(COLOURINGS), value=BY_STATE, width=140)
+        self._colour = Select(name="colour", title="coloured by", options=list(COLOURINGS), value=BY_STATE, width=140)
         self._sample = Select(name="sample", title="held-out sample", options=[], width=260)
         self._shown = Select(name="shown", title="shown", options=[], width=180)
         self._log = Select(name="log", title="log of", options=logs, width=220)
