@@ -16,7 +16,7 @@ from stream_server.dashboard.facts import RunFacts
 
 def facts(**known: Any) -> RunFacts:
     report = known.pop("report", {})
-    state = RunState(state="running", detail="", holder=None, checkpoint=None, report=report)
+    state = RunState(state="running", detail="", checkpoint=None, report=report)
     return RunFacts(run=RunFolder(Path("heat")), at_s=110.0, state=state, **known)
 
 

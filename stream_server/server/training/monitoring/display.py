@@ -79,7 +79,7 @@ class DisplayedStatus:
 
     @property
     def troubles(self) -> tuple[object, ...]:
-        """The news for which a line comes sooner."""
+        """Changes of these print a line at once."""
         return self.failed, self.is_degraded, self.awaited, len(self.warnings)
 
 
@@ -150,7 +150,7 @@ class Display:
             self._console.size = ConsoleDimensions(*size)
 
     def _load_what_rich_needs(self) -> None:
-        """Render once for nobody: rich imports modules when it prints, and later no file descriptor may be left."""
+        """Render once to a buffer: rich imports modules when it prints, and later no file descriptor may be left."""
         status = DisplayedStatus(
             simulations={"running": 1}, samples=1, expected_samples=2, loss=0.5, fraction=0.5, capacity=1
         )
