@@ -108,7 +108,7 @@ def _list(arguments: argparse.Namespace) -> None:
     if not found:
         tell(f"there is no run in {arguments.folder.resolve()} or the folders below it")
         return
-    table = _table("run", "state", "checkpoint", "batches", "")
+    table = _table("run", "state", "checkpoint", "batches in it", "")
     for run, state in found:
         saved = state.checkpoint
         numbers = (f"{saved.number}", f"{saved.batches:,}") if saved else ("-", "-")

@@ -132,7 +132,7 @@ def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
 
 
 def _routing_fits_the_policy(config: StudyConfig) -> Iterator[Problem]:
-    # Windows know no other routing, and one rank alone waits for nobody.
+    # Windows need this routing, and a single rank never waits for another.
     if config.window is None:
         yield from _runs_out(config, 'Write "steps", or write "policy": "reservoir"')
 

@@ -239,7 +239,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def swap_private_file(path: Path, data: bytes) -> None:
-    """Put a small file in place in one stroke for readers of `path`; only its owner may.
+    """Replace a small file atomically for readers of `path`, with a mode for its owner alone.
 
     For its only writer. After a power failure it may be empty: it is for processes that do not survive that either.
     """

@@ -145,7 +145,7 @@ def test_a_class_that_hangs_is_killed_in_time_and_asked_anew_a_few_times(
     for num in range(7, 13):
         assert list(live.next(num)) == [num - 1]
     assert by(live)[6:] == ["sobol"] * 6
-    assert "not asked any more after 3 failures in a row" in live.suggester.warnings[0]
+    assert "switched off after 3 failures in a row" in live.suggester.warnings[0]
     assert "did not answer within parameters.sampler.timeout_s" in caplog.text
 
 
@@ -255,7 +255,7 @@ def test_a_process_that_cannot_be_started_again_costs_suggestions_and_not_the_st
     for num in range(8, 12):
         live.next(num)
     assert by(live)[6:] == ["sobol"] * 5
-    assert "not asked any more after 3 failures in a row" in live.suggester.warnings[0]
+    assert "switched off after 3 failures in a row" in live.suggester.warnings[0]
 
 
 def test_an_error_of_the_thread_is_there_for_the_main_thread(

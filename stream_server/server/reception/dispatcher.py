@@ -76,7 +76,7 @@ class Dispatcher:
         if self.stopped:
             self.reply(peer, Ack(received=0, durable=0, stop=True))
         elif type(message) is Data and connection is not None and connection.attempt.finished:
-            # The last step once more.
+            # The last step was sent again.
             self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
         elif connection is not None and connection.attempt.stopped_early:
             self.reply(peer, Stop(text=connection.attempt.end_reason))

@@ -110,7 +110,7 @@ class Reception:
         return None if self._receiver is None else self._receiver.account()
 
     def count(self, stack: ExitStack) -> None:
-        """Nobody knows before the simulations have run."""
+        """Does nothing: the counts are not known before the simulations have run."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -174,7 +174,7 @@ class Reception:
 
     @property
     def simulations(self) -> Roster | None:
-        """How the simulations fare. Rank 0."""
+        """The state of each simulation. Rank 0."""
         return self.roster
 
     @property
@@ -195,7 +195,7 @@ class Reception:
         ]
 
     def ingest(self, results: Mapping[int, Mapping[str, float]]) -> None:
-        """Tell the class that suggests parameters how simulations fare. Rank 0."""
+        """Give the results of simulations to the class that suggests parameters. Rank 0."""
         assert self.suggester is not None
         assert self.roster is not None
         with self.receiver.turn:

@@ -97,7 +97,7 @@ class SocketPayload:
         return frame
 
     def more(self) -> bool:
-        # A frame knows it for nothing; after a receive into memory only the socket does, at 1 µs a question.
+        # A frame carries this flag; after a receive into memory the socket must be asked, which takes 1 µs.
         if self._more is None:
             self._more = bool(self._get(zmq.RCVMORE))
         return self._more
@@ -294,7 +294,7 @@ class Sockets:
     def _words_socket(self, *, unsent: int = 0) -> Socket:
         """A socket for messages that are small, and that are said again if need be."""
         socket = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=unsent, num_bytes=MAX_WORD_BYTES)
-        # What has come when a connection is cut is heard nevertheless: let it be little.
+        # What arrived before a connection was cut is still processed, so its amount is limited.
         socket.rcvbuf = WORDS_BUFFER_BYTES
         return socket
 

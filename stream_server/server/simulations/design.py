@@ -100,7 +100,7 @@ class ParameterTable:
         known, rows = np.zeros(num, bool), np.zeros((num, num_parameters))
         known[: len(self._known)] = self._known
         rows[: len(self._rows), : self._rows.shape[1]] = self._rows
-        # Whoever knows a row finds it: the rows are never shorter than what is known.
+        # A known id always has a row: the rows are never shorter than what is known.
         self._rows = rows
         self._known = known
 

@@ -94,7 +94,7 @@ class GeneratorProcess:
         ours, theirs = Pipe()
         with self._lock, theirs:
             if self._is_closed:
-                raise NoAnswer("it is not asked any more")
+                raise NoAnswer("it was switched off")
             self.log.parent.mkdir(parents=True, exist_ok=True)
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(

@@ -231,7 +231,7 @@ class Suggester:
                 continue
             suggested = self._suggest(simulations)
             if self._is_leaving:
-                # Perhaps of the fallback, since the class was cut short. Nobody has heard of them.
+                # They may be of the fallback, since the class was cut short; no simulation has been told of them.
                 return
             failpoint("suggester.before_log")
             if not self._write(suggested):
@@ -350,7 +350,7 @@ class Suggester:
     def _start_process(self) -> bool:
         """Start the process anew; returns whether the class learns."""
         if self._num_lost >= MOST_LOST:
-            raise NoAnswer(f"it is not asked any more after {MOST_LOST} failures in a row")
+            raise NoAnswer(f"it was switched off after {MOST_LOST} failures in a row")
         # One that begins anew must not draw the same random numbers again.
         key = [len(self.suggestions)] if self.suggestions else []
         seeds = {name: generator_seed(self._config.study.seed, stream, *key) for name, stream in STREAMS.items()}

@@ -92,7 +92,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         simulations = [f"simulation {it}: {num:,}" for it, num in samples["rejected_of"].items()]
         rows.append(("rejected", f"{', '.join(reasons)}; of\n{_some(simulations)}"))
     if samples["never_produced"]:
-        rows.append(("never produced", _some([f"{num:,} of {it}" for it, num in samples["never_produced"].items()])))
+        title = "still to come" if report["exit_reason"] == "saved" else "never produced"
+        rows.append((title, _some([f"{num:,} of {it}" for it, num in samples["never_produced"].items()])))
     for title, key in REASONS.items():
         if samples[key]:
             rows.append((title, _some([f"{reason}: {num:,}" for reason, num in samples[key].items()])))
@@ -113,7 +114,7 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report["rollout"] is not None:
         rows.append(("rollout", _rollout(report["rollout"])))
     rows.append(("time", _time(report)))
-    if told := bottleneck_of_run(report["phases_s"]):
+    if report["batches"] and (told := bottleneck_of_run(report["phases_s"])):
         rows.append(("bottleneck", told))
     if report["restarts"]:
         survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
