@@ -17,7 +17,7 @@ from bokeh.models.widgets import Button, Div, MultiChoice, RadioButtonGroup, Sel
 from bokeh.palettes import Viridis256
 
 from stream_server.analysis.follow import newest_log, server_logs
-from stream_server.analysis.operating import facts_of, status_rows
+from stream_server.analysis.operating import MOST_PARAMETERS, facts_of, status_rows
 from stream_server.analysis.run_state import RunState
 from stream_server.dashboard import columns
 from stream_server.dashboard.changes import Columns
@@ -319,7 +319,8 @@ class Page:
         if self._shown.value not in sample.shown:
             self._shown.value = next(iter(sample.shown))
         name = self._shown.value
-        parameters = ", ".join(f"{each} {value:.4g}" for each, value in sample.parameters.items())
+        first = list(sample.parameters.items())[:MOST_PARAMETERS]
+        parameters = ", ".join([f"{each} {value:.4g}" for each, value in first])
         title = f"<h2>Prediction after batch {validation.batch:,}</h2>{html.escape(parameters)}"
         _set(self._predictions_title, text=title)
         self._predictions.show(*sample.shown[name], name=name, unit=validation.units.get(name, ""))

@@ -221,12 +221,13 @@ class PartialStep:
 class AttemptState:
     """One attempt of a simulation as this rank sees it: the steps from `first` on are this rank's.
 
-    `end_state` is the simulation's terminal state, "" while it has none. `num_expected` is how many steps this rank is
-    to settle, `total` how many all ranks are; None while that is not known. `share_complete`: this rank has settled as
-    many. `num_known` is how many steps were settled before client rank 0 opened, and will come again or be left out;
-    `num_unsaved` how many came since the last checkpoint was taken. `num_waiting` steps wait for room in the buffer.
-    `reservation` numbers the reservations of credit, to tell the steps of this one from those that an earlier one left
-    behind. `sender` is the connection with a series of which steps are not settled yet.
+    `end_state` is the simulation's terminal state, "" while it has none, and `end_reason` why it ended so.
+    `num_expected` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not
+    known. `share_complete`: this rank has settled as many. `num_known` is how many steps were settled before client
+    rank 0 opened, and will come again or be left out; `num_unsaved` how many came since the last checkpoint was taken.
+    `num_waiting` steps wait for room in the buffer. `reservation` numbers the reservations of credit, to tell the steps
+    of this one from those that an earlier one left behind. `sender` is the connection with a series of which steps are
+    not settled yet.
     """
 
     simulation: int
@@ -238,6 +239,7 @@ class AttemptState:
     total: int | None
     phase: AttemptPhase = AttemptPhase.RUNNING
     end_state: str = ""
+    end_reason: str = ""
     share_complete: bool = False
     credit: CreditPhase = CreditPhase.NONE
     reservation: int = 0
@@ -267,6 +269,11 @@ class AttemptState:
     def finished(self) -> bool:
         """All of the simulation is settled, on all ranks."""
         return self.end_state == "finished"
+
+    @property
+    def stopped_early(self) -> bool:
+        """Nothing more is wanted of the simulation, and its clients are told so."""
+        return self.end_state == "stopped_early"
 
     @property
     def num_under_way(self) -> int:

@@ -92,11 +92,11 @@ class Intake:
         if current is not None and current.attempt == attempt:
             self._end(current, AttemptEvent.END)
 
-    def end_simulation(self, simulation: int, end_state: str) -> None:
+    def end_simulation(self, simulation: int, end_state: str, reason: str = "") -> None:
         """Accept nothing more from a simulation, which has its terminal state; an invalid one is withdrawn."""
         current = self.attempt(simulation)
         if current is not None:
-            current.end_state = end_state
+            current.end_state, current.end_reason = end_state, reason
             self._end(current, AttemptEvent.CLOSE)
             current.ends.clear()
             current.layout.blocks.clear()

@@ -247,6 +247,8 @@ class Receiver:
             elif isinstance(notice, notices.Share):
                 assert self._coordinator is not None
                 self._coordinator.share(rank, notice)
+            elif isinstance(notice, notices.EndEarly):
+                self._end_early(notice)
             elif notice is not None:
                 self.dispatcher.apply(notice)
         if self._coordinator is not None:
@@ -262,6 +264,8 @@ class Receiver:
                 case mailbox.ParametersSuggested():
                     assert self._coordinator is not None
                     self._coordinator.suggested(command.parameters)
+                case notices.EndEarly():
+                    self._end_early(command)
                 case mailbox.CheckpointCommitted():
                     self.dispatcher.acknowledgements.acknowledge_durable(command.received_marks)
                     if self._coordinator is not None:
@@ -273,6 +277,12 @@ class Receiver:
                     self.dispatcher.apply(notices.StopNotice(reason=command.reason))
                 case launcher_link.StopSimulations():
                     self._coordinator.perform(self._coordinator.roster.stop(command))
+
+    def _end_early(self, notice: notices.EndEarly) -> None:
+        if self._coordinator is not None:
+            self._coordinator.perform(self._coordinator.roster.end_early(notice))
+        else:
+            self._channels[0].post(notice)
 
     def _report(self) -> None:
         now = time.monotonic()

@@ -18,7 +18,9 @@ from stream_server.errors import ConfigError, ProducerFailed, RankLost
 from stream_server.failpoints import failpoint
 from stream_server.machine import network
 from stream_server.machine.descriptors import most_connections
+from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link
+from stream_server.messages.notices import EndEarly
 from stream_server.messages.operator import TrainingStatus
 from stream_server.messages.tcp import ANYWHERE
 from stream_server.server.checkpoint.restore import RankRestore, finished_simulations
@@ -133,7 +135,9 @@ class Reception:
             if self.roster is not None:
                 write_csv(self.folder.parameters, self.roster.parameters, self.roster.origins)
                 if self.suggester is not None:
-                    self.suggester.start(lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)))
+                    self.suggester.start(
+                        lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)), self.end_early
+                    )
                 self._announce(self.roster, endpoints[0])
                 if self.start.link is None:
                     stack.callback(receiver.sockets.launcher_has_ended)
@@ -197,6 +201,10 @@ class Reception:
         with self.receiver.turn:
             rows = self.roster.with_parameters(results)
         self.suggester.ingest(rows)
+
+    def end_early(self, simulation: int, reason: str) -> None:
+        """Stop a simulation that is to be trained on."""
+        self.receiver.post(EndEarly(simulation=simulation, reason=in_one_line(reason)))
 
     def failed_simulations(self) -> list[int]:
         """The simulations that were given up or withdrew themselves. Rank 0."""

@@ -21,7 +21,7 @@ UNPROTECTED = (
 )
 FORMAT = 1
 PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch", "lightning-fabric")
-TERMINAL = ("finished", "given_up", "invalid", "stopped")
+TERMINAL = ("finished", "given_up", "invalid", "stopped_early", "stopped")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -172,6 +172,7 @@ def _simulations(report: Mapping[str, Any]) -> str:
         "finished": counts["finished"],
         "failed": counts["given_up"] + counts["failed"],
         "withdrawn": counts["invalid"],
+        "stopped early": counts["stopped_early"],
         "stopped with the study": counts["stopped"],
     }
     return _counts(named, tuple(named))
