@@ -17,6 +17,7 @@ from benchmarks import (
     ack,
     checkpoint,
     client,
+    clients,
     draw,
     fabric,
     flood,
@@ -37,6 +38,7 @@ RESULTS = Path(__file__).with_name("results.json")
 BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "draw": draw.results,
     "intake": intake.results,
+    "clients": clients.results,
     "flood": flood.results,
     "round": round.results,
     "step": step.results,

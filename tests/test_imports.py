@@ -22,9 +22,9 @@ DOORS = {
     "zmq": [
         *(
             "client_api/transport.py",
-            "server/reception/connection_guard.py",
             "server/reception/sockets.py",
             "server/reception/heartbeat.py",
+            "messages/connection_guard.py",
             "messages/curve.py",
             "server/run/curve.py",
             "messages/tcp.py",

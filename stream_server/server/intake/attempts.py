@@ -300,7 +300,8 @@ class Connection:
 
     `next_sequence` is what its next Data message must carry; all messages below `received` are settled and in the
     stream. The acknowledgements keep those below which all are in a committed checkpoint, `durable`, and the client
-    was told that they are received, `acknowledged`. `required` has a bit for each block that no step may lack,
+    was told that they are received, `acknowledged`; `num_owed` steps, or more, lie between that and `received`.
+    `required` has a bit for each block that no step may lack,
     `everything` one for each block. `alone`: the simulation has no other client rank. `series` tells which message is
     likely to come next.
     """
@@ -318,6 +319,7 @@ class Connection:
     received: int = 0
     durable: int = 0
     acknowledged: int = 0
+    num_owed: int = 0
     pending: deque[PendingMessages] = field(default_factory=deque)
     series: MessageSeries | None = None
 
@@ -349,9 +351,10 @@ class Connection:
         self.pending.append(message)
         return message
 
-    def count_settled(self) -> None:
+    def count_settled(self, num_steps: int) -> None:
         """Count the next Data message, of which nothing is to be settled: the mark passes it with those before it."""
         self.next_sequence += 1
+        self.num_owed += num_steps
         if self.pending:
             self.pending[-1].end = self.next_sequence
         else:
@@ -361,7 +364,9 @@ class Connection:
         """Move `received` over all that is done with: steps of a message are in the stream or refused."""
         message.num_steps -= num_steps
         while self.pending:
-            self.received = self.pending[0].received
-            if self.pending[0].num_steps:
+            first = self.pending[0]
+            self.num_owed += (first.received - self.received) * first.steps_per_message
+            self.received = first.received
+            if first.num_steps:
                 break
             self.pending.popleft()

@@ -231,7 +231,7 @@ class Intake:
             self.settlement.touched[connection.peer] = connection
             self.settlement.freed += slots
             connection.series = None
-            connection.count_settled()
+            connection.count_settled(series.num_steps)
             return self.refuse(problem.reason, str(problem), series.sequence)
         if not series.slots:
             self.settlement.touched[connection.peer] = connection

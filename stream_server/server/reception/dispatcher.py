@@ -52,7 +52,7 @@ class Dispatcher:
         self.tell_main = tell_main
         self.parameters = SimulationParameters()
         self.connections: dict[bytes, Connection] = {}
-        self.acknowledgements = Acknowledgements(self.connections, reply)
+        self.acknowledgements = Acknowledgements(self.connections, reply, credit=intake.state.credit)
         self.is_final = False
         self.stopped = False
         self._left: deque[bytes] = deque()

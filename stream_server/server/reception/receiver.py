@@ -291,6 +291,7 @@ class Receiver:
         if not self.intake.settlement.has_complete_share and now - self._reported_at < REPORT_S:
             return
         self._reported_at = now
+        self.dispatcher.acknowledgements.acknowledge_owed()
         for share in self.intake.changes():
             if self._coordinator is not None:
                 self._coordinator.share(0, share)

@@ -266,7 +266,7 @@ class Reception:
 
         The sockets of all ranks stay open until the last process has.
         """
-        stop = SimulationStop(self.ranks, self.receiver, self.launcher, is_followed=self.start.is_followed)
+        stop = SimulationStop(self.ranks, self.receiver, self.launcher)
         stop.run(stops, timeout_s=self.config.simulation.timeout_s)
         if self.receiver.error is not None:
             raise ProducerFailed("the receiver failed after the last batch") from self.receiver.error

@@ -56,7 +56,8 @@ def run_study(config: StudyConfig, start: Start) -> int:
         ConfigError: the study cannot begin; the same on all ranks.
         NoUsableCheckpoint: it cannot go on either; the same on all ranks.
     """
-    rank, collectives, stops = environment_rank(), CollectiveCalls(), StopRequests()
+    rank, collectives = environment_rank(), CollectiveCalls()
+    stops = StopRequests(is_followed=start.is_followed)
     watchdog = Watchdog(
         collectives,
         rank=rank or 0,
