@@ -101,7 +101,17 @@ def test_the_cause_of_a_failed_study_is_not_hidden_by_its_account() -> None:
 
 
 def test_simulations_are_counted_by_how_they_ended() -> None:
-    states = ["finished", "finished", "given_up", "invalid", "stopped", "waiting", "running", "waiting", "stopped_early"]
+    states = [
+        "finished",
+        "finished",
+        "given_up",
+        "invalid",
+        "stopped",
+        "waiting",
+        "running",
+        "waiting",
+        "stopped_early",
+    ]
     ends = {i: SimulationEnd(state=state, num_steps=None) for i, state in enumerate(states)}
     failures = [{"id": simulation, "attempts": 1, "reason": "crashed", "log": ""} for simulation in (2, 7)]
     failed = Outcome(exit_code=4, reason="failed")
