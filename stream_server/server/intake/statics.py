@@ -40,7 +40,7 @@ class StaticIntake:
         if data.sequence != connection.next_sequence:
             text = f"Data message {data.sequence} came where {connection.next_sequence} was expected"
             return self.state.refuse(Reason.MALFORMED, text, data.sequence)
-        connection.count_settled()
+        connection.count_settled(data.num_steps)
         try:
             self._take(connection, data, payload)
         except Unfit as problem:
