@@ -14,7 +14,7 @@ import numpy as np
 
 from stream_server.storage.typed import Length, OneOf, Range
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_PART_BYTES = 4 * 1024 * 1024
 MAX_FIELDS = 64
 MAX_CLIENT_RANKS = 2**16
@@ -93,15 +93,21 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldSpec:
-    """One field of a sample: its global shape in C order; `dtype` "" keeps what is sent."""
+    """One field of a sample: its global shape in C order; `dtype` "" keeps what is sent.
+
+    The first extent of a `ragged` field differs from step to step, and `shape` has the largest.
+    """
 
     name: Name
     shape: Shape
     dtype: Annotated[str, OneOf(DTYPES)] = ""
     optional: bool = False
+    ragged: bool = False
 
     def problem(self) -> str | None:
         """The problem of the attributes together; None if there is none."""
+        if self.ragged and not self.shape:
+            return f"field {self.name!r} has no extent that could differ from step to step"
         return _size_problem(self.name, self.shape)
 
 
@@ -220,7 +226,8 @@ class Data:
 
     The indices are `index, index + stride, …` with stride R (routing by steps) or 1 (by simulations).
     Whole (`field` = ALL_FIELDS): one payload frame per bit of `present` (bit i = block i of `Open`), each
-    the concatenation of the steps' blocks in C order. Part (`field` = block number): `num_steps` is 1,
+    the concatenation of the steps' blocks in C order. A block of a ragged field has as many rows as its bytes make,
+    and is never in a message of several steps. Part (`field` = block number): `num_steps` is 1,
     one payload frame, at byte `offset` of that block. `checksum` is the CRC-32 of the payload frames in
     order, or None where the transport already guards the bytes.
     `sequence` counts the Data messages of one connection from 0; `last` is False for all parts of a step

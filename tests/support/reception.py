@@ -83,9 +83,10 @@ class Rank:
         num_slots = shape.capacity + room + shape.held
         if restored is not None:
             num_slots = num_slots_to_load(restored.buffer, capacity=shape.capacity, planned=num_slots)
-        slots = Slots({spec.name: spec.shape for spec in shape.fields}, num_slots)
+        ragged = [spec.name for spec in shape.fields if spec.ragged]
+        slots = Slots({spec.name: spec.shape for spec in shape.fields}, num_slots, ragged=ragged)
         self.buffer = Buffer(shape.policy(shape.capacity), slots)
-        self.validation = ValidationStore(shape.num_validation)
+        self.validation = ValidationStore(shape.num_validation, ragged=ragged)
         self.access = CurveAccess(
             keys,
             attaching=attaching.public if shape.secure else None,

@@ -1,4 +1,4 @@
-/* Messages as bytes and back: protocol version 2, as in docs/reference/protocol.md. No sockets, no clock. */
+/* Messages as bytes and back: protocol version 3, as in docs/reference/protocol.md. No sockets, no clock. */
 #ifndef SC_WIRE_H
 #define SC_WIRE_H
 
@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-#define SC_PROTOCOL_VERSION 2
+#define SC_PROTOCOL_VERSION 3
 #define SC_MAX_TEXT_BYTES 65535
 #define SC_MAX_PART_BYTES (4 * 1024 * 1024)
 #define SC_MAX_FIELDS 64
@@ -38,9 +38,11 @@ typedef struct {
     int64_t shape[STREAM_MAX_DIMENSIONS];
     stream_dtype dtype; /* 0: kept as sent */
     bool optional;
+    bool ragged; /* the first extent differs from step to step; `shape` has the largest */
 } sc_field;
 
-/* The part of one field that this client rank sends. `field` belongs to the field table. */
+/* The part of one field that this client rank sends: of a ragged field all of it, and `count` is the largest. `field`
+ * belongs to the field table. */
 typedef struct {
     const char *field;
     stream_dtype dtype;
@@ -48,6 +50,7 @@ typedef struct {
     int64_t shape[STREAM_MAX_DIMENSIONS];
     int64_t offset[STREAM_MAX_DIMENSIONS];
     int64_t count[STREAM_MAX_DIMENSIONS];
+    bool ragged;
 } sc_block;
 
 typedef struct {
@@ -158,7 +161,7 @@ typedef struct {
 
 void sc_encode_data(const sc_data *data, uint8_t header[SC_DATA_BYTES]);
 
-/* Bytes of one step's block. */
+/* Bytes of one step's block, of a ragged one at most. */
 size_t sc_block_bytes(const sc_block *block);
 
 #endif

@@ -173,4 +173,4 @@ def _state_file(path: str, state: Mapping[str, Any]) -> PendingFile:
 
 def _layout_of(taken: ReceptionSnapshot) -> SampleLayout:
     fields = tuple((name, dtype.str, shape) for name, (dtype, shape) in taken.buffer.fields.items())
-    return SampleLayout(num_rows=len(taken.buffer), fields=fields)
+    return SampleLayout(num_rows=len(taken.buffer), fields=fields, lengths=taken.buffer.lengths)

@@ -88,7 +88,10 @@ class Admission:
                 self.state.dtypes.setdefault(name, np.dtype(DTYPE_OF_THE_NEVER_SENT))
 
     def _connection(self, peer: bytes, message: Open, attempt: AttemptState) -> Connection:
-        places = tuple(place_of(block, self.state.dtypes[block.field]) for block in message.blocks)
+        fields, dtypes = self.state.fields, self.state.dtypes
+        places = tuple(
+            place_of(block, dtypes[block.field], ragged=fields[block.field].ragged) for block in message.blocks
+        )
         everything = (1 << len(places)) - 1
         optional = sum(1 << i for i, place in enumerate(places) if self.state.fields[place.field].optional)
         connection = Connection(

@@ -52,7 +52,13 @@ def make_policy(config: StudyConfig, rank: int) -> Policy:
 
 def make_slots(config: StudyConfig, num_slots: int) -> Slots:
     """The rows in which samples wait."""
-    return Slots({name: spec.shape for name, spec in config.study.fields.items()}, num_slots)
+    shapes = {name: spec.shape for name, spec in config.study.fields.items()}
+    return Slots(shapes, num_slots, ragged=ragged_fields(config))
+
+
+def ragged_fields(config: StudyConfig) -> tuple[str, ...]:
+    """The fields whose first extent differs from step to step."""
+    return tuple(name for name, spec in config.study.fields.items() if spec.ragged)
 
 
 def window_shape(config: StudyConfig) -> WindowShape | None:
@@ -86,6 +92,7 @@ def field_specs(config: StudyConfig) -> tuple[FieldSpec, ...]:
             shape=spec.shape,
             dtype=np.dtype(spec.dtype).newbyteorder("<").str if spec.dtype else "",
             optional=spec.optional,
+            ragged=spec.ragged,
         )
         for name, spec in config.study.fields.items()
     )

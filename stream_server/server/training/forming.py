@@ -132,12 +132,15 @@ class BatchForming:
     def _samples(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
     ) -> Iterator[SimulationData]:
-        fields = {name: read_only(array) for name, array in self._buffer.slots.arrays.items()}
+        slots = self._buffer.slots
+        fields = {name: read_only(array) for name, array in slots.arrays.items()}
         partial = [(name, sent) for name, sent in present.items() if not sent.all()]
         for number, (row, simulation, time_step) in enumerate(
             zip(rows.tolist(), keys[0].tolist(), keys[1].tolist(), strict=True)
         ):
             sent = {name: array[row, ...] for name, array in fields.items()}
+            for name, lengths in slots.lengths.items():
+                sent[name] = sent[name][: lengths[row]]
             for name, in_row in partial:
                 if not in_row[number]:
                     del sent[name]

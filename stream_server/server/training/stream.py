@@ -113,7 +113,7 @@ class SampleStream(Callback):
         """Let the statistics see the time steps that were drawn for the first time, each once."""
         slots, normalization, rows = self._buffer.slots, self._server.normalization, self._buffer.observe(draw)
         with self._phases.measure("gather"):
-            fields = {name: slots.arrays[name][rows[slots.present[name][rows]]] for name in normalization.fields}
+            fields = {name: slots.rows(name, rows[slots.present[name][rows]]) for name in normalization.fields}
             normalization.observe(fields, self._parameters.take(slots.simulation_ids[rows]))
 
 

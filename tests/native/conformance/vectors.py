@@ -66,7 +66,8 @@ def read(text: str) -> list[Recorded]:
 
 def _head(case: Case) -> list[str]:
     fields = [
-        f"{it.name} {list(it.shape)} {it.dtype or 'as sent'}{', optional' if it.optional else ''}" for it in case.fields
+        f"{it.name} {list(it.shape)} {it.dtype or 'as sent'}{', optional' * it.optional}{', ragged' * it.ragged}"
+        for it in case.fields
     ]
     return [f"# {case.about}", *(f"# field {it}" for it in fields), f"# server ranks: {case.num_ranks}", ""]
 

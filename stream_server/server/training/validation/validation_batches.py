@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import WindowShape
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.ragged import copied, is_ragged
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.user.simulation_data import SimulationBatch
@@ -241,13 +242,16 @@ def take(batch: HeldOut, rows: slice) -> SimulationBatch:
             simulation_ids=steps.simulation_ids[windows[:, 0]],
             time_steps=steps.time_steps[windows],
             parameters=steps.parameters[windows[:, 0]],
-            fields={name: array[windows] for name, array in steps.fields.items()},
+            fields={
+                name: copied(array[windows]) if is_ragged(array) else array[windows]
+                for name, array in steps.fields.items()
+            },
             present={name: array[windows] for name, array in steps.present.items()},
         )
     return SimulationBatch(
         simulation_ids=batch.simulation_ids[rows].copy(),
         time_steps=batch.time_steps[rows].copy(),
         parameters=batch.parameters[rows].copy(),
-        fields={name: array[rows].copy() for name, array in batch.fields.items()},
+        fields={name: copied(array[rows]) for name, array in batch.fields.items()},
         present={name: array[rows].copy() for name, array in batch.present.items()},
     )
