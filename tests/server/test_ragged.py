@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stream_server import pack, pad
+from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.messages.client import MAX_PART_BYTES, Block, Data, FieldSpec, Opened, Reason, Refusal, TimeSteps
 from stream_server.ragged import array_of
@@ -163,3 +164,33 @@ def test_a_field_that_differs_from_step_to_step_resolves_to_itself(tmp_path: Pat
     assert (field.shape, field.ragged) == ((5, 3), True)
     assert config.resolved()["study"]["fields"]["x"]["shape"] == [{"max": 5}, 3]
     assert type(config).model_validate(config.resolved()) == config
+
+
+def test_what_was_frozen_keeps_its_lengths_when_its_slots_are_used_again() -> None:
+    slots = Slots({"x": (9, 3)}, 4, ragged=["x"])
+    slots.allocate({"x": "<f8"})
+    buffer = Buffer(Fifo(capacity=3), slots)
+    claimed = buffer.claim(3)
+    for slot, num in zip(claimed, (4, 0, 9), strict=True):
+        slots.set_value("x", slot, rows(num))
+    buffer.enqueue(claimed)
+    buffer.admit()
+    frozen = buffer.freeze()
+    draw = buffer.draw(3, 0)
+    assert draw is not None
+    assert [len(it) for it in buffer.gather(draw)["x"]] == [4, 0, 9]
+    buffer.release(draw)
+    assert [len(it) for it in frozen.rows("x", 0, 3)] == [4, 0, 9]
+    buffer.thaw_all(frozen)
+    for slot in buffer.claim(4):
+        slots.set_value("x", slot, rows(2))
+    np.testing.assert_array_equal(frozen.lengths["x"], [4, 0, 9])
+
+
+def test_statistics_are_of_the_rows_that_are_there() -> None:
+    slots = Slots({"x": (9, 3)}, 2, ragged=["x"])
+    slots.allocate({"x": "<f8"})
+    slots.arrays["x"][:] = np.nan
+    for slot, num in enumerate((4, 1)):
+        slots.set_value("x", slot, rows(num))
+    np.testing.assert_array_equal(slots.rows("x", np.array([0, 1])), np.vstack([rows(4), rows(1)]))
