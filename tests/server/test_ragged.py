@@ -11,7 +11,7 @@ from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.messages.client import MAX_PART_BYTES, Block, Data, FieldSpec, Opened, Reason, Refusal, TimeSteps
 from stream_server.ragged import array_of
-from stream_server.server.intake.layout import BlockLayout
+from stream_server.server.intake.layout import BlockLayout, place_of
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.storage.sample_file import SampleLayout, read_rows, write_rows
@@ -88,6 +88,15 @@ def test_rows_in_parts_are_put_together_and_half_a_row_is_none() -> None:
         found = drawn(study, 1)
     assert sorted(found) == [0]
     np.testing.assert_array_equal(found[0], rows(MOST - 1))
+
+
+@pytest.mark.parametrize("block", [BLOCK, NARROW])
+def test_a_step_is_whole_rows_from_none_to_the_most(block: Block) -> None:
+    place = place_of(block, np.dtype("<f8"), ragged=True)
+    row_bytes = 3 * np.dtype(block.dtype).itemsize
+    assert [num for num in range(3 * row_bytes) if place.fits(num)] == [0, row_bytes, 2 * row_bytes]
+    assert place.fits(MOST * row_bytes)
+    assert not place.fits((MOST + 1) * row_bytes)
 
 
 def test_one_client_rank_sends_all_of_it() -> None:

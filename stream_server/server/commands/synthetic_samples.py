@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer, Fifo
 from stream_server.config import StudyConfig
-from stream_server.config.samples import SampleField
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.run.build import make_buffer, ragged_fields
@@ -138,11 +137,12 @@ class SyntheticSamples:
     def _values(self, without_optional: bool) -> dict[str, NDArray[Any]]:
         wanted = {name: spec for name, spec in self._fields.items() if not (spec.optional and without_optional)}
         return {
-            name: self._array(self._shape(spec), np.dtype(spec.dtype or UNKNOWN_DTYPE)) for name, spec in wanted.items()
+            name: self._array(self._shape(name), np.dtype(spec.dtype or UNKNOWN_DTYPE)) for name, spec in wanted.items()
         }
 
-    def _shape(self, spec: SampleField) -> tuple[int, ...]:
+    def _shape(self, name: str) -> tuple[int, ...]:
         """That of one time step; the largest extent of a ragged field comes as well as the smallest."""
+        spec = self._fields[name]
         if not spec.ragged:
             return spec.shape
         return (int(self._random.integers(0, spec.shape[0], endpoint=True)), *spec.shape[1:])
