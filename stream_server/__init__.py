@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stream_server.ragged import pack, pad
     from stream_server.server.user.callbacks import Callback
     from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
     from stream_server.server.user.stream_dataset import StreamDataset
@@ -21,6 +22,8 @@ __all__ = [
     "StreamServer",
     "Study",
     "TorchServer",
+    "pack",
+    "pad",
 ]
 
 _HOMES = {
@@ -32,6 +35,8 @@ _HOMES = {
     "StreamServer": "stream_server.server.user.stream_server",
     "Study": "stream_server.studies.study",
     "TorchServer": "stream_server.server.user.torch_server",
+    "pack": "stream_server.ragged",
+    "pad": "stream_server.ragged",
 }
 
 

@@ -11,7 +11,7 @@ MAX_SETS = 4
 
 
 def _most_references(arrays: FieldArrays) -> int:
-    return max(sys.getrefcount(array) for array in arrays.values())
+    return max((sys.getrefcount(array) for array in arrays.values()), default=0)
 
 
 _UNUSED = _most_references({"": np.empty(0)})
@@ -29,9 +29,9 @@ def no_memory(error: MemoryError) -> str:
 class BatchMemory:
     """Hands out arrays for `batch_size` samples of every field, and reuses them once nothing refers to them.
 
-    Their shape is (batch_size, *sample_shape, …). A copy into memory that was just allocated costs up to half as much
-    again as one into pages in use. A user's view, or a tensor made from one, refers to the array, so what a user still
-    has is never written over.
+    Their shape is (batch_size, *sample_shape, …); there is none for a ragged field. A copy into memory that was just
+    allocated costs up to half as much again as one into pages in use. A user's view, or a tensor made from one, refers
+    to the array, so what a user still has is never written over.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class BatchMemory:
             if _most_references(arrays) == _UNUSED:
                 return arrays
         arrays = {
-            name: np.empty((*self._shape, *array.shape[1:]), array.dtype) for name, array in self._slots.arrays.items()
+            name: np.empty((*self._shape, *array.shape[1:]), array.dtype) for name, array in self._slots.fixed.items()
         } | self._slots.statics.empty(self._shape[0])
         if len(self._sets) < self._max_sets:
             self._sets.append(arrays)

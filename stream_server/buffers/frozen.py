@@ -10,6 +10,7 @@ from stream_server.buffers.pins import Draw
 from stream_server.buffers.policy import SlotArray, State
 from stream_server.buffers.slots import Slots
 from stream_server.buffers.windows import WINDOWS
+from stream_server.ragged import array_of
 
 FurtherState = Callable[[npt.NDArray[np.int64]], State]
 """What else belongs to the state of a buffer, given the row of each frozen slot."""
@@ -45,6 +46,7 @@ class Frozen:
         self._seen = seen
         self._further = further
         self._state: State | None = None
+        self._lengths: dict[str, npt.NDArray[np.int64]] = {}
         self._scratch: dict[str, npt.NDArray[Any]] = {}
 
     def __len__(self) -> int:
@@ -54,6 +56,12 @@ class Frozen:
     def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """Type and shape of one row of each field; empty while no type is known, when there is no row either."""
         return {name: (array.dtype, array.shape[1:]) for name, array in self._store.arrays.items()}
+
+    @property
+    def lengths(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The lengths of each ragged field in all rows."""
+        self.state()
+        return self._lengths
 
     def state(self) -> State:
         """Everything but the values of the fields, in plain containers and arrays; a sample is told by its row.
@@ -67,9 +75,15 @@ class Frozen:
         return self._state
 
     def rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """The values of one field in rows `start` to `stop`, in C order, valid until the next call for this field."""
+        """The values of one field in rows `start` to `stop`, in C order, valid until the next call for this field.
+
+        Of a ragged field they are an array of arrays.
+        """
         self.state()  # before the first row can be thawed
         array, slots = self._store.arrays[name], self.slots[start:stop]
+        if name in self._lengths:
+            lengths = self._lengths[name][start:stop].tolist()
+            return array_of([array[slot, :length] for slot, length in zip(slots.tolist(), lengths, strict=True)])
         if len(slots) and slots[-1] - slots[0] == len(slots) - 1:
             return array[slots[0] : slots[-1] + 1]
         scratch = self._scratch.get(name)
@@ -81,6 +95,7 @@ class Frozen:
         store, slots = self._store, self.slots
         row_of = np.empty(store.num_slots, np.int64)
         row_of[slots] = np.arange(len(slots))
+        self._lengths = {name: lengths.take(slots) for name, lengths in store.lengths.items()}
         return {
             "policy": {**self._policy, "slots": row_of.take(self._policy["slots"])},
             "backlog": row_of.take(np.asarray(self._backlog, np.intp)),

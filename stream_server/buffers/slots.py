@@ -1,7 +1,8 @@
 """The samples themselves: one array per field, one row per slot, and the free rows among them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ class Slots:
     Attributes:
         arrays: per field an array of shape (num_slots, *shape of the field), once `allocate` was called.
         simulation_ids, time_steps: the keys of the samples; time steps are labels.
+        lengths: per field in `ragged` the length of its first axis in each row; the array has room for the largest.
         seen: how often each sample was drawn.
         present: per field whether the sample has it; see `leave_out`.
         statics: the fields that all samples of a simulation share.
@@ -28,6 +30,8 @@ class Slots:
         shapes: Mapping[str, tuple[int, ...]],
         num_slots: int,
         static_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        ragged: Collection[str] = (),
     ) -> None:
         if num_slots < 1:
             raise ValueError(f"There must be at least 1 slot, but num_slots is {num_slots}.")
@@ -42,6 +46,7 @@ class Slots:
         self.statics = StaticFields(static_shapes or {})
         self.simulation_ids = np.full(num_slots, NONE, np.int64)
         self.time_steps = np.zeros(num_slots, np.int64)
+        self.lengths = {name: np.zeros(num_slots, np.int64) for name in ragged}
         self.seen = np.zeros(num_slots, np.uint32)
         self.present = {name: np.ones(num_slots, bool) for name in shapes}
         # Last in, first out: pages that were touched before are used again, and a fresh run of slots is contiguous.
@@ -53,8 +58,15 @@ class Slots:
         return len(self._free)
 
     @property
+    def fixed(self) -> FieldArrays:
+        """The arrays of the fields that have one shape in every row."""
+        if not self.lengths:
+            return self.arrays
+        return {name: array for name, array in self.arrays.items() if name not in self.lengths}
+
+    @property
     def sample_bytes(self) -> int:
-        """Bytes of one row over all fields; 0 before `allocate`."""
+        """Bytes of one row over all fields, of the largest if they differ; 0 before `allocate`."""
         return sum(array.nbytes for array in self.arrays.values()) // self.num_slots
 
     def allocate(self, dtypes: Mapping[str, npt.DTypeLike]) -> None:
@@ -105,6 +117,8 @@ class Slots:
         claimed.reverse()
         self.seen[claimed] = 0
         self.simulation_ids[claimed] = NONE
+        for lengths in self.lengths.values():
+            lengths[claimed] = 0
         for name in self._partial:
             self.present[name][claimed] = True
         return claimed
@@ -121,23 +135,67 @@ class Slots:
         return set(np.unique(self.simulation_ids[is_used]).tolist()) - {NONE}
 
     def leave_out(self, name: str, slots: Sequence[int]) -> None:
-        """Mark that these claimed slots have no such field, and zero its rows."""
+        """Mark that these claimed slots have no such field, and zero its rows, or make them empty if it is ragged."""
         self._partial.add(name)
         self.present[name][slots] = False
-        self.arrays[name][slots] = 0
+        if name in self.lengths:
+            self.lengths[name][slots] = 0
+        else:
+            self.arrays[name][slots] = 0
+
+    def value(self, name: str, slot: int) -> npt.NDArray[Any]:
+        """The values of a field in a slot, as a view; of a ragged one those that are there."""
+        array = self.arrays[name][slot, ...]
+        return array[: self.lengths[name][slot]] if name in self.lengths else array
+
+    def rows(self, name: str, slots: SlotArray) -> npt.NDArray[Any]:
+        """Copies of a field in some slots, stacked; of a ragged one the rows of all one after the other."""
+        array = self.arrays[name]
+        if name not in self.lengths:
+            return array[slots]
+        return np.concatenate(
+            [array[:0].reshape(0, *array.shape[2:]), *(self.value(name, slot) for slot in slots.tolist())]
+        )
+
+    def set_value(self, name: str, slot: int, value: npt.NDArray[Any]) -> None:
+        """Copy the values of a field into a slot."""
+        if name in self.lengths:
+            self.lengths[name][slot] = len(value)
+        self.value(name, slot)[...] = value
+
+    def set_values(self, name: str, slots: SlotArray | slice, values: npt.NDArray[Any]) -> None:
+        """Copy the values of a field into several slots; of a ragged one they are an array of arrays."""
+        if name not in self.lengths:
+            self.arrays[name][slots] = values
+            return
+        for slot, value in zip(np.arange(self.num_slots)[slots].tolist(), values, strict=True):
+            self.set_value(name, slot, value)
 
     def gather(self, slots: SlotArray, out: FieldArrays | None = None) -> FieldArrays:
-        """Copy the rows of `slots`, of any shape, into the leading rows of `out`, or into new arrays."""
+        """Copy the rows of `slots`, of any shape, into the leading rows of `out`, or into new arrays.
+
+        Of a ragged field it is an array of as many arrays, of dtype object, and never in `out`.
+        """
         num = len(slots)
         if out is None:
-            out = {name: np.empty((*slots.shape, *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}
+            out = {name: np.empty((*slots.shape, *array.shape[1:]), array.dtype) for name, array in self.fixed.items()}
         # mode="clip" lets NumPy write into `out` directly; "raise" would copy once more.
-        return {name: array.take(slots, 0, out[name][:num], "clip") for name, array in self.arrays.items()}
+        gathered = {name: array.take(slots, 0, out[name][:num], "clip") for name, array in self.fixed.items()}
+        return {name: gathered[name] if name in gathered else self._gather_ragged(name, slots) for name in self.arrays}
+
+    def _gather_ragged(self, name: str, slots: SlotArray) -> npt.NDArray[Any]:
+        gathered = np.empty(slots.shape, object)
+        for place, slot in np.ndenumerate(slots):
+            gathered[place] = self.value(name, int(slot)).copy()
+        return gathered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Contents:
-    """Copies of all samples that can be drawn, row by row; rows of a field that is not `present` are zero."""
+    """Copies of all samples that can be drawn, row by row; rows of a field that is not `present` are zero.
+
+    Those of a ragged field are as `Slots.gather` gives them.
+    """
 
     simulation_ids: npt.NDArray[np.int64]
     time_steps: npt.NDArray[np.int64]

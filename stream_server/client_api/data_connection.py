@@ -100,7 +100,7 @@ class DataConnection:
     that gets no step is spared them; from a client rank that sends no step, at once.
 
     Nothing here waits: a caller that wants to send checks whether there is `room`, and reads the answers if not. What
-    was sent is in the `retention`.
+    was sent is in the `retention`. With `one_by_one` no two steps share a message.
 
     Attributes:
         credit: how many steps may be on their way.
@@ -120,6 +120,7 @@ class DataConnection:
         server_rank: int,
         stride: int,
         num_server_ranks: int,
+        one_by_one: bool = False,
     ) -> None:
         self.dealer = dealer
         self.is_open = False
@@ -136,6 +137,7 @@ class DataConnection:
         self._unsent_statics = statics
         self._server_rank = server_rank
         self._stride = stride
+        self._one_by_one = one_by_one
         self._message_bytes = min(MESSAGE_BYTES, PENDING_BYTES // num_server_ranks)
         self._incarnation = opening.incarnation
         self._window = CreditWindow(0)
@@ -262,7 +264,7 @@ class DataConnection:
         self.known = Bits(opened.known)
         blocks = self._opening.blocks
         steps_per_message = min(self._message_bytes // max(1, sum(map(wire.block_bytes, blocks))), opened.credit // 2)
-        if steps_per_message > 1:
+        if steps_per_message > 1 and not self._one_by_one:
             self._pending = PendingSteps(blocks, capacity=steps_per_message, stride=self._stride)
         if not blocks:
             self._send_statics()

@@ -26,7 +26,7 @@ class Fields:
         self._rank = rank
         self._num_ranks = num_ranks
         self._declared: dict[str, tuple[int, ...] | None] = {}
-        self._expected: list[tuple[int, str, np.dtype, tuple[int, ...], bool]] = []
+        self._expected: list[tuple[int, FieldSpec, np.dtype, tuple[int, ...]]] = []
 
     def declare(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None:
         """Say where this rank's block of a field begins.
@@ -41,6 +41,8 @@ class Fields:
             raise ValueError(
                 f"field {name!r} has the shape {spec.shape} in study.json, but is declared with {tuple(shape)}"
             )
+        if offset is not None and spec.ragged:
+            raise ValueError(f"field {name!r} differs from step to step: one rank sends all of it, without an offset")
         if offset is not None and len(offset) != len(spec.shape):
             raise ValueError(f"the offset of field {name!r} needs {len(spec.shape)} numbers, but has {len(offset)}")
         self._declared[name] = None if offset is None else tuple(int(it) for it in offset)
@@ -59,7 +61,7 @@ class Fields:
             raise ValueError("a sample needs at least one field")
         self.blocks = tuple(block for block in blocks if block is not None)
         self._expected = [
-            (1 << i, block.field, np.dtype(block.dtype), block.count, self._specs[block.field].optional)
+            (1 << i, self._specs[block.field], np.dtype(block.dtype), block.count)
             for i, block in enumerate(self.blocks)
         ]
         return self.blocks
@@ -86,7 +88,7 @@ class Fields:
             if block is None:
                 self._statics[name] = None
                 continue
-            array = self._converted(name, value, np.dtype(block.dtype), block.count)
+            array = self._converted(spec, value, np.dtype(block.dtype), block.count)
             self._statics[name] = block, np.array(array, order="C")
 
     def settle_statics(self) -> tuple[tuple[Block, ...], list[np.ndarray]]:
@@ -115,16 +117,16 @@ class Fields:
         """
         present = 0
         arrays = []
-        for bit, name, dtype, count, optional in self._expected:
-            value = sample.get(name)
+        for bit, spec, dtype, count in self._expected:
+            value = sample.get(spec.name)
             if value is None:
-                if optional:
+                if spec.optional:
                     continue
                 raise ValueError(
-                    f"field {name!r} is missing; only a field that study.json calls optional may be left out"
+                    f"field {spec.name!r} is missing; only a field that study.json calls optional may be left out"
                 )
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != count:
-                value = self._converted(name, value, dtype, count)
+                value = self._converted(spec, value, dtype, count)
             present |= bit
             arrays.append(value)
         if not arrays and self._expected:
@@ -154,8 +156,11 @@ class Fields:
         if value is None:
             return self._unseen_block(spec)
         array = _numeric(spec.name, value)
-        if self._is_empty(array):
+        if self._is_empty(array) and not (spec.ragged and spec.name in self._declared):
             return None
+        if spec.ragged:
+            _check_rows(spec, array.shape)
+            return self._whole_block(spec, self._sent_dtype(spec, array.dtype))
         offset = self._offset(spec, array.shape)
         dtype = self._sent_dtype(spec, array.dtype)
         return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=offset, count=array.shape)
@@ -175,11 +180,19 @@ class Fields:
             raise ValueError(
                 f"field {spec.name!r} is declared with an offset: its first array must come with the first send"
             )
+        dtype = np.dtype(spec.dtype or UNDECLARED_DTYPE)
+        if spec.ragged:
+            return self._whole_block(spec, dtype)
         offset, count = self._even_share(spec)
         if 0 in count:
             return None
-        dtype = spec.dtype or UNDECLARED_DTYPE
-        return Block(field=spec.name, dtype=dtype, shape=spec.shape, offset=offset, count=count)
+        return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=offset, count=count)
+
+    def _whole_block(self, spec: FieldSpec, dtype: np.dtype) -> Block:
+        """The block of a field that differs from step to step, which one rank sends as a whole."""
+        return Block(
+            field=spec.name, dtype=dtype.str, shape=spec.shape, offset=(0,) * len(spec.shape), count=spec.shape
+        )
 
     def _offset(self, spec: FieldSpec, count: tuple[int, ...]) -> tuple[int, ...]:
         if len(count) != len(spec.shape) or 0 in count or (self._num_ranks == 1 and count != spec.shape):
@@ -221,11 +234,13 @@ class Fields:
             )
         return kept if kept.itemsize <= dtype.itemsize else wire_dtype(dtype)
 
-    def _converted(self, name: str, value: Any, dtype: np.dtype, count: tuple[int, ...]) -> np.ndarray:
-        array = _numeric(name, value)
-        if array.shape != count:
+    def _converted(self, spec: FieldSpec, value: Any, dtype: np.dtype, count: tuple[int, ...]) -> np.ndarray:
+        name, array = spec.name, _numeric(spec.name, value)
+        if spec.ragged:
+            _check_rows(spec, array.shape)
+        elif array.shape != count:
             raise ValueError(f"field {name!r} must have the shape {count}, but has {array.shape}")
-        rule = "same_kind" if self._specs[name].dtype else "safe"
+        rule = "same_kind" if spec.dtype else "safe"
         if not np.can_cast(array.dtype, dtype, rule):  # type: ignore[arg-type]
             raise TypeError(
                 f"field {name!r} is sent as {dtype}, which {array.dtype} cannot become without loss: "
@@ -236,11 +251,23 @@ class Fields:
             return array.astype(dtype, copy=False)
 
     def _refuse_surplus(self, sample: Mapping[str, Any]) -> None:
-        opened = {name for _, name, *_ in self._expected}
+        opened = {spec.name for _, spec, *_ in self._expected}
         for name, value in sample.items():
             self._step_spec(name)
             if value is not None and name not in opened and not self._is_empty(np.asarray(value)):
                 raise ValueError(f"rank {self._rank} left field {name!r} out of its first sample without declaring it")
+
+
+def _check_rows(spec: FieldSpec, shape: tuple[int, ...]) -> None:
+    """Refuse an array of another shape than (n, …), where n is the largest extent at most."""
+    most, *others = spec.shape
+    if shape[1:] != tuple(others) or not shape:
+        rows = ", ".join(["n", *map(str, others)]) + ("" if others else ",")
+        raise ValueError(f"field {spec.name!r} must have a shape ({rows}), but has {shape}")
+    if shape[0] > most:
+        raise ValueError(
+            f'field {spec.name!r} has {shape[0]} rows, but study.json allows {most}: raise its "max" there'
+        )
 
 
 def _numeric(name: str, value: Any) -> np.ndarray:

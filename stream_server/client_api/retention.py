@@ -73,7 +73,8 @@ class Steps(NamedTuple):
         """One step's array of each block in `present`; `blocks` are all that there are."""
         present = (block for i, block in enumerate(blocks) if self.present >> i & 1)
         row = self.indices.index(index)
-        return [_rows(pieces, block)[row] for pieces, block in zip(self.payload, present, strict=True)]
+        num = len(self.indices)
+        return [_rows(pieces, block, num)[row] for pieces, block in zip(self.payload, present, strict=True)]
 
 
 class Sent(NamedTuple):
@@ -184,6 +185,8 @@ class Retention:
                 return
 
 
-def _rows(pieces: Sequence[memoryview], block: Block) -> np.ndarray:
+def _rows(pieces: Sequence[memoryview], block: Block, num: int) -> np.ndarray:
     content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    return np.frombuffer(content, block.dtype).reshape(-1, *block.count)
+    # Of a ragged field a step has as many rows as there are bytes.
+    shape = (num, -1, *block.count[1:]) if block.count else (num,)
+    return np.frombuffer(content, block.dtype).reshape(shape)

@@ -230,6 +230,8 @@ class Session:
                 server_rank=rank,
                 stride=routing.stride(welcome.routing, num_ranks),
                 num_server_ranks=num_ranks,
+                # The length of a step is told by the size of its message.
+                one_by_one=any(field.ragged for field in welcome.fields),
             )
             for rank, addresses in enumerate(welcome.endpoints)
         ]

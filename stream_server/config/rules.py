@@ -347,6 +347,16 @@ def _static_fields_are_not_recorded(config: StudyConfig) -> Iterator[Problem]:
             yield Problem(key, found, "Leave it out")
 
 
+def _rollouts_forecast_one_shape(config: StudyConfig) -> Iterator[Problem]:
+    ragged = [name for name, field in config.study.fields.items() if field.ragged]
+    if config.validation.rollout is not None and ragged:
+        yield Problem(
+            "validation.rollout",
+            f"the field {shown(ragged[0])} differs from step to step, and its next size is not forecast",
+            "Leave it out",
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     _parameters_have_one_source,
     _numbers_of_vectors_have_names_of_their_own,
@@ -367,6 +377,7 @@ CHECKS: tuple[Check, ...] = (
     _windows_are_made_on_one_rank,
     _a_window_fits_into_a_simulation,
     _rollouts_have_trajectories,
+    _rollouts_forecast_one_shape,
     _windows_are_made_once,
     _capacity_covers_the_watermark,
     _capacity_covers_a_batch,

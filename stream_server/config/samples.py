@@ -5,7 +5,16 @@ import re
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+    field_serializer,
+    model_validator,
+)
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from stream_server.config.problems import shown, wrong
 from stream_server.config.values import Count, Section
@@ -14,7 +23,31 @@ MAX_FIELDS = 64
 MAX_DIMENSIONS = 8
 MAX_TIME_STEPS = 2**31 - 1
 BYTES_OF_AN_UNKNOWN_DTYPE = 8
-Shape = Annotated[tuple[Count, ...], Field(strict=False, max_length=MAX_DIMENSIONS)]
+_EXTENT = {"type": "integer", "minimum": 1}
+Shape = Annotated[
+    tuple[Count, ...],
+    Field(strict=False, max_length=MAX_DIMENSIONS),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "maxItems": MAX_DIMENSIONS,
+            "prefixItems": [
+                {
+                    "anyOf": [
+                        _EXTENT,
+                        {
+                            "type": "object",
+                            "properties": {"max": _EXTENT},
+                            "required": ["max"],
+                            "additionalProperties": False,
+                        },
+                    ]
+                }
+            ],
+            "items": _EXTENT,
+        }
+    ),
+]
 DTYPE = re.compile(r"[<>=|]?([A-Za-z]\w*|\?)")
 
 
@@ -33,7 +66,10 @@ def _check_dtype(value: str) -> str:
 class SampleField(Section):
     """One array of a sample. `dtype` is what is kept, a native NumPy name; None keeps what is sent."""
 
-    shape: Shape = Field(description="Global shape in C order; [] is a scalar.", examples=[[100, 100]])
+    shape: Shape = Field(
+        description='Global shape in C order; [] is a scalar. A first extent {"max": n} may differ from step to step.',
+        examples=[[100, 100]],
+    )
     dtype: Annotated[str, AfterValidator(_check_dtype)] | None = Field(
         default=None, description="NumPy type that is kept; null keeps what is sent."
     )
@@ -53,9 +89,49 @@ class SampleField(Section):
         """It is sent once per simulation."""
         return self.per == "simulation"
 
+    _ragged: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _take_largest_extent(cls, raw: Any, handler: ModelWrapValidatorHandler["SampleField"]) -> "SampleField":
+        shape = raw.get("shape") if isinstance(raw, dict) else None
+        extents = list(shape) if isinstance(shape, list | tuple) else []
+        if any(isinstance(extent, dict) for extent in extents[1:]):
+            found = f"{shown(extents)} has a later extent that differs from step to step"
+            raise wrong(found, 'Write {"max": n} for the first extent only, and the largest for the others')
+        is_ragged = bool(extents) and isinstance(extents[0], dict)
+        if is_ragged:
+            if set(extents[0]) != {"max"}:
+                raise wrong(f"{shown(extents[0])} is no extent", 'Write a number, or {"max": n} if it differs by step')
+            raw = {**raw, "shape": [extents[0]["max"], *extents[1:]]}
+        field = handler(raw)
+        field._ragged = field._ragged or is_ragged
+        if field._ragged and field.is_static:
+            raise wrong("a field that is sent once per simulation has one shape", "Write its extents as numbers")
+        return field
+
+    @field_serializer("shape")
+    def _plain_shape(self, shape: tuple[int, ...]) -> list[Any]:
+        return [{"max": shape[0]}, *shape[1:]] if self._ragged else list(shape)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the first extent may differ from step to step; `shape` has the largest."""
+        return self._ragged
+
+    @property
+    def smallest_shape(self) -> tuple[int, ...]:
+        """The shape of a time step without any value of a ragged field; of another one its shape."""
+        return (0, *self.shape[1:]) if self._ragged else self.shape
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row of a ragged field; of another one its shape."""
+        return self.shape[1:] if self._ragged else self.shape
+
     @property
     def num_bytes(self) -> int:
-        """Bytes of this field in one kept sample, 8 per value while the type is not known."""
+        """Bytes of this field in one kept sample at most, 8 per value while the type is not known."""
         value_bytes = np.dtype(self.dtype).itemsize if self.dtype else BYTES_OF_AN_UNKNOWN_DTYPE
         return math.prod(self.shape) * value_bytes
 

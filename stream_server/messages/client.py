@@ -96,7 +96,8 @@ class Reason(IntEnum):
 class FieldSpec:
     """One field of a sample: its global shape in C order; `dtype` "" keeps what is sent.
 
-    `per`: it is sent with each time step, or once per simulation.
+    `per`: it is sent with each time step, or once per simulation. The first extent of a `ragged` field differs from
+    step to step, and `shape` has the largest.
     """
 
     name: Name
@@ -104,6 +105,7 @@ class FieldSpec:
     dtype: Annotated[str, OneOf(DTYPES)] = ""
     optional: bool = False
     per: Annotated[str, OneOf((PER_STEP, PER_SIMULATION))] = PER_STEP
+    ragged: bool = False
 
     @property
     def is_static(self) -> bool:
@@ -112,6 +114,8 @@ class FieldSpec:
 
     def problem(self) -> str | None:
         """The problem of the attributes together; None if there is none."""
+        if self.ragged and not self.shape:
+            return f"field {self.name!r} has no extent that could differ from step to step"
         return _size_problem(self.name, self.shape)
 
 
@@ -235,7 +239,8 @@ class Data:
 
     The indices are `index, index + stride, …` with stride R (routing by steps) or 1 (by simulations).
     Whole (`field` = ALL_FIELDS): one payload frame per bit of `present` (bit i = block i of `Open`), each
-    the concatenation of the steps' blocks in C order. Part (`field` = block number): `num_steps` is 1,
+    the concatenation of the steps' blocks in C order. A block of a ragged field has as many rows as its bytes make,
+    and is never in a message of several steps. Part (`field` = block number): `num_steps` is 1,
     one payload frame, at byte `offset` of that block. `checksum` is the CRC-32 of the payload frames in
     order, or None where the transport already guards the bytes.
     `sequence` counts the Data messages of one connection from 0; `last` is False for all parts of a step

@@ -4,7 +4,7 @@ So a writer that reads the rows from where they live is done with some of them l
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import DamagedCheckpoint
+from stream_server.ragged import array_of
 from stream_server.storage.disk import ordinary, read_into
 from stream_server.storage.plain_state import Writable, parse_dtype
 
@@ -21,10 +22,14 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleLayout:
-    """The layout of the rows in a file: `fields` are name, dtype and shape of each."""
+    """The layout of the rows in a file: `fields` are name, dtype and shape of each.
+
+    Of a ragged field the shape is the largest, and `lengths` has the length of the first axis in every row.
+    """
 
     num_rows: int
     fields: tuple[tuple[str, str, tuple[int, ...]], ...]
+    lengths: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "SampleLayout":
@@ -35,28 +40,47 @@ class SampleLayout:
         """
         try:
             fields = tuple((name, dtype, tuple(shape)) for name, dtype, shape in plain["fields"])
-            layout = cls(num_rows=plain["num_rows"], fields=fields)
+            layout = cls(num_rows=plain["num_rows"], fields=fields, lengths=dict(plain.get("lengths", {})))
             is_sound = layout._is_sound
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedCheckpoint(f"not a layout of samples: {error!r}"[:200]) from error
         if not is_sound:
             raise DamagedCheckpoint(f"not a layout of samples: {plain}"[:200])
         return layout
 
     def to_plain(self) -> dict[str, Any]:
-        return {"num_rows": self.num_rows, "fields": [[name, dtype, list(shape)] for name, dtype, shape in self.fields]}
+        fields = [[name, dtype, list(shape)] for name, dtype, shape in self.fields]
+        return {"num_rows": self.num_rows, "fields": fields, "lengths": dict(self.lengths)}
 
     @property
     def row_bytes(self) -> int:
+        """The bytes of the largest row that there may be."""
         return sum(np.dtype(dtype).itemsize * prod(shape) for _, dtype, shape in self.fields)
+
+    def num_bytes(self, rows: range) -> int:
+        """The bytes of some rows."""
+        total = 0
+        for name, dtype, shape in self.fields:
+            num = len(rows) * prod(shape)
+            if name in self.lengths:
+                num = int(self.lengths[name][rows.start : rows.stop].sum()) * prod(shape[1:])
+            total += num * np.dtype(dtype).itemsize
+        return total
 
     @property
     def _is_sound(self) -> bool:
         counts = [self.num_rows, *(extent for _, _, shape in self.fields for extent in shape)]
         are_counts = all(type(count) is int and count >= 0 for count in counts)
         are_known = all(type(name) is str and parse_dtype(dtype).itemsize for name, dtype, _ in self.fields)
+        largest = {name: shape[0] for name, _, shape in self.fields if shape}
+        are_lengths = all(
+            lengths.dtype == np.int64
+            and lengths.shape == (self.num_rows,)
+            and bool(np.all((lengths >= 0) & (lengths <= largest[name])))
+            for name, lengths in self.lengths.items()
+        )
         # Any number of rows of nothing would fit into an empty file.
-        return are_counts and are_known and (self.row_bytes > 0 or self.num_rows == 0)
+        return are_counts and are_known and are_lengths and (self.row_bytes > 0 or self.num_rows == 0)
 
     def chunks(self) -> Iterator[range]:
         """The rows of each chunk."""
@@ -65,11 +89,18 @@ class SampleLayout:
 
 
 def write_rows(file: Writable, layout: SampleLayout, rows: Callable[[str, range], NDArray[Any]]) -> Iterator[range]:
-    """Write what `rows(field, rows of a chunk)` gives, and yield the rows of every chunk once they are written."""
+    """Write what `rows(field, rows of a chunk)` gives, and yield the rows of every chunk once they are written.
+
+    Of a ragged field these are arrays, of the layout's lengths.
+    """
     for chunk in layout.chunks():
         for name, dtype, shape in layout.fields:
             values = rows(name, chunk)
-            assert values.shape == (len(chunk), *shape)
+            if name in layout.lengths:
+                assert [len(it) for it in values] == layout.lengths[name][chunk.start : chunk.stop].tolist()
+                values = np.concatenate([np.zeros((0, *shape[1:]), dtype), *values])
+            else:
+                assert values.shape == (len(chunk), *shape)
             file.write(np.ascontiguousarray(values, dtype).data)
         yield chunk
 
@@ -77,22 +108,26 @@ def write_rows(file: Writable, layout: SampleLayout, rows: Callable[[str, range]
 def read_rows(path: Path, layout: SampleLayout) -> Iterator[tuple[range, dict[str, NDArray[Any]]]]:
     """The rows of every chunk and their values by field, valid until the next chunk is asked for.
 
+    Those of a ragged field are an array of arrays.
+
     Raises:
         DamagedCheckpoint: the file is too short or too long.
     """
-    expected = layout.num_rows * layout.row_bytes
+    expected = layout.num_bytes(range(layout.num_rows))
     found = path.stat().st_size
     if found != expected:
         raise DamagedCheckpoint(f"{path} must have {expected} bytes for {layout.num_rows} samples, but has {found}")
     memory = bytearray(min(expected, max(CHUNK_BYTES, layout.row_bytes)))
     with open(path, "rb", buffering=0, opener=ordinary) as file:
         for chunk in layout.chunks():
-            size = len(chunk) * layout.row_bytes
+            size = layout.num_bytes(chunk)
             if not read_into(file, memoryview(memory)[:size]):
                 raise DamagedCheckpoint(f"{path} has become shorter while it was read")
             values, at = {}, 0
             for name, dtype, shape in layout.fields:
-                num = len(chunk) * prod(shape)
-                values[name] = np.frombuffer(memory, dtype, num, at).reshape(len(chunk), *shape)
-                at += values[name].nbytes
+                ends = np.cumsum(layout.lengths[name][chunk.start : chunk.stop]) if name in layout.lengths else None
+                whole = (len(chunk), *shape) if ends is None else (int(ends[-1]), *shape[1:])
+                packed = np.frombuffer(memory, dtype, prod(whole), at).reshape(whole)
+                values[name] = packed if ends is None else array_of(np.split(packed, ends[:-1]))
+                at += packed.nbytes
             yield chunk, values

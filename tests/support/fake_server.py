@@ -16,6 +16,7 @@ import zmq
 from stream_server.messages import routing, wire
 from stream_server.messages.client import (
     ALL_FIELDS,
+    MAX_PART_BYTES,
     Ack,
     Away,
     Block,
@@ -38,7 +39,7 @@ from stream_server.messages.client import (
 )
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.server.run.curve import CurveAccess, KeyPair
-from tests.support.payloads import payload_sizes
+from tests.support.payloads import check_payload
 
 
 class FakeServer:
@@ -331,9 +332,17 @@ class FakeServer:
                 raise AssertionError(f"{message} is nothing for a data socket")
 
     def _keep(self, rank: int, data: Data, blocks: tuple[Block, ...], payload: tuple[bytes, ...]) -> None:
-        assert tuple(map(len, payload)) == payload_sizes(data, blocks)
+        ragged = {field.name for field in self.fields if field.ragged}
+        check_payload(data, blocks, payload, ragged)
         if data.checksum is not None:
             assert data.checksum == zlib.crc32(b"".join(payload))
+        if data.field != ALL_FIELDS and blocks[data.field].field in ragged:
+            block, fields = blocks[data.field], self.steps[data.simulation, data.index]
+            before = fields[block.field].tobytes()[: data.offset] if data.offset else b""
+            fields[block.field] = np.frombuffer(before + payload[0], np.uint8)
+            if data.last or len(payload[0]) < MAX_PART_BYTES:
+                fields[block.field] = fields[block.field].view(block.dtype).reshape(-1, *block.count[1:])
+            return
         if data.field != ALL_FIELDS:
             fields = self.statics[data.simulation, rank] if data.static else self.steps[data.simulation, data.index]
             flat = _whole(fields, blocks[data.field]).reshape(-1).view(np.uint8)
@@ -342,6 +351,11 @@ class FakeServer:
         present = [block for i, block in enumerate(blocks) if data.present >> i & 1]
         stride = routing.stride(self.routing, self.num_ranks)
         for block, frame in zip(present, payload, strict=True):
+            if block.field in ragged:
+                rows = np.frombuffer(frame, block.dtype).reshape(-1, *block.count[1:])
+                self.num_sent[data.index] += block is present[0]
+                self.steps[data.simulation, data.index][block.field] = rows
+                continue
             rows = np.frombuffer(frame, block.dtype).reshape(data.num_steps, *block.count)
             place = tuple(slice(start, start + num) for start, num in zip(block.offset, block.count, strict=True))
             for i, row in enumerate(rows):

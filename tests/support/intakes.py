@@ -7,7 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 
 from stream_server.messages import wire
-from stream_server.messages.client import Block, Data, FieldSpec, Open, Refusal, Routing, TimeSteps
+from stream_server.messages.client import (
+    ALL_FIELDS,
+    MAX_PART_BYTES,
+    Block,
+    Data,
+    FieldSpec,
+    Open,
+    Refusal,
+    Routing,
+    TimeSteps,
+)
 from stream_server.server.intake.attempts import Connection, MessageSeries, StepRun
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import IntakeState
@@ -131,7 +141,12 @@ def complete(intake: Intake, connection: Connection, message: Data) -> list[Step
         indices = range(placed.index, placed.index + placed.num_steps * placed.stride, placed.stride)
         slots, origin = intake.settlement.claim(placed.num_steps), (connection, connection.count(placed.num_steps))
         return [StepRun(connection.attempt, connection.attempt.reservation, indices, slots, placed.absent, [origin])]
-    return placed if isinstance(placed, Refusal) else intake.assembly.complete(connection, message, placed)
+    if isinstance(placed, Refusal):
+        return placed
+    num_bytes = 0
+    if message.field != ALL_FIELDS:
+        num_bytes = min(connection.places[message.field].num_bytes - message.offset, MAX_PART_BYTES)
+    return intake.assembly.complete(connection, message, placed, num_bytes)
 
 
 def send(intake: Intake, connection: Connection, message: Data) -> int | Refusal:

@@ -87,9 +87,10 @@ class Rank:
             {spec.name: spec.shape for spec in shape.fields if spec.is_static is is_static}
             for is_static in (False, True)
         )
-        slots = Slots(step, num_slots, static)
+        ragged = [spec.name for spec in shape.fields if spec.ragged]
+        slots = Slots(step, num_slots, static, ragged=ragged)
         self.buffer = Buffer(shape.policy(shape.capacity), slots)
-        self.validation = ValidationStore(shape.num_validation)
+        self.validation = ValidationStore(shape.num_validation, ragged=ragged)
         self.access = CurveAccess(
             keys,
             attaching=attaching.public if shape.secure else None,

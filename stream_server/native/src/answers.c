@@ -6,8 +6,10 @@
 #define MESSAGE_BYTES ((size_t)512 * 1024)
 #define PENDING_BYTES ((size_t)16 * 1024 * 1024)
 
-/* How many steps may travel in one message. */
+/* How many steps may travel in one message: the length of a ragged block is told by the size of its message. */
 static uint32_t steps_per_message(const sc_opening *opening, uint32_t credit) {
+    if (opening->layout->has_ragged)
+        return 1;
     size_t message_bytes = PENDING_BYTES / opening->num_server_ranks;
     if (message_bytes > MESSAGE_BYTES)
         message_bytes = MESSAGE_BYTES;

@@ -136,7 +136,7 @@ static int send_unsent(sc_conversation *conversation, double most_s, bool *is_do
     sc_retention *retention = &conversation->client.retention;
     *is_done = true;
     for (sc_unsent *first; (first = sc_retention_first(retention)) != NULL;) {
-        const void *arrays[SC_MAX_FIELDS];
+        sc_slice arrays[SC_MAX_FIELDS];
         bool ignored;
         sc_data_connection *connection = sc_session_connection(&conversation->session, first->index);
         double longest_s = sc_conversation_longest_wait_s(conversation, connection);
@@ -196,16 +196,15 @@ static void notice_end(sc_conversation *conversation) {
 }
 
 /* Have a step unsent, the last of them. */
-static int retain(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+static int retain(sc_conversation *conversation, int64_t index, uint64_t present, const sc_slice arrays[],
                   sc_error *error) {
     sc_client *client = &conversation->client;
     sc_steps steps;
-    int code = sc_steps_begin(&steps, client->pool, &client->layout, present, 1, error);
+    int code = sc_steps_single(&steps, client->pool, &client->layout, present, arrays, error);
     if (code != STREAM_OK)
         return code;
     steps.index = index;
     steps.stride = 1;
-    sc_steps_add(&steps, &client->layout, arrays);
     return sc_retention_keep(&client->retention, &steps, error);
 }
 
@@ -215,14 +214,14 @@ double sc_conversation_longest_wait_s(const sc_conversation *conversation, const
 }
 
 /* Let the simulation go on although its step has to wait. */
-static int release(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+static int release(sc_conversation *conversation, int64_t index, uint64_t present, const sc_slice arrays[],
                    sc_error *error) {
     ++conversation->num_released;
     conversation->has_sent = true;
     return retain(conversation, index, present, arrays, error);
 }
 
-static int send_now(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+static int send_now(sc_conversation *conversation, int64_t index, uint64_t present, const sc_slice arrays[],
                     sc_error *error) {
     int code = STREAM_OK;
     if (!conversation->has_session || conversation->has_sent)
@@ -255,7 +254,7 @@ static int send_now(sc_conversation *conversation, int64_t index, uint64_t prese
     return code;
 }
 
-int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t present, const sc_slice arrays[],
                          sc_error *error) {
     while (!conversation->has_stopped) {
         int code = send_now(conversation, index, present, arrays, error);
@@ -293,7 +292,7 @@ int sc_conversation_interrupt(sc_conversation *conversation, sc_error *error) {
     return code;
 }
 
-int sc_conversation_keep(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+int sc_conversation_keep(sc_conversation *conversation, int64_t index, uint64_t present, const sc_slice arrays[],
                          sc_error *error) {
     int is_new = sc_entered_add(&conversation->entered, index);
     if (is_new < 0)

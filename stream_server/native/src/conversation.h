@@ -34,7 +34,7 @@ void sc_conversation_free(sc_conversation *conversation);
 
 /* Send a step, now or together with the next ones; blocks while there is no credit, or for SC_RELEASE_S. Errors: those of a session, and
  * STREAM_ERROR_STEPS_LOST if a new server misses a step that is retained no longer. */
-int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+int sc_conversation_send(sc_conversation *conversation, int64_t index, uint64_t present, const sc_slice arrays[],
                          sc_error *error);
 /* How long a step may wait for room on this connection. */
 double sc_conversation_longest_wait_s(const sc_conversation *conversation, const sc_data_connection *connection);
@@ -44,7 +44,7 @@ int sc_conversation_finish(sc_conversation *conversation, sc_error *error);
 /* Go on without the server: `keep` what would be sent, until it may resume and then sends or finishes. */
 int sc_conversation_interrupt(sc_conversation *conversation, sc_error *error);
 /* Keep a step while interrupted; the oldest ones go when the window is full. */
-int sc_conversation_keep(sc_conversation *conversation, int64_t index, uint64_t present, const void *const arrays[],
+int sc_conversation_keep(sc_conversation *conversation, int64_t index, uint64_t present, const sc_slice arrays[],
                          sc_error *error);
 /* Whether the server was started again since it was spoken to. */
 bool sc_conversation_may_resume(sc_conversation *conversation, bool look_now);

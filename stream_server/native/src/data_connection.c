@@ -24,12 +24,13 @@ static int send_whole(sc_dealer *dealer, const sc_layout *layout, const sc_steps
                       sc_error *error) {
     sc_frame frames[SC_MAX_FIELDS];
     int num_frames = 0;
-    uint8_t *rows = steps->buffer->bytes;
+    uint8_t *rows = sc_steps_rows(steps, layout);
     for (int i = 0; i < layout->num_blocks; ++i) {
         if (!(steps->present >> i & 1))
             continue;
-        frames[num_frames++] = (sc_frame){rows, steps->num * layout->block_bytes[i]};
-        rows += steps->num_rows * layout->block_bytes[i];
+        size_t row_bytes = sc_steps_row_bytes(steps, layout, i);
+        frames[num_frames++] = (sc_frame){rows, steps->num * row_bytes};
+        rows += steps->num_rows * row_bytes;
     }
     data->field = SC_ALL_FIELDS;
     data->last = true;
@@ -39,10 +40,10 @@ static int send_whole(sc_dealer *dealer, const sc_layout *layout, const sc_steps
 /* One step, block by block, and each block in pieces. */
 static int send_parts(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data *data,
                       sc_error *error) {
-    uint8_t *next = steps->buffer->bytes;
-    const uint8_t *end = next + sc_layout_bytes(layout, steps->present);
+    uint8_t *next = sc_steps_rows(steps, layout);
+    const uint8_t *end = next + sc_steps_step_bytes(steps, layout);
     for (int i = 0; i < layout->num_blocks; ++i) {
-        size_t num_left = steps->present >> i & 1 ? layout->block_bytes[i] : 0;
+        size_t num_left = steps->present >> i & 1 ? sc_steps_row_bytes(steps, layout, i) : 0;
         data->field = i;
         for (data->offset = 0; num_left > 0; data->offset += SC_MAX_PART_BYTES) {
             sc_frame part = {next, num_left < SC_MAX_PART_BYTES ? num_left : SC_MAX_PART_BYTES};
@@ -66,7 +67,7 @@ static int send_messages(sc_dealer *dealer, const sc_layout *layout, const sc_st
     data.present = steps->present;
     data.num_steps = steps->num;
     *num_messages = 1;
-    if (steps->num > 1 || sc_layout_bytes(layout, steps->present) <= SC_MAX_PART_BYTES)
+    if (steps->num > 1 || sc_steps_step_bytes(steps, layout) <= SC_MAX_PART_BYTES)
         return send_whole(dealer, layout, steps, &data, error);
     int64_t first = data.sequence;
     int code = send_parts(dealer, layout, steps, &data, error);
@@ -97,13 +98,12 @@ bool sc_data_connection_is_lost(const sc_data_connection *connection) {
 
 int sc_data_connection_keep(sc_data_connection *connection, const sc_unsent *unsent, sc_error *error) {
     const sc_opening *opening = connection->opening;
-    const void *arrays[SC_MAX_FIELDS];
+    sc_slice arrays[SC_MAX_FIELDS];
     sc_steps steps;
-    int code = sc_steps_begin(&steps, opening->pool, opening->layout, unsent->steps.present, 1, error);
+    sc_steps_arrays(&unsent->steps, opening->layout, unsent->row, arrays);
+    int code = sc_steps_single(&steps, opening->pool, opening->layout, unsent->steps.present, arrays, error);
     if (code != STREAM_OK)
         return code;
-    sc_steps_arrays(&unsent->steps, opening->layout, unsent->row, arrays);
-    sc_steps_add(&steps, opening->layout, arrays);
     steps.index = unsent->index;
     steps.stride = opening->stride;
     /* What is sent next is never durable without it. */
@@ -192,23 +192,22 @@ int sc_data_connection_flush(sc_data_connection *connection, sc_error *error) {
     return code == STREAM_OK ? sc_data_connection_take_answers(connection, &ignored, error) : code;
 }
 
-static int send_alone(sc_data_connection *connection, int64_t index, uint64_t present, const void *const arrays[],
+static int send_alone(sc_data_connection *connection, int64_t index, uint64_t present, const sc_slice arrays[],
                       sc_error *error) {
     const sc_opening *opening = connection->opening;
     sc_steps steps;
     bool ignored = false;
-    int code = sc_steps_begin(&steps, opening->pool, opening->layout, present, 1, error);
+    int code = sc_steps_single(&steps, opening->pool, opening->layout, present, arrays, error);
     if (code != STREAM_OK)
         return code;
     steps.index = index;
     steps.stride = opening->stride;
-    sc_steps_add(&steps, opening->layout, arrays);
     code = send_steps(connection, &steps, error);
     return code == STREAM_OK ? sc_data_connection_take_answers(connection, &ignored, error) : code;
 }
 
 int sc_data_connection_send(sc_data_connection *connection, int64_t index, uint64_t present,
-                            const void *const arrays[], bool *is_sent, sc_error *error) {
+                            const sc_slice arrays[], bool *is_sent, sc_error *error) {
     sc_pending *pending = &connection->pending;
     int code = STREAM_OK;
     *is_sent = true;

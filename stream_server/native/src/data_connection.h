@@ -76,7 +76,7 @@ int sc_data_connection_send_statics(sc_data_connection *connection, sc_error *er
 
 /* Send one step, now (*is_sent) or together with the next ones; the arrays are copied. Needs room. */
 int sc_data_connection_send(sc_data_connection *connection, int64_t index, uint64_t present,
-                            const void *const arrays[], bool *is_sent, sc_error *error);
+                            const sc_slice arrays[], bool *is_sent, sc_error *error);
 /* Send what waits for company, and read what the server has said. */
 int sc_data_connection_flush(sc_data_connection *connection, sc_error *error);
 /* Say that all steps have been sent: `total` to all server ranks together. */

@@ -1,4 +1,6 @@
 /* What a program says of its blocks before it sends any. */
+#include <stdio.h>
+
 #include "dtype.h"
 #include "own_field.h"
 #include "placement.h"
@@ -19,13 +21,49 @@ int sc_check_type(const char *name, stream_dtype dtype, sc_error *error) {
     return sc_fail(error, STREAM_ERROR_ARGUMENT, "%d is no type that field '%s' can have", (int)dtype, name);
 }
 
+int sc_check_rows(const sc_field *field, int ndim, const int64_t count[], sc_error *error) {
+    char rows[SC_EXTENTS_BYTES] = "n,", found[SC_EXTENTS_BYTES];
+    if (ndim == field->ndim && sc_equal_extents(ndim - 1, count + 1, ndim - 1, field->shape + 1)) {
+        if (count[0] >= 0 && count[0] <= field->shape[0])
+            return STREAM_OK;
+        return sc_fail(error, STREAM_ERROR_ARGUMENT,
+                       "field '%s' has %lld rows, but study.json allows %lld: raise its \"max\" there", field->name,
+                       (long long)count[0], (long long)field->shape[0]);
+    }
+    for (int d = 1, at = 1; d < field->ndim; ++d)
+        at += snprintf(rows + at, sizeof rows - (size_t)at, ", %lld", (long long)field->shape[d]);
+    return sc_fail(error, STREAM_ERROR_ARGUMENT, "field '%s' must have a shape (%s), but has %s", field->name, rows,
+                   sc_extents_text(found, ndim, count));
+}
+
+/* A rank that declares a ragged field sends it, with no rows at some steps. */
 bool sc_is_empty(const sc_own_field *own, int ndim, const int64_t count[]) {
-    return own->num_ranks > 1 && sc_has_zero(ndim, count);
+    bool sends_it = own->field->ragged && (own->has_block || (own->is_declared && !own->has_count));
+    return own->num_ranks > 1 && !sends_it && sc_has_zero(ndim, count);
+}
+
+/* Where a ragged field says what this rank sends, it is all of it, or nothing. */
+static int check_whole(const sc_own_field *own, sc_error *error) {
+    const char *name = own->field->name;
+    if (own->has_offset)
+        return sc_fail(error, STREAM_ERROR_ARGUMENT,
+                       "field '%s' differs from step to step: one rank sends all of it, without an offset", name);
+    if (own->has_count && !sc_is_empty(own, own->field->ndim, own->count))
+        return sc_fail(error, STREAM_ERROR_ARGUMENT,
+                       "field '%s' differs from step to step: its size is told when it is put", name);
+    return STREAM_OK;
 }
 
 int sc_place_own(const sc_own_field *own, int ndim, const int64_t count[], sc_block *block, sc_error *error) {
+    const sc_field *field = own->field;
     const int64_t *offset = own->has_offset ? own->offset : NULL;
-    return sc_place_block(own->field, own->rank, own->num_ranks, offset, ndim, count, block, error);
+    if (field->ragged) {
+        int status = sc_check_rows(field, ndim, count, error);
+        if (status != STREAM_OK)
+            return status;
+        count = field->shape;
+    }
+    return sc_place_block(field, own->rank, own->num_ranks, offset, ndim, count, block, error);
 }
 
 static int check_shape(const sc_field *field, int ndim, const int64_t shape[], sc_error *error) {
@@ -55,6 +93,8 @@ static int check_block(const sc_own_field *own, sc_error *error) {
         if (status == STREAM_OK)
             status = sc_sent_dtype(own->field, own->dtype, &block.dtype, error);
     }
+    if (status == STREAM_OK && own->field->ragged)
+        return check_whole(own, error);
     if (status == STREAM_OK && own->has_count && !sc_is_empty(own, own->field->ndim, own->count))
         status = sc_place_own(own, own->field->ndim, own->count, &block, error);
     return status;
@@ -89,7 +129,10 @@ static stream_dtype unseen_dtype(const sc_own_field *own) {
 int sc_own_settle_unseen(sc_own_field *own, sc_error *error) {
     const sc_field *field = own->field;
     int64_t offset[STREAM_MAX_DIMENSIONS], even_count[STREAM_MAX_DIMENSIONS];
-    sc_even_share(field, own->rank, own->num_ranks, offset, even_count);
+    if (field->ragged)
+        sc_copy_extents(field->ndim, even_count, field->shape);
+    else
+        sc_even_share(field, own->rank, own->num_ranks, offset, even_count);
     const int64_t *count = own->has_count ? own->count : even_count;
     bool is_known = own->has_count || !own->has_offset;
     own->has_block = false;

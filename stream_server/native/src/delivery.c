@@ -75,7 +75,7 @@ static int go_on_without(sc_delivery *delivery, int code, sc_error *error) {
 
 int sc_delivery_send(sc_delivery *delivery, int64_t index, sc_error *error) {
     uint64_t present;
-    const void *arrays[SC_MAX_FIELDS];
+    sc_slice arrays[SC_MAX_FIELDS];
     int code = sc_fields_take(delivery->fields, &present, arrays, error);
     if (code != STREAM_OK)
         return code;

@@ -15,7 +15,7 @@ struct sc_fields {
     sc_own_field *of_block[SC_MAX_FIELDS];
     int num_statics;
     sc_block static_blocks[SC_MAX_FIELDS];
-    const void *static_arrays[SC_MAX_FIELDS];
+    sc_slice static_arrays[SC_MAX_FIELDS];
     sc_own_field own[SC_MAX_FIELDS];
 };
 
@@ -113,7 +113,7 @@ static int settle_statics(sc_fields *fields, sc_error *error) {
         if (!own->has_block)
             continue;
         fields->static_blocks[fields->num_statics] = own->block;
-        fields->static_arrays[fields->num_statics++] = own->memory;
+        fields->static_arrays[fields->num_statics++] = (sc_slice){own->memory, own->num_bytes};
     }
     return STREAM_OK;
 }
@@ -143,7 +143,7 @@ static int settle(sc_fields *fields, sc_error *error) {
     return STREAM_OK;
 }
 
-static int collect(const sc_fields *fields, uint64_t *present, const void *arrays[SC_MAX_FIELDS], sc_error *error) {
+static int collect(const sc_fields *fields, uint64_t *present, sc_slice arrays[SC_MAX_FIELDS], sc_error *error) {
     *present = 0;
     for (int i = 0; i < fields->num_blocks; ++i) {
         const sc_own_field *own = fields->of_block[i];
@@ -151,7 +151,7 @@ static int collect(const sc_fields *fields, uint64_t *present, const void *array
             return sc_fail(error, STREAM_ERROR_ARGUMENT,
                            "field '%s' is missing; only a field that study.json calls optional may be left out",
                            own->field->name);
-        arrays[i] = own->is_put ? own->memory : NULL;
+        arrays[i] = own->is_put ? (sc_slice){own->memory, own->num_bytes} : (sc_slice){NULL, 0};
         *present |= (uint64_t)own->is_put << i;
     }
     if (*present == 0 && fields->num_blocks > 0)
@@ -159,7 +159,7 @@ static int collect(const sc_fields *fields, uint64_t *present, const void *array
     return STREAM_OK;
 }
 
-int sc_fields_take(sc_fields *fields, uint64_t *present, const void *arrays[SC_MAX_FIELDS], sc_error *error) {
+int sc_fields_take(sc_fields *fields, uint64_t *present, sc_slice arrays[SC_MAX_FIELDS], sc_error *error) {
     int status = fields->num_blocks >= 0 ? STREAM_OK : settle(fields, error);
     if (status == STREAM_OK)
         status = collect(fields, present, arrays, error);

@@ -6,6 +6,7 @@
 #define SC_FIELDS_H
 
 #include "steps.h"
+#include "text.h"
 
 typedef struct sc_fields sc_fields;
 
@@ -22,10 +23,10 @@ int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype,
                         const int64_t strides[], const void *data, sc_error *error);
 
 /* Settle the blocks if this is the first sample, and see whether the sample is complete. Afterwards `present` has bit i
- * for block i, and arrays[i] is that block's contiguous bytes, in the type of the block, until the next put (NULL if it
+ * for block i, and arrays[i] is that block's contiguous bytes, in the type of the block, until the next put (none if it
  * is not present). On a rank that has no part of any field there are no blocks, and present is 0. On an error the
  * sample is dropped. */
-int sc_fields_take(sc_fields *fields, uint64_t *present, const void *arrays[SC_MAX_FIELDS], sc_error *error);
+int sc_fields_take(sc_fields *fields, uint64_t *present, sc_slice arrays[SC_MAX_FIELDS], sc_error *error);
 
 /* What is sent once per simulation, once the blocks are settled. It belongs to the fields. */
 sc_statics sc_fields_statics(const sc_fields *fields);

@@ -43,7 +43,8 @@ static int match(const sc_own_field *own, stream_dtype dtype, int ndim, const in
         return sc_fail(error, STREAM_ERROR_ARGUMENT,
                        "rank %d left field '%s' out of its first sample without declaring it", own->rank,
                        own->field->name);
-    int status = check_count(own, own->block.count, ndim, count, error);
+    int status = own->field->ragged ? sc_check_rows(own->field, ndim, count, error)
+                                    : check_count(own, own->block.count, ndim, count, error);
     return status != STREAM_OK ? status : check_convertible(own->field, dtype, own->block.dtype, error);
 }
 
@@ -56,9 +57,9 @@ static int put_nothing(sc_own_field *own, int ndim, const int64_t count[], sc_er
 }
 
 static bool reserve(sc_own_field *own, size_t num_bytes) {
-    if (num_bytes <= own->capacity)
+    if (num_bytes <= own->capacity && own->memory != NULL)
         return true;
-    void *memory = malloc(num_bytes);
+    void *memory = malloc(num_bytes > 0 ? num_bytes : 1);
     if (memory == NULL)
         return false;
     free(own->memory);
@@ -67,11 +68,16 @@ static bool reserve(sc_own_field *own, size_t num_bytes) {
     return true;
 }
 
-static int keep(sc_own_field *own, stream_dtype dtype, const int64_t strides[], const void *data, sc_error *error) {
-    own->is_put = reserve(own, sc_block_bytes(&own->block));
+static int keep(sc_own_field *own, stream_dtype dtype, const int64_t count[], const int64_t strides[],
+                const void *data, sc_error *error) {
+    sc_block block = own->block;
+    sc_copy_extents(block.ndim, block.count, count);
+    own->num_bytes = sc_block_bytes(&block);
+    own->is_put = reserve(own, own->num_bytes);
     if (!own->is_put)
         return sc_no_memory(error);
-    sc_copy_block(own->memory, own->block.dtype, data, dtype, own->block.ndim, own->block.count, strides);
+    if (own->num_bytes > 0)
+        sc_copy_block(own->memory, block.dtype, data, dtype, block.ndim, count, strides);
     return STREAM_OK;
 }
 
@@ -84,18 +90,22 @@ static int put(sc_own_field *own, stream_dtype dtype, int ndim, const int64_t co
         return put_nothing(own, ndim, count, error);
     sc_block block = own->block;
     status = own->is_settled ? match(own, dtype, ndim, count, error) : plan(own, dtype, ndim, count, &block, error);
-    if (status == STREAM_OK && data == NULL)
+    if (status == STREAM_OK && data == NULL && !sc_has_zero(ndim, count))
         status = sc_fail(error, STREAM_ERROR_ARGUMENT, "the data of field '%s' are NULL", own->field->name);
     if (status != STREAM_OK)
         return status;
     own->block = block;
     own->has_block = true;
-    return keep(own, dtype, strides, data, error);
+    return keep(own, dtype, count, strides, data, error);
 }
 
 int sc_own_put(sc_own_field *own, const void *data, const int64_t strides[], sc_error *error) {
     if (own->dtype == STREAM_AS_PUT)
         return sc_fail(error, STREAM_ERROR_ARGUMENT, "field '%s' must be declared with its type before it is put",
+                       own->field->name);
+    if (own->field->ragged)
+        return sc_fail(error, STREAM_ERROR_ARGUMENT,
+                       "field '%s' differs from step to step: put it with its size, by stream_put_array",
                        own->field->name);
     const int64_t *count = own->count;
     int64_t offset[STREAM_MAX_DIMENSIONS], even_count[STREAM_MAX_DIMENSIONS];

@@ -15,6 +15,7 @@ typedef struct {
     bool has_block;  /* `block` is that of all samples or, before the first one, of what was put */
     bool is_put;     /* in the next sample, if only as an empty block */
     sc_block block;
+    size_t num_bytes; /* of what was put */
     void *memory;
     size_t capacity;
 } sc_own_field;
@@ -31,6 +32,7 @@ int sc_own_settle_unseen(sc_own_field *own, sc_error *error);
 
 /* Checks that declaring and putting share. */
 int sc_check_extents(const char *name, int ndim, const int64_t extents[], sc_error *error);
+int sc_check_rows(const sc_field *field, int ndim, const int64_t count[], sc_error *error);
 int sc_check_type(const char *name, stream_dtype dtype, sc_error *error);
 bool sc_is_empty(const sc_own_field *own, int ndim, const int64_t count[]);
 int sc_place_own(const sc_own_field *own, int ndim, const int64_t count[], sc_block *block, sc_error *error);

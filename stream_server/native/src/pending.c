@@ -19,7 +19,7 @@ static int begin(sc_pending *pending, int64_t index, uint64_t present, sc_error 
     return STREAM_OK;
 }
 
-int sc_pending_add(sc_pending *pending, int64_t index, uint64_t present, const void *const arrays[], sc_error *error) {
+int sc_pending_add(sc_pending *pending, int64_t index, uint64_t present, const sc_slice arrays[], sc_error *error) {
     if (pending->steps.num == 0) {
         int code = begin(pending, index, present, error);
         if (code != STREAM_OK)

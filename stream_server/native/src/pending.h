@@ -17,7 +17,7 @@ typedef struct {
 bool sc_pending_fits(const sc_pending *pending, int64_t index, uint64_t present);
 
 /* Copy a step that fits. */
-int sc_pending_add(sc_pending *pending, int64_t index, uint64_t present, const void *const arrays[], sc_error *error);
+int sc_pending_add(sc_pending *pending, int64_t index, uint64_t present, const sc_slice arrays[], sc_error *error);
 
 /* Hand over all steps; none is pending any more. */
 int sc_pending_take(sc_pending *pending, sc_steps *steps, sc_error *error);

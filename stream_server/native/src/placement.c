@@ -64,6 +64,7 @@ static int place_in_order(const sc_field *field, int rank, int num_ranks, sc_blo
 int sc_place_block(const sc_field *field, int rank, int num_ranks, const int64_t offset[], int ndim,
                    const int64_t count[], sc_block *block, sc_error *error) {
     char shape_text[SC_EXTENTS_BYTES], count_text[SC_EXTENTS_BYTES];
+    block->ragged = field->ragged;
     if (!is_block(field, num_ranks, ndim, count))
         return sc_fail(error, STREAM_ERROR_ARGUMENT, "field '%s' must have the shape %s, but has %s", field->name,
                        sc_extents_text(shape_text, field->ndim, field->shape),

@@ -7,7 +7,7 @@ void sc_retention_begin(sc_retention *retention, const sc_layout *layout, int64_
 }
 
 size_t sc_retention_step_bytes(const sc_retention *retention, const sc_steps *steps) {
-    return (SC_ENTRY_BYTES + steps->num * sc_layout_bytes(retention->layout, steps->present)) / steps->num;
+    return (SC_ENTRY_BYTES + steps->num * sc_steps_step_bytes(steps, retention->layout)) / steps->num;
 }
 
 static void drop(sc_backlog *backlog) {

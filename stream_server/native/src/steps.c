@@ -45,8 +45,10 @@ static void copy_past_cache(void *to, const void *from, size_t num_bytes) {
 
 sc_layout sc_layout_of(const sc_block *blocks, int num_blocks) {
     sc_layout layout = {.num_blocks = num_blocks};
-    for (int i = 0; i < num_blocks; ++i)
+    for (int i = 0; i < num_blocks; ++i) {
         layout.block_bytes[i] = sc_block_bytes(&blocks[i]);
+        layout.has_ragged |= blocks[i].ragged;
+    }
     return layout;
 }
 
@@ -55,6 +57,29 @@ size_t sc_layout_bytes(const sc_layout *layout, uint64_t present) {
     for (int i = 0; i < layout->num_blocks; ++i)
         if (present >> i & 1 && __builtin_add_overflow(num_bytes, layout->block_bytes[i], &num_bytes))
             return SIZE_MAX;
+    return num_bytes;
+}
+
+/* The sizes of the blocks of a single step, at the beginning of its buffer. */
+static size_t sizes_bytes(const sc_layout *layout) {
+    return layout->has_ragged ? (size_t)layout->num_blocks * sizeof(size_t) : 0;
+}
+
+uint8_t *sc_steps_rows(const sc_steps *steps, const sc_layout *layout) {
+    return steps->buffer->bytes + sizes_bytes(layout);
+}
+
+size_t sc_steps_row_bytes(const sc_steps *steps, const sc_layout *layout, int i) {
+    size_t num_bytes = layout->block_bytes[i];
+    if (layout->has_ragged)
+        memcpy(&num_bytes, steps->buffer->bytes + (size_t)i * sizeof num_bytes, sizeof num_bytes);
+    return num_bytes;
+}
+
+size_t sc_steps_step_bytes(const sc_steps *steps, const sc_layout *layout) {
+    size_t num_bytes = 0;
+    for (int i = 0; i < layout->num_blocks; ++i)
+        num_bytes += steps->present >> i & 1 ? sc_steps_row_bytes(steps, layout, i) : 0;
     return num_bytes;
 }
 
@@ -80,25 +105,43 @@ static void copy(const sc_buffer *buffer, uint8_t *to, const void *from, size_t 
         memcpy(to, from, num_bytes);
 }
 
-void sc_steps_add(sc_steps *steps, const sc_layout *layout, const void *const arrays[]) {
-    uint8_t *rows = steps->buffer->bytes;
+void sc_steps_add(sc_steps *steps, const sc_layout *layout, const sc_slice arrays[]) {
+    uint8_t *rows = sc_steps_rows(steps, layout);
     for (int i = 0; i < layout->num_blocks; ++i) {
         if (!(steps->present >> i & 1))
             continue;
-        copy(steps->buffer, rows + steps->num * layout->block_bytes[i], arrays[i], layout->block_bytes[i]);
-        rows += steps->num_rows * layout->block_bytes[i];
+        size_t num_bytes = arrays[i].num_bytes;
+        if (layout->has_ragged)
+            memcpy(steps->buffer->bytes + (size_t)i * sizeof num_bytes, &num_bytes, sizeof num_bytes);
+        copy(steps->buffer, rows + steps->num * num_bytes, arrays[i].bytes, num_bytes);
+        rows += steps->num_rows * num_bytes;
     }
     ++steps->num;
 }
 
-void sc_steps_arrays(const sc_steps *steps, const sc_layout *layout, uint32_t row, const void *arrays[]) {
-    const uint8_t *rows = steps->buffer->bytes;
+int sc_steps_single(sc_steps *steps, sc_pool *pool, const sc_layout *layout, uint64_t present, const sc_slice arrays[],
+                    sc_error *error) {
+    size_t num_bytes = sizes_bytes(layout);
+    *steps = (sc_steps){.present = present, .num_rows = 1};
+    for (int i = 0; i < layout->num_blocks; ++i)
+        if (present >> i & 1 && __builtin_add_overflow(num_bytes, arrays[i].num_bytes, &num_bytes))
+            return sc_no_memory(error);
+    steps->buffer = sc_buffer_new(pool, num_bytes);
+    if (steps->buffer == NULL)
+        return sc_no_memory(error);
+    sc_steps_add(steps, layout, arrays);
+    return STREAM_OK;
+}
+
+void sc_steps_arrays(const sc_steps *steps, const sc_layout *layout, uint32_t row, sc_slice arrays[]) {
+    const uint8_t *rows = sc_steps_rows(steps, layout);
     for (int i = 0; i < layout->num_blocks; ++i) {
-        arrays[i] = NULL;
+        arrays[i] = (sc_slice){NULL, 0};
         if (!(steps->present >> i & 1))
             continue;
-        arrays[i] = rows + row * layout->block_bytes[i];
-        rows += steps->num_rows * layout->block_bytes[i];
+        size_t num_bytes = sc_steps_row_bytes(steps, layout, i);
+        arrays[i] = (sc_slice){rows + row * num_bytes, num_bytes};
+        rows += steps->num_rows * num_bytes;
     }
 }
 
@@ -106,13 +149,13 @@ int sc_steps_fit(const sc_steps *steps, sc_steps *fitting, sc_pool *pool, const 
     int code = sc_steps_begin(fitting, pool, layout, steps->present, steps->num, error);
     if (code != STREAM_OK)
         return code;
-    const void *rows[SC_MAX_FIELDS];
+    sc_slice rows[SC_MAX_FIELDS];
     sc_steps_arrays(steps, layout, 0, rows);
     uint8_t *to = fitting->buffer->bytes;
     for (int i = 0; i < layout->num_blocks; ++i) {
-        if (rows[i] == NULL)
+        if (rows[i].bytes == NULL)
             continue;
-        memcpy(to, rows[i], steps->num * layout->block_bytes[i]);
+        memcpy(to, rows[i].bytes, steps->num * layout->block_bytes[i]);
         to += steps->num * layout->block_bytes[i];
     }
     fitting->num = steps->num;

@@ -39,9 +39,11 @@ typedef struct {
     stream_dtype dtype; /* 0: kept as sent */
     bool optional;
     bool is_static; /* sent once per simulation */
+    bool ragged; /* the first extent differs from step to step; `shape` has the largest */
 } sc_field;
 
-/* The part of one field that this client rank sends. `field` belongs to the field table. */
+/* The part of one field that this client rank sends: of a ragged field all of it, and `count` is the largest. `field`
+ * belongs to the field table. */
 typedef struct {
     const char *field;
     stream_dtype dtype;
@@ -49,6 +51,7 @@ typedef struct {
     int64_t shape[STREAM_MAX_DIMENSIONS];
     int64_t offset[STREAM_MAX_DIMENSIONS];
     int64_t count[STREAM_MAX_DIMENSIONS];
+    bool ragged;
 } sc_block;
 
 typedef struct {
@@ -161,7 +164,7 @@ typedef struct {
 
 void sc_encode_data(const sc_data *data, uint8_t header[SC_DATA_BYTES]);
 
-/* Bytes of one step's block. */
+/* Bytes of one step's block, of a ragged one at most. */
 size_t sc_block_bytes(const sc_block *block);
 
 #endif

@@ -151,7 +151,7 @@ static void read_shape(sc_reader *reader, const sc_json_value *list, sc_field *f
 }
 
 static void read_field(sc_reader *reader, const sc_json_value *object, sc_field *field) {
-    static const char *const keys[] = {"name", "shape", "dtype", "optional", "per", NULL};
+    static const char *const keys[] = {"name", "shape", "dtype", "optional", "per", "ragged", NULL};
     static const char *const per[] = {"step", "simulation"};
     sc_read_keys(reader, object, keys);
     field->name = sc_read_text(reader, sc_read_member(reader, object, "name"), 1, SC_MAX_TEXT_BYTES);
@@ -160,6 +160,9 @@ static void read_field(sc_reader *reader, const sc_json_value *object, sc_field 
                                                 SC_NUM_DTYPES);
     field->optional = sc_read_flag(reader, sc_read_default(reader, object, "optional"));
     field->is_static = sc_read_choice(reader, sc_read_default(reader, object, "per"), per, 2) == 1;
+    field->ragged = sc_read_flag(reader, sc_read_default(reader, object, "ragged"));
+    if (field->ragged && field->ndim == 0)
+        sc_read_problem(reader, "has no extent that could differ from step to step");
 }
 
 static void read_fields(sc_reader *reader, const sc_json_value *list, sc_welcome *welcome) {

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from stream_server.buffers import Buffer
+from stream_server.buffers.frozen import Frozen
+from stream_server.buffers.statics import FrozenStatics
 from stream_server.config import StudyConfig
 from stream_server.server.checkpoint.folder import (
     HELD_OUT,
@@ -115,7 +117,7 @@ class StudyCapture:
         frozen, buffer = taken.buffer, self.buffer
 
         def write(file: ChecksumFile) -> None:
-            layout = _layout(len(frozen), frozen.fields)
+            layout = _layout_of(frozen)
             for chunk in write_rows(file, layout, lambda name, rows: frozen.rows(name, rows.start, rows.stop)):
                 buffer.thaw(frozen, chunk.start, chunk.stop)
 
@@ -136,7 +138,7 @@ class StudyCapture:
         statics = taken.buffer.statics
 
         def write(file: ChecksumFile) -> None:
-            for _ in write_rows(file, _layout(len(statics), statics.fields), statics.rows):
+            for _ in write_rows(file, _layout_of_statics(statics), statics.rows):
                 pass
 
         return [PendingFile(path=f"{self._folder}/{STATICS}", write=write)]
@@ -156,14 +158,14 @@ class StudyCapture:
             buffer, held_out, statics = taken.buffer, taken.validation, taken.buffer.statics
             more = {
                 "buffer": buffer.state(),
-                "samples": _layout(len(buffer), buffer.fields).to_plain(),
+                "samples": _layout_of(buffer).to_plain(),
                 "held_out": held_out.state(),
                 "held_out_samples": held_out.layout.to_plain(),
                 "statics": {
                     "simulations": np.array(statics.simulations, np.int64),
                     "observed": np.array(statics.observed, bool),
                 },
-                "static_fields": _layout(len(statics), statics.fields).to_plain(),
+                "static_fields": _layout_of_statics(statics).to_plain(),
             }
             reception = {**taken.state, "record": taken.sync_record()}
             write_state(file, {**state, **more, "reception": reception})
@@ -197,6 +199,15 @@ def _state_file(path: str, state: Mapping[str, Any]) -> PendingFile:
     return PendingFile(path=path, write=lambda file: write_state(file, state))
 
 
-def _layout(num_rows: int, fields: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> SampleLayout:
-    described = tuple((name, dtype.str, shape) for name, (dtype, shape) in fields.items())
-    return SampleLayout(num_rows=num_rows, fields=described)
+def _layout_of(kept: Frozen) -> SampleLayout:
+    return SampleLayout(num_rows=len(kept), fields=_described(kept.fields), lengths=kept.lengths)
+
+
+def _layout_of_statics(statics: FrozenStatics) -> SampleLayout:
+    return SampleLayout(num_rows=len(statics), fields=_described(statics.fields))
+
+
+def _described(
+    fields: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    return tuple((name, dtype.str, shape) for name, (dtype, shape) in fields.items())

@@ -18,6 +18,7 @@ from stream_server.buffers.windows import WINDOWS
 from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.client import Routing
 from stream_server.messages.routing import server_rank
+from stream_server.ragged import copied
 from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, STATICS, rank_folder
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.saved_ledger import redealt, saved_entries
@@ -50,10 +51,15 @@ class SavedRank:
     def held_out(self) -> Arrays:
         """All rows of the validation store."""
         layout = SampleLayout.from_plain(self.state["held_out_samples"])
-        arrays = {name: np.empty((layout.num_rows, *shape), dtype) for name, dtype, shape in layout.fields}
+        arrays: Arrays = {
+            name: np.empty(layout.num_rows, object)
+            if name in layout.lengths
+            else np.empty((layout.num_rows, *shape), dtype)
+            for name, dtype, shape in layout.fields
+        }
         for rows, values in read_rows(self.folder / HELD_OUT, layout):
             for name, array in arrays.items():
-                array[rows.start : rows.stop] = values[name]
+                array[rows.start : rows.stop] = copied(values[name]) if name in layout.lengths else values[name]
         return arrays
 
     def into_statics(self, statics: StaticFields, simulations: Collection[int] | None) -> None:
@@ -103,12 +109,11 @@ class RankRestore:
 
     def into_buffer(self, buffer: Buffer) -> None:
         """Fill a new buffer, whose types are known unless nothing was ever received."""
-        arrays = buffer.slots.arrays
         for rank, part in enumerate(self.parts):
             for rows, values in part.samples():
                 here, there = self._places(rank, rows)
-                for name, array in arrays.items():
-                    array[there] = values[name] if self.is_own else values[name][here]
+                for name in buffer.slots.arrays:
+                    buffer.slots.set_values(name, there, values[name] if self.is_own else values[name][here])
         for part in self.parts:
             part.into_statics(buffer.slots.statics, self._with_samples)
         buffer.load(self.buffer)

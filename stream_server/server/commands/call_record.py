@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stream_server.ragged import is_ragged
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 
 MAX_ITEMS = 6
@@ -52,6 +53,8 @@ def described(value: Any) -> str:
         return "nothing"
     if isinstance(value, SimulationData | SimulationBatch):
         return f"{type(value).__name__}(parameters={described(value.parameters)}, {_items(value.fields, '=')})"
+    if is_ragged(value):
+        return described(value.tolist())
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         dtype = str(value.dtype).removeprefix("torch.")
         return dtype if not value.shape else f"{dtype}[{', '.join(map(str, value.shape))}]"

@@ -21,7 +21,7 @@ from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.run.build import make_slots, window_shape
+from stream_server.server.run.build import make_slots, ragged_fields, window_shape
 from stream_server.server.study.saved_server import set_up_saved
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
@@ -85,7 +85,7 @@ def read_held_out(saved: SavedModel, config: StudyConfig, ranks: Ranks) -> HeldO
     Raises:
         DamagedCheckpoint: a file cannot be what was saved.
     """
-    store, windows = ValidationStore(config.validation.simulations), window_shape(config)
+    store, windows = ValidationStore(config.validation.simulations, ragged=ragged_fields(config)), window_shape(config)
     statics = make_slots(config, 1).statics
     parameters = SimulationParameters()
     if saved.checkpoint is not None:

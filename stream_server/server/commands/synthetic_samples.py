@@ -13,7 +13,7 @@ from stream_server.config import StudyConfig
 from stream_server.config.samples import SampleField
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.validation_store import ValidationStore
-from stream_server.server.run.build import make_buffer
+from stream_server.server.run.build import make_buffer, ragged_fields
 from stream_server.server.simulations.design import ParameterDesign
 
 UNKNOWN_DTYPE = "float64"
@@ -104,7 +104,7 @@ class SyntheticSamples:
             slots.simulation_ids[slot], slots.time_steps[slot] = sample.simulation, sample.time_step
             for name in self._fields:
                 if name in sample.fields:
-                    slots.arrays[name][slot] = sample.fields[name]
+                    slots.set_value(name, slot, sample.fields[name])
                 else:
                     slots.leave_out(name, [slot])
             buffer.enqueue([slot])
@@ -119,7 +119,8 @@ class SyntheticSamples:
 
         Of windows there may be more, or fewer if the simulations are short.
         """
-        store, window = ValidationStore(len(simulations)), self._config.window
+        store = ValidationStore(len(simulations), ragged=ragged_fields(self._config))
+        window = self._config.window
         num_steps = num
         if window is not None:
             # A time step must not come twice.
@@ -147,7 +148,15 @@ class SyntheticSamples:
         )
 
     def _arrays(self, specs: Mapping[str, SampleField]) -> dict[str, NDArray[Any]]:
-        return {name: self._array(spec.shape, np.dtype(spec.dtype or UNKNOWN_DTYPE)) for name, spec in specs.items()}
+        return {
+            name: self._array(self._shape(spec), np.dtype(spec.dtype or UNKNOWN_DTYPE)) for name, spec in specs.items()
+        }
+
+    def _shape(self, spec: SampleField) -> tuple[int, ...]:
+        """That of one time step; the largest extent of a ragged field comes as well as the smallest."""
+        if not spec.ragged:
+            return spec.shape
+        return (int(self._random.integers(0, spec.shape[0], endpoint=True)), *spec.shape[1:])
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         if dtype.kind in "fc":
@@ -156,4 +165,4 @@ class SyntheticSamples:
 
     def _zeros(self, name: str) -> NDArray[Any]:
         spec = self._fields[name]
-        return np.zeros(spec.shape, spec.dtype or UNKNOWN_DTYPE)
+        return np.zeros(spec.smallest_shape, spec.dtype or UNKNOWN_DTYPE)

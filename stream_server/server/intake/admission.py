@@ -97,8 +97,9 @@ class Admission:
                 self.state.dtypes.setdefault(name, np.dtype(DTYPE_OF_THE_NEVER_SENT))
 
     def _connection(self, peer: bytes, message: Open, attempt: AttemptState) -> Connection:
+        fields, dtypes = self.state.fields, self.state.dtypes
         places, static_places = (
-            tuple(place_of(block, self.state.dtypes[block.field]) for block in blocks)
+            tuple(place_of(block, dtypes[block.field], ragged=fields[block.field].ragged) for block in blocks)
             for blocks in (message.blocks, message.static_blocks)
         )
         everything = (1 << len(places)) - 1

@@ -5,7 +5,7 @@ Pure: no arrays are written here. Receiver thread.
 
 from collections.abc import Iterable, Sequence
 
-from stream_server.messages.client import ALL_FIELDS, MAX_PART_BYTES, Data, Reason, Refusal
+from stream_server.messages.client import ALL_FIELDS, Data, Reason, Refusal
 from stream_server.server.intake.attempts import (
     AttemptState,
     Connection,
@@ -75,11 +75,14 @@ class Assembly:
         return max(0, min(self.state.credit - attempt.num_waiting - num_pending, left))
 
     def complete(
-        self, connection: Connection, data: Data, steps: Iterable[PartialStep | None]
+        self, connection: Connection, data: Data, steps: Iterable[PartialStep | None], num_bytes: int
     ) -> list[StepRun] | Refusal:
-        """Note that the payload of these steps is in their slots; returns those that are whole now, to be settled."""
+        """Note that the payload of these steps is in their slots; returns those that are whole now, to be settled.
+
+        `num_bytes` are those of a part.
+        """
         if data.field != ALL_FIELDS:
-            problem = self._part_problem(connection, data, steps)
+            problem = self._part_problem(connection, data, steps, num_bytes)
             if problem is not None:
                 return problem
             if not data.last:
@@ -141,6 +144,9 @@ class Assembly:
         if lacking := connection.required & ~data.present:
             missing = [place.field for i, place in enumerate(connection.places) if lacking >> i & 1]
             return Reason.WRONG_FIELDS, f"time step {numbering.label(data.index)} lacks {', '.join(missing)}"
+        if data.num_steps > 1 and any(place.row_bytes for place in connection.present(data)):
+            text = f"{data.num_steps} time steps in one message, but a field differs from step to step: send one"
+            return Reason.MALFORMED, text
         if data.field != ALL_FIELDS and (gap := self._gap(connection, data)):
             return Reason.WRONG_STEP, gap
         return None
@@ -233,14 +239,15 @@ class Assembly:
                 whole.append(self._run_of(step))
         return whole
 
-    def _part_problem(self, connection: Connection, data: Data, steps: Iterable[PartialStep | None]) -> Refusal | None:
+    def _part_problem(
+        self, connection: Connection, data: Data, steps: Iterable[PartialStep | None], num_bytes: int
+    ) -> Refusal | None:
         for step in steps:
             if step is None:
                 continue
-            size = connection.places[data.field].num_bytes
-            step.parts[connection.rank, data.field] = min(data.offset + MAX_PART_BYTES, size)
+            step.parts[connection.rank, data.field] = data.offset + num_bytes
             for i, place in enumerate(connection.places if data.last else ()):
-                if data.present >> i & 1 and step.parts.get((connection.rank, i), 0) != place.num_bytes:
+                if data.present >> i & 1 and not place.fits(step.parts.get((connection.rank, i), 0)):
                     self.abandon(connection, [step])
                     label = self.state.numbering.label(step.index)
                     text = f"the last part of time step {label} came before all of field {place.field}"

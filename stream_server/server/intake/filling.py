@@ -1,7 +1,7 @@
 """Writes the payload of `Data` into rows of the slots' arrays."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from types import EllipsisType
 from typing import Any, Protocol
@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.buffers import Slots
 from stream_server.errors import StreamServerError
-from stream_server.messages.client import Data, Reason
+from stream_server.messages.client import MAX_PART_BYTES, Data, Reason
 from stream_server.server.intake.layout import Place
 
 # The sum of squares is finite only if all values are, and takes half as long as asking each. Larger arrays would wake
@@ -51,7 +52,7 @@ def side_by_side(slots: Sequence[int]) -> slice | None:
 
 
 def fill_steps(
-    arrays: Mapping[str, Array],
+    store: Slots,
     places: Sequence[Place],
     slots: Sequence[int],
     payload: Payload,
@@ -60,8 +61,9 @@ def fill_steps(
 ) -> bool:
     """Receive whole steps, one frame per place. `kept` says which of the steps have a slot, if not all of them.
 
-    Where a block is as it is kept and the slots lie side by side, the bytes go straight into the rows. Returns
-    whether all values are known to be finite: they are looked at here, while they are in the processor's cache.
+    Where a block is as it is kept and the slots lie side by side, the bytes go straight into the rows. A step with a
+    ragged field comes alone, and its length is noted in the store. Returns whether all values are known to be finite:
+    they are looked at here, while they are in the processor's cache.
 
     Raises:
         Unfit: a frame too few or too many, of a wrong size, or with a wrong checksum.
@@ -71,8 +73,14 @@ def fill_steps(
     for place in places:
         if not payload.more():
             raise Unfit(Reason.MALFORMED, f"no payload came for field {place.field}")
-        array = arrays[place.field]
-        if place.direct and rows is not None and kept is None:
+        array = store.arrays[place.field]
+        if place.row_bytes:
+            content = _receive_rows(array, place, slots[0], payload)
+            values = _set_rows(store, place, slots[0], content)
+            if checksum is not None:
+                crc = zlib.crc32(content, crc)
+            finite = finite and (place.direct or np.can_cast(place.wire, array.dtype, "safe"))
+        elif place.direct and rows is not None and kept is None:
             values = array[rows]
             _check_size(place, payload.into(values), values.nbytes)
             if checksum is not None:
@@ -91,29 +99,53 @@ def fill_steps(
     return finite
 
 
-def fill_part(
-    arrays: Mapping[str, Array], place: Place, data: Data, slot: int, num_bytes: int, payload: Payload
-) -> None:
-    """Receive one part, which must have `num_bytes`, of one block of one step.
+def _receive_rows(array: Array, place: Place, slot: int, payload: Payload) -> memoryview:
+    """The bytes of all rows of a step, received into the slot if they are as they are kept."""
+    if not place.direct:
+        frame = payload.frame()
+        _check_rows(place, frame.nbytes)
+        return frame
+    memory: npt.NDArray[np.uint8] = array[slot].reshape(-1).view(np.uint8)
+    num_bytes = payload.into(memory)
+    _check_rows(place, num_bytes)
+    return memory.data[:num_bytes]
+
+
+def _set_rows(store: Slots, place: Place, slot: int, content: memoryview) -> Array:
+    """Keep the rows of a step in the slot, and their number; gives them as they came."""
+    values = np.frombuffer(content, place.wire).reshape(-1, *place.count[1:])
+    if not place.direct:
+        store.arrays[place.field][slot, : len(values)] = values
+    store.lengths[place.field][slot] = len(values)
+    return values
+
+
+def fill_part(array: Array, place: Place, data: Data, slot: int, payload: Payload) -> int:
+    """Receive one part of one block into a row of the array of its field; gives its bytes.
+
+    A part is as large as it may be, or the last of its block; of a ragged field the number of rows follows from it.
 
     Raises:
         Unfit: as for `fill_steps`.
     """
     if not payload.more():
         raise Unfit(Reason.MALFORMED, f"no payload came for field {place.field}")
+    most = min(place.num_bytes - data.offset, MAX_PART_BYTES)
     if place.direct:
-        row = arrays[place.field][slot : slot + 1].reshape(-1)
-        part = row.view(np.uint8)[data.offset : data.offset + num_bytes]
-        _check_size(place, payload.into(part), num_bytes)
-        crc = 0 if data.checksum is None else zlib.crc32(part.data)
+        part = array[slot : slot + 1].reshape(-1).view(np.uint8)[data.offset : data.offset + most]
+        num_bytes = payload.into(part)
+        _check_part(place, num_bytes, most)
+        crc = 0 if data.checksum is None else zlib.crc32(part.data[:num_bytes])
     else:
         frame = payload.frame()
-        _check_size(place, frame.nbytes, num_bytes)
+        num_bytes = frame.nbytes
+        _check_part(place, num_bytes, most)
         crc = 0 if data.checksum is None else zlib.crc32(frame)
         values = np.frombuffer(frame, place.wire)
         index: Index = (slot, *place.slices, ...)
-        assign(arrays[place.field][index], data.offset // place.wire.itemsize, values)
+        assign(array[index], data.offset // place.wire.itemsize, values)
     _check_end(payload, crc, data.checksum)
+    return num_bytes
 
 
 def assign(block: Array, start: int, values: Array) -> None:
@@ -142,6 +174,18 @@ def all_finite(values: Array) -> bool:
     if values.size <= MAX_SQUARED and values.dtype.char in "fd" and isfinite(np.vdot(values, values)):
         return True
     return values.dtype.kind not in "fc" or bool(np.logical_and.reduce(np.isfinite(values), axis=None))
+
+
+def _check_rows(place: Place, num_bytes: int) -> None:
+    if not place.fits(num_bytes):
+        most = f"at most {place.count[0]} rows of {place.row_bytes} bytes"
+        raise Unfit(Reason.MALFORMED, f"field {place.field} came with {num_bytes} bytes where {most} were expected")
+
+
+def _check_part(place: Place, found: int, most: int) -> None:
+    if place.row_bytes and found <= most and found % place.wire.itemsize == 0:
+        return
+    _check_size(place, found, most)
 
 
 def _check_size(place: Place, found: int, expected: int) -> None:

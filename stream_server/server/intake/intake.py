@@ -9,7 +9,6 @@ from typing import Any
 from stream_server.buffers import Buffer
 from stream_server.messages.client import (
     ALL_FIELDS,
-    MAX_PART_BYTES,
     Data,
     End,
     Open,
@@ -208,21 +207,22 @@ class Intake:
             return placed
         if not any(placed):
             return None
-        arrays = self.slots.arrays
+        num_bytes = 0
         try:
             if data.field == ALL_FIELDS:
                 slots = [step.slot for step in placed if step is not None]
                 kept = None if len(slots) == len(placed) else [step is not None for step in placed]
-                fill_steps(arrays, connection.present(data), slots, payload, data.checksum, kept)
+                fill_steps(self.slots, connection.present(data), slots, payload, data.checksum, kept)
             else:
                 assert placed[0] is not None
-                place = connection.places[data.field]
-                num_bytes = min(place.num_bytes - data.offset, MAX_PART_BYTES)
-                fill_part(arrays, place, data, placed[0].slot, num_bytes, payload)
+                place, slot = connection.places[data.field], placed[0].slot
+                num_bytes = fill_part(self.slots.arrays[place.field], place, data, slot, payload)
+                if place.row_bytes:
+                    self.slots.lengths[place.field][slot] = (data.offset + num_bytes) // place.row_bytes
         except Unfit as problem:
             self.assembly.abandon(connection, placed)
             return self.refuse(problem.reason, str(problem), data.sequence)
-        whole = self.assembly.complete(connection, data, placed)
+        whole = self.assembly.complete(connection, data, placed, num_bytes)
         if isinstance(whole, Refusal):
             return whole
         for run in whole:
@@ -233,7 +233,7 @@ class Intake:
         """Receive the next message of a series; its steps are settled together with those of others."""
         slots = self.settlement.claim(series.num_steps)
         try:
-            finite = fill_steps(self.slots.arrays, series.places, slots, payload, series.checksum)
+            finite = fill_steps(self.slots, series.places, slots, payload, series.checksum)
         except Unfit as problem:
             self._settle_series(connection.attempt)
             self.settlement.touched[connection.peer] = connection

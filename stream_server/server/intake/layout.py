@@ -13,7 +13,9 @@ from stream_server.messages.client import Block, FieldSpec
 class Place:
     """The destination of one block's payload: `slices` of a slot of `field`.
 
-    `direct`: the block is the whole field as it is kept, so that bytes can be received into the slot.
+    `direct`: the block is the whole field as it is kept, so that bytes can be received into the slot. `row_bytes` is 0,
+    but of a ragged field the bytes of one row: as many rows come as the payload has, and `count` and `num_bytes` are
+    the most.
     """
 
     field: str
@@ -22,9 +24,16 @@ class Place:
     num_bytes: int
     slices: tuple[slice, ...]
     direct: bool
+    row_bytes: int = 0
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether a step of this block may have so many bytes."""
+        if self.row_bytes:
+            return num_bytes <= self.num_bytes and num_bytes % self.row_bytes == 0
+        return num_bytes == self.num_bytes
 
 
-def place_of(block: Block, kept: np.dtype) -> Place:
+def place_of(block: Block, kept: np.dtype, *, ragged: bool = False) -> Place:
     """The place of a block in the slots of its field, whose kept type is `kept`."""
     wire = np.dtype(block.dtype)
     if wire.kind == "b":
@@ -37,6 +46,7 @@ def place_of(block: Block, kept: np.dtype) -> Place:
         num_bytes=math.prod(block.count) * wire.itemsize,
         slices=tuple(slice(start, start + size) for start, size in zip(block.offset, block.count, strict=True)),
         direct=block.count == block.shape and wire == kept,
+        row_bytes=math.prod(block.count[1:]) * wire.itemsize if ragged else 0,
     )
 
 
@@ -92,11 +102,15 @@ class BlockLayout:
         spec = self.fields[block.field]
         if block.shape != spec.shape:
             return f"field {spec.name} has shape {spec.shape} in the study, but the simulation sends {block.shape}"
+        if spec.ragged and block.count != spec.shape:
+            return f"field {spec.name} differs from step to step: one client rank must send all of it"
         ends = [start + size for start, size in zip(block.offset, block.count, strict=True)]
         if any(end > size for end, size in zip(ends, spec.shape, strict=True)):
             return f"the block at {block.offset} of size {block.count} reaches out of field {spec.name}, {spec.shape}"
         for rank, others in self.blocks.items():
             if any(other.field == block.field and _overlap(other, block) for other in others):
+                if spec.ragged:
+                    return f"field {spec.name} differs from step to step: client rank {rank} sends all of it already"
                 return f"the block of field {spec.name} at {block.offset} overlaps with that of client rank {rank}"
         return None
 

@@ -261,14 +261,14 @@ class Settlement:
         return shares
 
     def _is_finite(self, slot: int) -> bool:
-        arrays = self.buffer.slots.arrays
-        return all(all_finite(arrays[name][slot : slot + 1]) for name in self._checked)
+        slots = self.buffer.slots
+        return all(all_finite(slots.value(name, slot)) for name in self._checked)
 
     def _hold_out(self, run: StepRun) -> None:
-        arrays = self.buffer.slots.arrays
-        present = {name: name not in run.absent for name in arrays}
+        slots = self.buffer.slots
+        present = {name: name not in run.absent for name in slots.arrays}
         for index, slot in zip(run.indices, run.slots, strict=True):
-            fields = {name: array[slot] for name, array in arrays.items()}
+            fields = {name: slots.value(name, slot) for name in slots.arrays}
             self.validation.add(run.attempt.simulation, self.numbering.label(index), fields, present)
         if self.recorder is not None:
             self.recorder.append_held_out(run.slots)

@@ -7,7 +7,7 @@ import numpy as np
 
 from stream_server.buffers import Buffer
 from stream_server.errors import NonFiniteData
-from stream_server.messages.client import MAX_PART_BYTES, Data, Reason, Refusal
+from stream_server.messages.client import Data, Reason, Refusal
 from stream_server.server.intake.attempts import AttemptState, Connection
 from stream_server.server.intake.filling import Array, Payload, Unfit, all_finite, fill_part
 from stream_server.server.intake.layout import Place
@@ -79,10 +79,9 @@ class StaticIntake:
                 f"a part of field {place.field} begins at byte {data.offset}, but {at} of {place.num_bytes} have come"
             )
             raise Unfit(Reason.WRONG_STEP, text)
-        num_bytes = min(place.num_bytes - data.offset, MAX_PART_BYTES)
         kept = statics.find(attempt.simulation)
         array = self._array(attempt, place.field) if kept is None else np.empty_like(kept[place.field])
-        fill_part({place.field: array[np.newaxis]}, place, data, 0, num_bytes, payload)
+        num_bytes = fill_part(array[np.newaxis], place, data, 0, payload)
         connection.static_bytes[data.field] += num_bytes
         if kept is not None:
             _compare(attempt, place, data.offset, num_bytes, kept[place.field], array)

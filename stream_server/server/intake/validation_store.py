@@ -1,6 +1,6 @@
 """The steps of held-out simulations, kept apart from the buffer: they are never trained on."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.ragged import array_of, row_of
 from stream_server.storage.sample_file import SampleLayout
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -15,7 +16,10 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOut:
-    """The stacked steps of the complete held-out simulations of one rank; rows that are not `present` are zero."""
+    """The stacked steps of the complete held-out simulations of one rank; rows that are not `present` are zero.
+
+    Of a ragged field they are an array of arrays, which are empty where it is not present.
+    """
 
     simulation_ids: npt.NDArray[np.int64]
     time_steps: npt.NDArray[np.int64]
@@ -40,6 +44,7 @@ class HeldOutRows:
     simulation_ids: tuple[int, ...]
     rows: tuple[_Row, ...]
     complete: tuple[int, ...]
+    ragged: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,23 +63,35 @@ class HeldOutRows:
     def layout(self) -> SampleLayout:
         """How the rows lie in a file."""
         first = self.rows[0].fields if self.rows else {}
-        fields = tuple((name, array.dtype.str, array.shape) for name, array in first.items())
-        return SampleLayout(num_rows=len(self.rows), fields=fields)
+        lengths = {
+            name: np.array([len(row.fields[name]) for row in self.rows], np.int64)
+            for name in first
+            if name in self.ragged
+        }
+        shapes = {
+            name: (max(1, int(lengths[name].max())), *array.shape[1:]) if name in lengths else array.shape
+            for name, array in first.items()
+        }
+        fields = tuple((name, array.dtype.str, shapes[name]) for name, array in first.items())
+        return SampleLayout(num_rows=len(self.rows), fields=fields, lengths=lengths)
 
     def values(self, name: str, rows: range) -> npt.NDArray[Any]:
         """The values of one field in some rows."""
-        return np.stack([row.fields[name] for row in self.rows[rows.start : rows.stop]])
+        return _stacked([row.fields[name] for row in self.rows[rows.start : rows.stop]], ragged=name in self.ragged)
 
 
 class ValidationStore:
     """The samples that this rank received from the simulations with ids 0 to `num_simulations` - 1.
 
+    `ragged` names the fields that differ from step to step.
+
     The receiver thread adds rows and says which simulations are complete; the training thread reads those. A set
     that was handed out is never changed: the next one is new when more is complete.
     """
 
-    def __init__(self, num_simulations: int) -> None:
+    def __init__(self, num_simulations: int, *, ragged: Collection[str] = ()) -> None:
         self.num_simulations = num_simulations
+        self.ragged = frozenset(ragged)
         self._lock = Lock()
         self._rows: dict[int, list[_Row]] = {}
         self._complete: set[int] = set()
@@ -122,6 +139,7 @@ class ValidationStore:
                 simulation_ids=tuple(simulation for simulation, rows in self._rows.items() for _ in rows),
                 rows=tuple(row for rows in self._rows.values() for row in rows),
                 complete=tuple(sorted(self._complete)),
+                ragged=self.ragged,
             )
 
     def load(self, state: Mapping[str, Any], fields: Arrays) -> None:
@@ -132,7 +150,7 @@ class ValidationStore:
             ):
                 row = _Row(
                     time_step=time_step,
-                    fields={name: array[i, ...] for name, array in fields.items()},
+                    fields={name: row_of(array, i) for name, array in fields.items()},
                     present={name: bool(present[i]) for name, present in state["present"].items()},
                 )
                 self._rows.setdefault(simulation, []).append(row)
@@ -158,13 +176,20 @@ class ValidationStore:
         stacked = HeldOut(
             simulation_ids=np.array([simulation for simulation, _ in rows], np.int64),
             time_steps=np.array([row.time_step for _, row in rows], np.int64),
-            fields={name: np.stack([row.fields[name] for _, row in rows]) for name in first.fields},
+            fields={
+                name: _stacked([row.fields[name] for _, row in rows], ragged=name in self.ragged)
+                for name in first.fields
+            },
             present={name: np.array([row.present[name] for _, row in rows], bool) for name in first.fields},
         )
         for i, (_, row) in enumerate(rows):
             # The row's own copy goes; memory holds every sample once.
-            row.fields = {name: array[i : i + 1].reshape(array.shape[1:]) for name, array in stacked.fields.items()}
+            row.fields = {name: row_of(array, i) for name, array in stacked.fields.items()}
         return stacked
+
+
+def _stacked(values: list[npt.NDArray[Any]], *, ragged: bool) -> npt.NDArray[Any]:
+    return array_of(values) if ragged else np.stack(values)
 
 
 class NoValidationStore(ValidationStore):

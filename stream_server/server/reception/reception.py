@@ -43,6 +43,7 @@ from stream_server.server.reception.simulation_stop import SimulationStop
 from stream_server.server.reception.sockets import Endpoints, ReceiverSettings
 from stream_server.server.replay.record_format import RecordFacts
 from stream_server.server.replay.recorder import Recorder, begins_and_ends
+from stream_server.server.run.build import ragged_fields
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan
@@ -89,7 +90,7 @@ class Reception:
         self.restored = restored
         self.roster_state = roster_state
         store = NoValidationStore if config.offline.write_files else ValidationStore
-        self.validation_store = store(config.validation.simulations)
+        self.validation_store = store(config.validation.simulations, ragged=ragged_fields(config))
         self._receiver: Receiver | None = None
         self.roster: Roster | None = None
         self.launcher: LauncherProcess | None = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -132,10 +133,7 @@ class RecordIndex:
             )
             for field in layouts[0].fields
         }
-        return [
-            FieldSpec(name=field.name, shape=field.shape, dtype=common[field.name].newbyteorder("<").str)
-            for field in layouts[0].fields
-        ]
+        return [replace(field, dtype=common[field.name].newbyteorder("<").str) for field in layouts[0].fields]
 
     def _look(self, file: int) -> Iterator[Places]:
         record = self._recording.ranks[file]

@@ -304,8 +304,17 @@ def _problem_of_field(file: SimulationFile, field: FieldSpec) -> str:
     if field.name not in file.fields:
         return "" if field.optional else f"is missing; there are {', '.join(file.fields) or 'no fields'}"
     shape, dtype = file.fields[field.name]
-    if shape != field.shape:
-        return f"must have the shape {list(field.shape)} in each time step, but has {list(shape)}"
+    lengths = file.lengths.get(field.name)
+    if field.ragged and lengths is None:
+        return f"needs /lengths/{field.name}, the number of its rows in each time step"
+    if not field.ragged and lengths is not None:
+        return f"differs from step to step (/lengths/{field.name}), but has one shape in study.json"
+    expected = field.shape[1:] if field.ragged else field.shape
+    if shape != expected:
+        where = "each row" if field.ragged else "each time step"
+        return f"must have the shape {list(expected)} in {where}, but has {list(shape)}"
+    if lengths is not None and lengths.max(initial=0) > field.shape[0]:
+        return f"has {lengths.max()} rows in a time step, but study.json allows {field.shape[0]}"
     if field.dtype and not np.can_cast(dtype, field.dtype, "same_kind"):
         return f"is {dtype}, which is not converted to {np.dtype(field.dtype)}, the dtype in study.json"
     if np.dtype(dtype).newbyteorder("<").str not in DTYPES:

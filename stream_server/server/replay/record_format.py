@@ -84,20 +84,23 @@ class EntryHead(NamedTuple):
 class EntryLayout:
     """The layout of the entries of a file, as the NumPy type `dtype`: little-endian, C order, without gaps.
 
-    All entries have the size of the largest, so that the place of each follows from its number.
+    All entries have the size of the largest, so that the place of each follows from its number. Of a ragged field an
+    entry has the length too, and zeros behind the rows that there are.
     """
 
     def __init__(self, fields: Sequence[FieldSpec], num_parameters: int) -> None:
         self.fields = tuple(fields)
         self.num_parameters = num_parameters
         sample = np.dtype([(field.name, np.dtype(field.dtype).newbyteorder("<"), field.shape) for field in fields])
+        lengths = np.dtype([(field.name, "<u8") for field in fields if field.ragged])
         parameters = np.dtype(("<f8", (num_parameters,)))
+        start = HEAD.itemsize + lengths.itemsize
         self.dtype = np.dtype(
             {
-                "names": ["head", "fields", "parameters"],
-                "formats": [HEAD, sample, parameters],
-                "offsets": [0, HEAD.itemsize, HEAD.itemsize],
-                "itemsize": HEAD.itemsize + max(sample.itemsize, parameters.itemsize),
+                "names": ["head", "lengths", "fields", "parameters"],
+                "formats": [HEAD, lengths, sample, parameters],
+                "offsets": [0, HEAD.itemsize, start, start],
+                "itemsize": start + max(sample.itemsize, parameters.itemsize),
             }
         )
 
@@ -298,6 +301,9 @@ class RecordFacts:
             key = f"study.fields.{name}"
             if recorded.shape != asked.shape:
                 yield _differs(f"{key}.shape", list(recorded.shape), list(asked.shape))
+            if recorded.ragged != asked.ragged:
+                sizes = {True: "one that may differ from step to step", False: "the same in every step"}
+                yield _differs(f"{key}.shape: a first extent", sizes[recorded.ragged], sizes[asked.ragged])
             if recorded.dtype and asked.dtype and recorded.dtype != asked.dtype:
                 yield _differs(f"{key}.dtype", recorded.dtype, asked.dtype)
             if recorded.optional and not asked.optional:

@@ -191,7 +191,7 @@ class RankRecord:
             kind=kind,
             simulation=head.simulation,
             time_step=head.time_step,
-            fields={name: entry["fields"][name] for name in present},
+            fields={name: _values(entry, name) for name in present},
             parameters=entry["parameters"] if kind is EntryKind.PARAMETERS else np.empty(0),
         )
 
@@ -247,6 +247,11 @@ class RankRecord:
             )
         if self._parts and self._parts[-1].torn_bytes:
             log.warning("the last sample of %s is not all there, and is left out", self._parts[-1].path)
+
+
+def _values(entry: Any, name: str) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = entry["fields"][name]
+    return values[: int(entry["lengths"][name])] if name in (entry["lengths"].dtype.names or ()) else values
 
 
 def is_record(folder: Path) -> bool:

@@ -33,6 +33,7 @@ class Rows(Protocol):
     """The slots of a buffer, as they are recorded."""
 
     arrays: dict[str, npt.NDArray[Any]]
+    lengths: dict[str, npt.NDArray[np.int64]]
     simulation_ids: npt.NDArray[np.int64]
     time_steps: npt.NDArray[np.int64]
     present: dict[str, npt.NDArray[np.bool_]]
@@ -198,7 +199,12 @@ class Recorder:
         head["kind"] = kind
         present = np.zeros(len(slots), np.uint64)
         for bit, (name, array) in enumerate(rows.arrays.items()):
-            entries["fields"][name] = array[slots]
+            if name in rows.lengths:
+                for entry, slot, length in zip(entries, slots, rows.lengths[name][slots], strict=True):
+                    entry["fields"][name][:length] = array[slot, :length]
+                entries["lengths"][name] = rows.lengths[name][slots]
+            else:
+                entries["fields"][name] = array[slots]
             present |= rows.present[name][slots].astype(np.uint64) << np.uint64(bit)
         head["present"] = present
         set_checksums(entries)

@@ -197,13 +197,16 @@ class ReplayShare:
         if not any(map(self._is_held_out, counts.simulations)):
             return
         dtypes = self.dtypes
-        shapes = {name: spec.shape for name, spec in self._config.study.fields.items()}
+        specs = self._config.study.fields
         for entry in self._playback(self._is_held_out):
             if entry.kind in SAMPLES:
-                fields = {name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()}
-                for name, value in entry.fields.items():
-                    fields[name][...] = value
-                present = {name: name in entry.fields for name in shapes}
+                fields = {
+                    name: np.asarray(entry.fields[name], dtypes[name])
+                    if name in entry.fields
+                    else np.zeros(spec.smallest_shape, dtypes[name])
+                    for name, spec in specs.items()
+                }
+                present = {name: name in entry.fields for name in specs}
                 store.add(entry.simulation, entry.time_step, fields, present)
         for simulation in self._held_out:
             if simulation in counts.finished:

@@ -3,7 +3,8 @@
     /                    attributes: format 1, study, simulation, finished
     /parameters          attributes: a number for each parameter
     /time_step           the labels, int64; the first dimension of every field
-    /fields/NAME         an array for each time step
+    /fields/NAME         an array for each time step; of a field that differs from step to step the rows of all of them
+    /lengths/NAME        only of such a field: how many of these rows each time step has
     /present/NAME        only of a field that some steps lack: which ones have it
 
 Every byte that matters has a checksum: the chunks of all datasets (fletcher32), and, in the format of HDF5 1.10, what
@@ -84,13 +85,17 @@ def write_simulation(
             labels = file.create_dataset("time_step", data=np.array(time_steps, np.int64), fletcher32=True)
             labels.make_scale("time_step")
             for field in fields:
-                _make_dataset(file, field, len(time_steps)).dims[0].attach_scale(labels)
+                dataset = _make_dataset(file, field, len(time_steps))
+                if not field.ragged:
+                    dataset.dims[0].attach_scale(labels)
             _fill(file, fields, len(time_steps), takewhile(lambda _: target.error is None, samples))
         failpoint("files.written")
     failpoint("files.in_place")
 
 
 def _make_dataset(file: Any, field: FieldSpec, num_steps: int) -> Any:
+    if field.ragged:
+        return _make_rows(file, field)
     step_bytes = _num_bytes(field)
     chunk: Any = (min(num_steps, max(1, CHUNK_BYTES // step_bytes)), *field.shape)
     if step_bytes > LARGEST_CHUNK_BYTES:
@@ -99,15 +104,29 @@ def _make_dataset(file: Any, field: FieldSpec, num_steps: int) -> Any:
     return file.create_dataset(f"fields/{field.name}", shape, dtype, chunks=chunk, fletcher32=True)
 
 
+def _make_rows(file: Any, field: FieldSpec) -> Any:
+    """A dataset without any row yet."""
+    shape, dtype = field.shape[1:], np.dtype(field.dtype)
+    num = max(1, CHUNK_BYTES // max(1, math.prod(shape) * dtype.itemsize))
+    return file.create_dataset(
+        f"fields/{field.name}", (0, *shape), dtype, maxshape=(None, *shape), chunks=(num, *shape), fletcher32=True
+    )
+
+
 def _fill(file: Any, fields: Sequence[FieldSpec], num_steps: int, samples: Iterable[Arrays]) -> None:
     """Write the steps, many at a time, and which of them have which field unless all have."""
     num_in_block = max(1, min(num_steps, BLOCK_BYTES // sum(map(_num_bytes, fields))))
-    block = {it.name: np.zeros((num_in_block, *it.shape), np.dtype(it.dtype)) for it in fields}
+    block = {it.name: np.zeros((num_in_block, *it.shape), np.dtype(it.dtype)) for it in fields if not it.ragged}
     present = {it.name: np.ones(num_steps, np.bool_) for it in fields}
+    lengths = {it.name: np.zeros(num_steps, np.int64) for it in fields if it.ragged}
     for row, sample in enumerate(samples):
         place = row % num_in_block
+        for name, steps in present.items():
+            steps[row] = name in sample
+        for name in lengths.keys() & sample.keys():
+            lengths[name][row] = len(sample[name])
+            _append(file[f"fields/{name}"], sample[name])
         for name, array in block.items():
-            present[name][row] = name in sample
             array[place] = sample.get(name, 0)
         if place + 1 == num_in_block or row + 1 == num_steps:
             for name, array in block.items():
@@ -115,6 +134,14 @@ def _fill(file: Any, fields: Sequence[FieldSpec], num_steps: int, samples: Itera
     for name, steps in present.items():
         if not steps.all():
             file.create_dataset(f"present/{name}", data=steps, fletcher32=True)
+    for name, of_steps in lengths.items():
+        file.create_dataset(f"lengths/{name}", data=of_steps, fletcher32=True)
+
+
+def _append(dataset: Any, rows: npt.NDArray[Any]) -> None:
+    num = len(dataset)
+    dataset.resize(num + len(rows), axis=0)
+    dataset[num:] = rows
 
 
 def _num_bytes(field: FieldSpec) -> int:
@@ -129,7 +156,8 @@ class SimulationFile:
         finished: whether all of the simulation is in the file; a file that does not say so is whole.
         parameters: by their names, NaN for what is no number.
         time_steps: the labels of the rows.
-        fields: shape and type of one row of each field.
+        fields: shape and type of one row of each field; of one in `lengths` that of a row of a time step.
+        lengths: how many rows each time step has of a field that differs from step to step.
         present: which rows have a field, for fields that some lack.
 
     Raises:
@@ -171,9 +199,16 @@ class SimulationFile:
         """
         names = [name for name in self.fields if name not in self.present or self.present[name][row]]
         try:
-            return {name: np.asarray(self._file["fields"][name][row]) for name in names}
+            return {name: np.asarray(self._file["fields"][name][self._place(name, row)]) for name in names}
         except (OSError, KeyError, ValueError) as error:
             raise DamagedRecord(f"{self.path}: time step {self.time_steps[row]} cannot be read: {error}") from error
+
+    def _place(self, name: str, row: int) -> int | slice:
+        """Where a time step has its values in a dataset."""
+        if name not in self.lengths:
+            return row
+        end = int(self._ends[name][row])
+        return slice(end - int(self.lengths[name][row]), end)
 
     def _read_head(self) -> None:
         file, path = self._file, self.path
@@ -200,13 +235,18 @@ class SimulationFile:
             )
         self.time_steps = self._integers("/time_step", labels[()], np.int64, labels.shape)
         self.fields = {}
+        in_lengths = self._in(file, "lengths") if "lengths" in groups else {}
+        self.lengths = {name: self._lengths(f"/lengths/{name}", self._in(in_lengths, name)) for name in in_lengths}
+        self._ends = {name: np.cumsum(lengths) for name, lengths in self.lengths.items()}
         fields = self._in(file, "fields")
         for name in fields:
             dataset = self._written(f"/fields/{name}", self._in(fields, name))
-            if dataset.shape[:1] != self.time_steps.shape:
+            num, what = len(self.time_steps), "one for each of /time_step"
+            if name in self.lengths:
+                num, what = int(self.lengths[name].sum()), f"as many as /lengths/{name} adds up to"
+            if dataset.shape[:1] != (num,):
                 raise ConfigError(
-                    f"{path}: /fields/{name} must have {len(self.time_steps)} rows, one for each of /time_step, but "
-                    f"has the shape {dataset.shape}"
+                    f"{path}: /fields/{name} must have {num} rows, {what}, but has the shape {dataset.shape}"
                 )
             self.fields[name] = (dataset.shape[1:], dataset.dtype)
         present = self._in(file, "present") if "present" in groups else {}
@@ -217,6 +257,14 @@ class SimulationFile:
         # Of another shape it is refused unread: it may be of any size.
         values = steps[()] if steps.shape == self.time_steps.shape else np.zeros(0, np.bool_)
         return self._integers(name, values, np.bool_, self.time_steps.shape)
+
+    def _lengths(self, name: str, dataset: Any) -> npt.NDArray[np.int64]:
+        written = self._written(name, dataset)
+        values = written[()] if written.shape == self.time_steps.shape else np.zeros(0, np.int64)
+        lengths = self._integers(name, values, np.int64, self.time_steps.shape)
+        if (lengths < 0).any() or lengths.sum(dtype=np.float64) > MOST_ROWS * float(MOST_ROWS):
+            raise ConfigError(f"{self.path}: {name} must be numbers of rows, from 0 on")
+        return lengths
 
     def _in(self, group: Any, name: str) -> Any:
         """What has the name in a group of the file.

@@ -26,6 +26,7 @@ from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import RecordEntry
 from stream_server.server.replay.schedule import RecordCounts
 from stream_server.server.replay.share import Playback, ReplayShare, on_all_ranks
+from stream_server.server.run.build import ragged_fields
 from stream_server.server.simulations.simulation_state import SimulationPhase
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class ReplaySource:
         self.ranks = ranks
         self.folder = folder
         self.buffer = buffer
-        self.validation_store = ValidationStore(config.validation.simulations)
+        self.validation_store = ValidationStore(config.validation.simulations, ragged=ragged_fields(config))
         self.simulations: RecordedSimulations | None = None
         self.receive_s = 0.0
         self.num_received = 0
@@ -316,9 +317,9 @@ class ReplaySource:
         slots = self.buffer.slots
         slots.simulation_ids[slot] = entry.simulation
         slots.time_steps[slot] = entry.time_step
-        for name, array in slots.arrays.items():
+        for name in slots.arrays:
             if name in entry.fields:
-                array[slot] = entry.fields[name]
+                slots.set_value(name, slot, entry.fields[name])
             else:
                 slots.leave_out(name, [slot])
 

@@ -56,7 +56,12 @@ def make_slots(config: StudyConfig, num_slots: int) -> Slots:
         {name: spec.shape for name, spec in fields.items()}
         for fields in (config.study.step_fields, config.study.static_fields)
     )
-    return Slots(step, num_slots, static)
+    return Slots(step, num_slots, static, ragged=ragged_fields(config))
+
+
+def ragged_fields(config: StudyConfig) -> tuple[str, ...]:
+    """The fields whose first extent differs from step to step."""
+    return tuple(name for name, spec in config.study.fields.items() if spec.ragged)
 
 
 def window_shape(config: StudyConfig) -> WindowShape | None:
@@ -91,6 +96,7 @@ def field_specs(config: StudyConfig) -> tuple[FieldSpec, ...]:
             dtype=np.dtype(spec.dtype).newbyteorder("<").str if spec.dtype else "",
             optional=spec.optional,
             per=spec.per,
+            ragged=spec.ragged,
         )
         for name, spec in config.study.fields.items()
     )

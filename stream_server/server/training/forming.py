@@ -141,6 +141,8 @@ class BatchForming:
             zip(rows.tolist(), keys[0].tolist(), keys[1].tolist(), strict=True)
         ):
             sent = {name: array[row, ...] for name, array in fields.items()} | slots.statics[simulation]
+            for name, lengths in slots.lengths.items():
+                sent[name] = sent[name][: lengths[row]]
             for name, in_row in partial:
                 if not in_row[number]:
                     del sent[name]

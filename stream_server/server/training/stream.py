@@ -117,7 +117,7 @@ class SampleStream(Callback):
             fields = {
                 name: statics.take_new(simulations.tolist(), name)
                 if name in statics.shapes
-                else slots.arrays[name][rows[slots.present[name][rows]]]
+                else slots.rows(name, rows[slots.present[name][rows]])
                 for name in normalization.fields
             }
             normalization.observe(fields, self._parameters.take(simulations))

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stream_server.errors import UserCodeError
+from stream_server.ragged import is_ragged
 
 
 class NumpyCollate:
@@ -32,12 +33,17 @@ class NumpyCollate:
             self._agree(samples, [len(sample) for sample in samples])
             return _rebuild(first, [self(column) for column in zip(*samples, strict=True)])
         if self.is_array(first):
-            self._agree(samples, [tuple(np.shape(sample)) for sample in samples])
+            self._agree_in_shape(samples)
             return self.stack(samples)
         return list(samples)
 
     def convert(self, data: Any) -> Any:
-        """`data` as a user's `process_batch` made it, with every floating array in the precision's dtype."""
+        """`data` as a user's `process_batch` made it, with every floating array in the precision's dtype.
+
+        An array of arrays becomes a list of them.
+        """
+        if is_ragged(data):
+            return [self.convert(element) for element in data]
         if isinstance(data, Mapping):
             return {key: self.convert(value) for key, value in data.items()}
         if isinstance(data, tuple | list):
@@ -57,6 +63,17 @@ class NumpyCollate:
         """The precision's dtype for floating arrays, None (leave it) for all others."""
         found = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
         return self._dtype if found.kind == "f" else None
+
+    def _agree_in_shape(self, samples: Sequence[Any]) -> None:
+        shapes = [tuple(np.shape(sample)) for sample in samples]
+        if len(set(shapes)) > 1 and all(shapes) and len({shape[1:] for shape in shapes}) == 1:
+            different = next(shape for shape in shapes if shape != shapes[0])
+            raise UserCodeError(
+                f"arrays of the shapes {shapes[0]} and {different} cannot be stacked, which process_simulation_data "
+                "returned for samples of one batch: define process_batch instead, and put those of the batch together "
+                "with stream_server.pack or stream_server.pad"
+            )
+        self._agree(samples, shapes)
 
     def _agree(self, samples: Sequence[Any], forms: Sequence[Any]) -> None:
         different = next((form for form in forms if form != forms[0]), None)

@@ -62,7 +62,9 @@ class Normalization(Callback):
     def of(cls, config: "StudyConfig", ranks: Ranks | None = None, *, num_parameters: int = 0) -> "Normalization":
         """The normalization that the section `normalization` of study.json describes; `ranks` None: one rank alone."""
         settings = config.normalization
-        shapes = {name: config.study.fields[name].shape if settings.per == "value" else () for name in settings.fields}
+        shapes = {
+            name: config.study.fields[name].row_shape if settings.per == "value" else () for name in settings.fields
+        }
         return cls(
             SoloRanks() if ranks is None else ranks,
             shapes,
@@ -88,7 +90,7 @@ class Normalization(Callback):
 
     @property
     def mean(self) -> dict[str, Array]:
-        """By field: a scalar, or an array of the field's shape; 0 for values never seen."""
+        """By field: a scalar, or an array of the field's shape, of a row's if it is ragged; 0 for values never seen."""
         return {key.removeprefix(FIELDS): it.mean for key, it in self._scalings.items() if key != PARAMETERS}
 
     @property
@@ -110,7 +112,8 @@ class Normalization(Callback):
         """(array − mean) / std, in the type of the array; whole numbers become float64.
 
         The array may be NumPy's, torch's or JAX's, of any shape if there is one mean for the field. Otherwise its last
-        axes are those of the field, or one with all its values. A standard deviation of 0 divides by 1.
+        axes are those of the field, of one row of it if it differs from step to step, or one with all its values. A
+        standard deviation of 0 divides by 1.
 
         Raises:
             ConfigError: study.json does not ask for the statistics of this field.
@@ -141,7 +144,8 @@ class Normalization(Callback):
     def observe(self, fields: Mapping[str, NDArray[Any]], parameters: NDArray[np.float64]) -> None:
         """Count samples that were drawn for the first time.
 
-        `parameters` has shape (n, P); the arrays of `fields` have the rows in which the field was sent, n at most.
+        `parameters` has shape (n, P); the arrays of `fields` have the rows in which the field was sent, n at most. Of a
+        field that differs from step to step, they have the rows of all these steps.
         """
         if not self.is_observing:
             return

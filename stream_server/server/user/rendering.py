@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from stream_server.ragged import is_ragged
 from stream_server.server.user.forecast import is_field
 from stream_server.server.user.simulation_data import SimulationData
 
@@ -37,6 +38,8 @@ def render(sample: SimulationData, prediction: Prediction, denormalize: Callable
         return {}
     target, output = prediction.target, prediction.output
     for name, whole in sample.fields.items():
+        if is_ragged(whole):
+            continue
         field = whole if sample.time_steps is None else _last_steps(whole, target.size)
         if target.size != field.size or output.size != field.size:
             continue

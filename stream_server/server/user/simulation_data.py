@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_server.ragged import is_ragged, row_of
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationData:
@@ -15,11 +17,13 @@ class SimulationData:
     `parameters` has shape (P,), float64, in the order of study.json. The arrays are read-only views, valid until
     the batch is formed: copy what must live longer. An optional field is in `fields` only when it was sent.
 
-    A field that is sent once per simulation is in `fields` of each of its samples.
+    A field that is sent once per simulation is in `fields` of each of its samples. One that differs from step to step
+    has the shape of its own step.
 
     Of a window the arrays in `fields` have shape (length, …), but for those that are sent once per simulation;
     `time_steps` has shape (length,), and `time_step` is the first of them. An optional field is there only if it was
-    sent in all of these steps. `time_steps` is None where a sample is one time step.
+    sent in all of these steps. A field that differs from step to step is an array of `length` arrays, of dtype object.
+    `time_steps` is None where a sample is one time step.
     """
 
     simulation_id: int
@@ -36,6 +40,10 @@ class SimulationBatch:
     `time_steps` has shape (B,), of windows (B, length); the arrays in `fields` have this shape before that of the
     field, those of fields that are sent once per simulation (B,). `present` says for each field, in the same shape,
     where it was sent; it is zero elsewhere.
+
+    A field that differs from step to step is an array of B arrays, of dtype object, which is indexed and gone through
+    as a list is; of windows (B, length) arrays. Where it was not sent it has no rows. `stream_server.pack` and
+    `stream_server.pad` make one array of it.
     """
 
     simulation_ids: NDArray[np.int64]
@@ -57,7 +65,7 @@ class SimulationBatch:
 
     def _rows(self, view: Callable[[NDArray[Any]], NDArray[Any]]) -> Iterator[SimulationData]:
         parameters = view(self.parameters)
-        fields = {name: view(array) for name, array in self.fields.items()}
+        fields = {name: _view(array, view) for name, array in self.fields.items()}
         time_steps = view(self.time_steps)
         is_window = time_steps.ndim > 1
         for row in range(len(self)):
@@ -65,9 +73,19 @@ class SimulationBatch:
                 simulation_id=int(self.simulation_ids[row]),
                 time_step=int(time_steps[row, 0] if is_window else time_steps[row]),
                 parameters=parameters[row],
-                fields={name: array[row, ...] for name, array in fields.items() if self.present[name][row].all()},
+                fields={name: row_of(array, row) for name, array in fields.items() if self.present[name][row].all()},
                 time_steps=time_steps[row] if is_window else None,
             )
+
+
+def _view(array: NDArray[Any], view: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[Any]:
+    """A view of an array; of an array of arrays one of views."""
+    if not is_ragged(array):
+        return view(array)
+    views = np.empty_like(array)
+    for place, element in np.ndenumerate(array):
+        views[place] = view(element)
+    return view(views)
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -66,8 +66,8 @@ def read(text: str) -> list[Recorded]:
 
 def _head(case: Case) -> list[str]:
     fields = [
-        f"{it.name} {list(it.shape)} {it.dtype or 'as sent'}{', optional' if it.optional else ''}"
-        f"{', once per simulation' if it.is_static else ''}"
+        f"{it.name} {list(it.shape)} {it.dtype or 'as sent'}{', optional' * it.optional}"
+        f"{', once per simulation' * it.is_static}{', ragged' * it.ragged}"
         for it in case.fields
     ]
     return [f"# {case.about}", *(f"# field {it}" for it in fields), f"# server ranks: {case.num_ranks}", ""]

@@ -29,7 +29,7 @@ static sc_steps steps_of(int64_t index, int num, int64_t stride) {
     steps.index = index;
     steps.stride = stride;
     for (int i = 0; i < num; ++i) {
-        const void *arrays[] = {&counter};
+        sc_slice arrays[] = {{(const uint8_t *)&counter, sizeof counter}};
         sc_steps_add(&steps, &LAYOUT, arrays);
         sc_entered_add(&entered, index + i * stride);
         ++counter;
@@ -38,10 +38,10 @@ static sc_steps steps_of(int64_t index, int num, int64_t stride) {
 }
 
 static void print_step(const sc_steps *steps, uint32_t row) {
-    const void *arrays[SC_MAX_FIELDS];
+    sc_slice arrays[SC_MAX_FIELDS];
     int64_t number;
     sc_steps_arrays(steps, &LAYOUT, row, arrays);
-    memcpy(&number, arrays[0], sizeof number);
+    memcpy(&number, arrays[0].bytes, sizeof number);
     printf(" %" PRId64 ":%" PRId64, steps->index + row * steps->stride, number);
 }
 

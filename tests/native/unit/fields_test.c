@@ -11,7 +11,7 @@ static const int64_t shape[] = {6, 4}, half[] = {3, 4}, begin[] = {3, 0}, nothin
 static sc_fields *fields;
 static sc_error error;
 static uint64_t present;
-static const void *arrays[SC_MAX_FIELDS];
+static sc_slice arrays[SC_MAX_FIELDS];
 static double numbers[24], energy = 2.5;
 
 static void begin_table(int num_specs, int rank, int num_ranks) {
@@ -47,7 +47,7 @@ static void a_declared_block_is_put_and_taken(void) {
     CHECK(put(numbers) == STREAM_OK);
     CHECK(take() == STREAM_OK);
     CHECK(present == 1 && only_block()->dtype == STREAM_FLOAT32 && only_block()->offset[0] == 3);
-    CHECK(((const float *)arrays[0])[11] == 11.0f);
+    CHECK(((const float *)(const void *)arrays[0].bytes)[11] == 11.0f);
 }
 
 static void without_offset_and_count_it_is_the_even_share(void) {
@@ -120,7 +120,7 @@ static void what_is_declared_must_be_put_unless_it_is_optional(void) {
     CHECK(take() == STREAM_ERROR_ARGUMENT);
     CHECK_TEXT(error.text, "field 'u' is missing; only");
     CHECK(put(numbers) == STREAM_OK && sc_fields_put(fields, "energy", &energy, NULL, &error) == STREAM_OK);
-    CHECK(take() == STREAM_OK && present == 3 && *(const double *)arrays[1] == 2.5);
+    CHECK(take() == STREAM_OK && present == 3 && *(const double *)(const void *)arrays[1].bytes == 2.5);
 }
 
 static void an_optional_block_may_come_later_if_all_of_it_is_declared(void) {
@@ -133,7 +133,7 @@ static void an_optional_block_may_come_later_if_all_of_it_is_declared(void) {
     const sc_block *blocks = sc_fields_blocks(fields, &num);
     CHECK(num == 2 && blocks[0].dtype == STREAM_INT8 && blocks[0].offset[0] == 3);
     CHECK(put("abcdefghijkl") == STREAM_OK && take() == STREAM_OK && present == 1);
-    CHECK(memcmp(arrays[0], "abcdefghijkl", 12) == 0);
+    CHECK(memcmp(arrays[0].bytes, "abcdefghijkl", 12) == 0);
 
     begin_table(2, 1, 2);
     CHECK(declare(STREAM_INT8, begin, NULL) == STREAM_OK);
@@ -151,7 +151,7 @@ static void the_type_that_was_declared_decides_how_it_travels(void) {
     int32_t large[24] = {[23] = 65537};
     CHECK(sc_fields_put_array(fields, "u", STREAM_INT32, 2, shape, NULL, large, &error) == STREAM_OK);
     CHECK(take() == STREAM_OK && only_block()->dtype == STREAM_INT16);
-    CHECK(((const int16_t *)arrays[0])[23] == 1);
+    CHECK(((const int16_t *)(const void *)arrays[0].bytes)[23] == 1);
 }
 
 static void the_later_of_two_puts_counts(void) {
@@ -161,7 +161,7 @@ static void the_later_of_two_puts_counts(void) {
     CHECK(sc_fields_put_array(fields, "u", STREAM_FLOAT64, 2, shape, NULL, numbers, &error) == STREAM_OK);
     CHECK(sc_fields_put_array(fields, "u", STREAM_FLOAT64, 2, half, NULL, numbers, &error) == STREAM_ERROR_ARGUMENT);
     CHECK(sc_fields_put_array(fields, "u", STREAM_FLOAT64, 2, shape, NULL, NULL, &error) == STREAM_ERROR_ARGUMENT);
-    CHECK(take() == STREAM_OK && only_block()->dtype == STREAM_FLOAT32 && ((const float *)arrays[0])[23] == 23.0f);
+    CHECK(take() == STREAM_OK && only_block()->dtype == STREAM_FLOAT32 && ((const float *)(const void *)arrays[0].bytes)[23] == 23.0f);
     numbers[0] = 7;
     CHECK(put(numbers) == STREAM_ERROR_ARGUMENT);
     CHECK(take() == STREAM_ERROR_ARGUMENT);
@@ -170,8 +170,8 @@ static void the_later_of_two_puts_counts(void) {
 static void the_memory_of_a_field_stays_the_same(void) {
     begin_table(1, 0, 1);
     CHECK(declare(STREAM_FLOAT64, NULL, NULL) == STREAM_OK && put(numbers) == STREAM_OK && take() == STREAM_OK);
-    const void *first = arrays[0];
-    CHECK(put(numbers) == STREAM_OK && take() == STREAM_OK && arrays[0] == first);
+    const void *first = arrays[0].bytes;
+    CHECK(put(numbers) == STREAM_OK && take() == STREAM_OK && arrays[0].bytes == first);
 }
 
 static void a_block_is_put_from_inside_of_a_larger_array(void) {
@@ -183,7 +183,7 @@ static void a_block_is_put_from_inside_of_a_larger_array(void) {
     CHECK(declare(STREAM_FLOAT64, NULL, NULL) == STREAM_OK);
     CHECK(sc_fields_put(fields, "u", &with_ghosts[1][1], strides, &error) == STREAM_OK);
     CHECK(take() == STREAM_OK);
-    CHECK(((const float *)arrays[0])[0] == 7.0f && ((const float *)arrays[0])[23] == 40.0f);
+    CHECK(((const float *)(const void *)arrays[0].bytes)[0] == 7.0f && ((const float *)(const void *)arrays[0].bytes)[23] == 40.0f);
 }
 
 static void a_sample_that_was_dropped_is_gone(void) {

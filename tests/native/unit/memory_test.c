@@ -107,7 +107,7 @@ static int put_a_field(void) {
     const sc_field spec = {.name = "u"};
     double number = 1.0;
     uint64_t present;
-    const void *arrays[SC_MAX_FIELDS];
+    sc_slice arrays[SC_MAX_FIELDS];
     sc_fields *fields = sc_fields_new(&spec, 1, 0, 1);
     if (fields == NULL)
         return sc_no_memory(&error);

@@ -86,7 +86,7 @@ static void say_block(const sc_block *block) {
 static void take(void) {
     sc_error error;
     uint64_t present;
-    const void *arrays[SC_MAX_FIELDS];
+    sc_slice arrays[SC_MAX_FIELDS];
     if (failed(sc_fields_take(fields, &present, arrays, &error), &error))
         return;
     int num;
@@ -95,8 +95,8 @@ static void take(void) {
     say_number(num);
     for (int i = 0; i < num; ++i) {
         say_block(&blocks[i]);
-        CHECK((arrays[i] != NULL) == (present >> i & 1));
-        say_bytes(arrays[i], arrays[i] == NULL ? 0 : sc_block_bytes(&blocks[i]));
+        CHECK((arrays[i].bytes != NULL) == (present >> i & 1));
+        say_bytes(arrays[i].bytes, arrays[i].num_bytes);
     }
 }
 

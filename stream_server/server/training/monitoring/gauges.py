@@ -75,13 +75,22 @@ class InputGauge:
 
     def _values(self, samples: SlotArray, rows: SlotArray) -> Iterator[tuple[str, NDArray[Any]]]:
         slots = self._buffer.slots
-        for name, array in slots.arrays.items():
+        for name in slots.arrays:
             sent = rows[slots.present[name][rows]]
-            yield f"field/{name}", self._some(array.reshape(len(array), -1), sent)
+            yield f"field/{name}", self._some_of(name, sent)
         simulations = slots.simulation_ids[samples].tolist()
         parameters = np.array([self._parameters_of(simulation) for simulation in simulations])
         for position, name in enumerate(self._parameter_names):
             yield f"parameter/{name}", parameters[:, position]
+
+    def _some_of(self, name: str, rows: SlotArray) -> NDArray[Any]:
+        slots = self._buffer.slots
+        array = slots.arrays[name]
+        if name not in slots.lengths:
+            return self._some(array.reshape(len(array), -1), rows)
+        values = slots.rows(name, rows).reshape(-1)
+        num = VALUES_PER_SAMPLE * len(rows)
+        return values if len(values) <= num else values[self._random.integers(len(values), size=num)]
 
     def _some(self, array: NDArray[Any], rows: SlotArray) -> NDArray[Any]:
         """Random values of each of the rows."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stream_server.buffers import WindowShape
 from stream_server.buffers.statics import StaticFields
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.ragged import copied, is_ragged
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.user.simulation_data import SimulationBatch
@@ -62,7 +63,10 @@ class SelectedSteps:
                 simulation_ids=steps.simulation_ids[first_rows],
                 time_steps=steps.time_steps[rows],
                 parameters=steps.parameters[first_rows],
-                fields={name: array[rows] for name, array in steps.fields.items()},
+                fields={
+                    name: copied(array[rows]) if is_ragged(array) else array[rows]
+                    for name, array in steps.fields.items()
+                },
                 present={name: array[rows] for name, array in steps.present.items()},
             )
         )
@@ -277,6 +281,6 @@ def take(batch: HeldOut, rows: slice) -> SimulationBatch:
         simulation_ids=batch.simulation_ids[rows].copy(),
         time_steps=batch.time_steps[rows].copy(),
         parameters=batch.parameters[rows].copy(),
-        fields={name: array[rows].copy() for name, array in batch.fields.items()},
+        fields={name: copied(array[rows]) for name, array in batch.fields.items()},
         present={name: array[rows].copy() for name, array in batch.present.items()},
     )

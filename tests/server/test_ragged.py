@@ -1,0 +1,205 @@
+"""Fields whose first extent differs from step to step, from the message of a client to the batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stream_server import pack, pad
+from stream_server.buffers import Buffer, Fifo, Slots
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.messages.client import MAX_PART_BYTES, Block, Data, FieldSpec, Opened, Reason, Refusal, TimeSteps
+from stream_server.ragged import array_of
+from stream_server.server.intake.layout import BlockLayout, place_of
+from stream_server.server.user.collate import NumpyCollate
+from stream_server.server.user.simulation_data import SimulationBatch
+from stream_server.storage.sample_file import SampleLayout, read_rows, write_rows
+from tests.server.test_receiver import data, opening, welcome
+from tests.support.reception import RawClient, Reception, StudyShape, reception
+from tests.support.studies import StudyFolder
+
+MOST = 200_000
+X = FieldSpec(name="x", shape=(MOST, 3), dtype="<f8", ragged=True)
+SHAPE = StudyShape(fields=(X,), time_steps=TimeSteps(num=40), capacity=40)
+BLOCK = Block(field="x", dtype="<f8", shape=(MOST, 3), offset=(0, 0), count=(MOST, 3))
+NARROW = Block(field="x", dtype="<f4", shape=(MOST, 3), offset=(0, 0), count=(MOST, 3))
+
+
+def rows(num: int, dtype: str = "<f8") -> NDArray[np.float64]:
+    return np.arange(3.0 * num, dtype=dtype).reshape(num, 3)
+
+
+def drawn(study: Reception, num: int) -> dict[int, NDArray[np.float64]]:
+    """The values of each of so many time steps."""
+    for _ in range(num):
+        study.first.draw()
+    return {step: fields["x"] for (_, step), fields in study.first.rows.items()}
+
+
+def refusal(client: RawClient, message: Data, payload: bytes) -> Refusal:
+    """The refusal of a message; on the way others are acknowledged."""
+    answer = client.ask(message, [payload])
+    while not isinstance(answer, Refusal):
+        answer = client.hear()
+    return answer
+
+
+@pytest.mark.parametrize("block", [BLOCK, NARROW], ids=["as kept", "converted"])
+def test_a_step_has_the_rows_of_its_message_and_what_does_not_fit_is_refused_without_harm(block: Block) -> None:
+    numbers = [5, 0, MOST // 100, 2, 7, 1]
+    with reception(SHAPE) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            assert isinstance(client.ask(opening(blocks=(block,))), Opened)
+            sequence = 0
+
+            def refused(payload: bytes, **changes: object) -> Reason:
+                nonlocal sequence
+                sequence += 1
+                return refusal(client, data(sequence - 1, 30, **changes), payload).reason
+
+            for step, num in enumerate(numbers):
+                client.say(data(sequence, step), [rows(num, block.dtype).tobytes()])
+                sequence += 1
+                assert refused(rows(1, block.dtype).tobytes()[:-1]) is Reason.MALFORMED
+                assert refused(rows(MOST + 1, block.dtype).tobytes()[:MAX_PART_BYTES]) is Reason.MALFORMED
+                assert refused(rows(4, block.dtype).tobytes(), num_steps=2) is Reason.MALFORMED
+                assert refused(rows(1).tobytes()[:-1], field=0, offset=0) is Reason.MALFORMED
+            client.say(data(sequence, 39), [rows(3, block.dtype).tobytes()])
+        found = drawn(study, len(numbers) + 1)
+    assert sorted(found) == [*range(len(numbers)), 39]
+    for step, num in [*enumerate(numbers), (39, 3)]:
+        np.testing.assert_array_equal(found[step], rows(num))
+
+
+def test_rows_in_parts_are_put_together_and_half_a_row_is_none() -> None:
+    whole = rows(MOST - 1).tobytes()
+    assert len(whole) > MAX_PART_BYTES
+    with reception(SHAPE) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            assert isinstance(client.ask(opening(blocks=(BLOCK,))), Opened)
+            client.say(data(0, 0, field=0, last=False), [whole[:MAX_PART_BYTES]])
+            client.say(data(1, 0, field=0, offset=MAX_PART_BYTES), [whole[MAX_PART_BYTES:]])
+            client.say(data(2, 1, field=0, last=False), [whole[:MAX_PART_BYTES]])
+            rest = data(3, 1, field=0, offset=MAX_PART_BYTES)
+            assert refusal(client, rest, whole[MAX_PART_BYTES:-8]).reason is Reason.WRONG_STEP
+        found = drawn(study, 1)
+    assert sorted(found) == [0]
+    np.testing.assert_array_equal(found[0], rows(MOST - 1))
+
+
+@pytest.mark.parametrize("block", [BLOCK, NARROW])
+def test_a_step_is_whole_rows_from_none_to_the_most(block: Block) -> None:
+    place = place_of(block, np.dtype("<f8"), ragged=True)
+    row_bytes = 3 * np.dtype(block.dtype).itemsize
+    assert [num for num in range(3 * row_bytes) if place.fits(num)] == [0, row_bytes, 2 * row_bytes]
+    assert place.fits(MOST * row_bytes)
+    assert not place.fits((MOST + 1) * row_bytes)
+
+
+def test_one_client_rank_sends_all_of_it() -> None:
+    layout = BlockLayout(fields={"x": X}, num_ranks=2)
+    half = Block(field="x", dtype="<f8", shape=(MOST, 3), offset=(0, 0), count=(MOST // 2, 3))
+    assert "one client rank must send all of it" in str(layout.add(0, [half]))
+    assert layout.add(0, [BLOCK]) is None
+    assert "client rank 0 sends all of it already" in str(layout.add(1, [BLOCK]))
+    assert layout.add(1, []) is None
+
+
+def test_rows_in_a_file_take_no_more_bytes_than_they_have(tmp_path: Path) -> None:
+    of_rows = array_of([rows(num) for num in (4, 0, 9, 1)])
+    lengths = np.array([4, 0, 9, 1])
+    layout = SampleLayout(num_rows=4, fields=(("x", "<f8", (9, 3)), ("e", "<f4", ())), lengths={"x": lengths})
+    fields = {"x": of_rows, "e": np.arange(4, dtype=np.float32)}
+    with (tmp_path / "rows").open("wb") as file:
+        for _ in write_rows(file, layout, lambda name, some: fields[name][some.start : some.stop]):
+            pass
+    assert (tmp_path / "rows").stat().st_size == 14 * 3 * 8 + 4 * 4
+    [(some, values)] = read_rows(tmp_path / "rows", SampleLayout.from_plain(layout.to_plain()))
+    assert some == range(4)
+    for found, expected in zip(values["x"], of_rows, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(values["e"], fields["e"])
+
+
+def test_arrays_are_packed_and_padded() -> None:
+    arrays = [rows(2), rows(0), rows(3)]
+    values, offsets = pack(arrays)
+    np.testing.assert_array_equal(values, np.vstack(arrays))
+    np.testing.assert_array_equal(offsets, [0, 2, 2, 5])
+    padded, mask = pad(arrays, -1)
+    np.testing.assert_array_equal(padded, [[[0, 1, 2], [3, 4, 5], [-1] * 3], [[-1] * 3] * 3, rows(3)])
+    np.testing.assert_array_equal(mask, [[True, True, False], [False] * 3, [True] * 3])
+
+
+def test_arrays_of_several_sizes_are_not_stacked_and_the_error_says_what_to_do() -> None:
+    with pytest.raises(UserCodeError, match=r"\(2, 3\) and \(1, 3\).*process_batch.*stream_server.pack"):
+        NumpyCollate()([(rows(2), 1.0), (rows(1), 2.0)])
+
+
+def test_a_batch_gives_each_sample_its_own_rows() -> None:
+    batch = SimulationBatch(
+        simulation_ids=np.array([7, 8]),
+        time_steps=np.array([0, 1]),
+        parameters=np.zeros((2, 0)),
+        fields={"x": array_of([rows(2), rows(1)])},
+        present={"x": np.ones(2, bool)},
+    )
+    for sample, num in zip(batch.samples(), (2, 1), strict=True):
+        np.testing.assert_array_equal(sample.fields["x"], rows(num))
+        assert not sample.fields["x"].flags.writeable
+    converted = NumpyCollate().convert(batch.fields["x"])
+    assert [array.dtype for array in converted] == [np.float32] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [
+        ([3, {"max": 5}], "later extent"),
+        ([{"most": 5}, 3], "is no extent"),
+        ([{"max": 0}, 3], "study.fields.x"),
+    ],
+)
+def test_only_the_first_extent_may_differ(tmp_path: Path, shape: object, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        StudyFolder(tmp_path / "heat").load({"study.fields": {"x": shape}})
+
+
+def test_a_field_that_differs_from_step_to_step_resolves_to_itself(tmp_path: Path) -> None:
+    config = StudyFolder(tmp_path / "heat").load({"study.fields": {"x": [{"max": 5}, 3]}})
+    field = config.study.fields["x"]
+    assert (field.shape, field.ragged) == ((5, 3), True)
+    assert config.resolved()["study"]["fields"]["x"]["shape"] == [{"max": 5}, 3]
+    assert type(config).model_validate(config.resolved()) == config
+
+
+def test_what_was_frozen_keeps_its_lengths_when_its_slots_are_used_again() -> None:
+    slots = Slots({"x": (9, 3)}, 4, ragged=["x"])
+    slots.allocate({"x": "<f8"})
+    buffer = Buffer(Fifo(capacity=3), slots)
+    claimed = buffer.claim(3)
+    for slot, num in zip(claimed, (4, 0, 9), strict=True):
+        slots.set_value("x", slot, rows(num))
+    buffer.enqueue(claimed)
+    buffer.admit()
+    frozen = buffer.freeze()
+    draw = buffer.draw(3, 0)
+    assert draw is not None
+    assert [len(it) for it in buffer.gather(draw)["x"]] == [4, 0, 9]
+    buffer.release(draw)
+    assert [len(it) for it in frozen.rows("x", 0, 3)] == [4, 0, 9]
+    buffer.thaw_all(frozen)
+    for slot in buffer.claim(4):
+        slots.set_value("x", slot, rows(2))
+    np.testing.assert_array_equal(frozen.lengths["x"], [4, 0, 9])
+
+
+def test_statistics_are_of_the_rows_that_are_there() -> None:
+    slots = Slots({"x": (9, 3)}, 2, ragged=["x"])
+    slots.allocate({"x": "<f8"})
+    slots.arrays["x"][:] = np.nan
+    for slot, num in enumerate((4, 1)):
+        slots.set_value("x", slot, rows(num))
+    np.testing.assert_array_equal(slots.rows("x", np.array([0, 1])), np.vstack([rows(4), rows(1)]))
