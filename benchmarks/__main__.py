@@ -17,6 +17,7 @@ from benchmarks import (
     ack,
     checkpoint,
     client,
+    clients,
     draw,
     fabric,
     flood,
@@ -27,6 +28,7 @@ from benchmarks import (
     prefetch,
     restart,
     round,
+    steering,
     step,
     validation,
 )
@@ -36,6 +38,7 @@ RESULTS = Path(__file__).with_name("results.json")
 BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "draw": draw.results,
     "intake": intake.results,
+    "clients": clients.results,
     "flood": flood.results,
     "round": round.results,
     "step": step.results,
@@ -47,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "ack": ack.results,
     "log": log.results,
     "validation": validation.results,
+    "steering": steering.results,
     "fabric": fabric.results,
     "accumulate": accumulate.results,
     "client": client.results,
@@ -73,6 +77,7 @@ AT_MOST = {
     "checkpoint.stall": 0.2,
     "checkpoint.memory": 0.15,
     "log.overhead": 0.01,
+    "steering.overhead": 0.02,
     "accumulate.allreduce": 1.0,
     "client.overhead": 1.05,
 }

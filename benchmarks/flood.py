@@ -66,7 +66,6 @@ def flood(address: str, server_key: str, public_key: str, secret_key: str) -> No
     """Say Hello for ever."""
     [hello] = wire.encode(Hello(study=STUDY, simulation=1, attempt=0, rank=0, num_ranks=1))
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.rcvhwm = 1
         dealer.curve_serverkey = server_key.encode()
         dealer.curve_publickey, dealer.curve_secretkey = public_key.encode(), secret_key.encode()
         dealer.connect(address)
@@ -76,6 +75,9 @@ def flood(address: str, server_key: str, public_key: str, secret_key: str) -> No
             if dealer.poll(100, zmq.POLLOUT):
                 with suppress(zmq.Again):
                     dealer.send(hello, zmq.NOBLOCK)
+            # Whoever does not read is held back by libzmq, and does not see that he was cut off.
+            while dealer.poll(0):
+                dealer.recv()
 
 
 if __name__ == "__main__":

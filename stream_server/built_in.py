@@ -37,6 +37,8 @@ SAMPLERS: Mapping[str, str] = {
 
 GENERATORS: Mapping[str, str] = {
     "breed": "stream_server.server.steering.breed:Breed",
+    "generative": "stream_server.server.steering.generative:Generative",
+    "uncertainty": "stream_server.server.steering.uncertainty:Uncertainty",
 }
 """`parameters.sampler`: points that are suggested while the study runs."""
 

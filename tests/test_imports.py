@@ -22,9 +22,9 @@ DOORS = {
     "zmq": [
         *(
             "client_api/transport.py",
-            "server/reception/connection_guard.py",
             "server/reception/sockets.py",
             "server/reception/heartbeat.py",
+            "messages/connection_guard.py",
             "messages/curve.py",
             "server/run/curve.py",
             "messages/tcp.py",
@@ -36,7 +36,10 @@ DOORS = {
             "analysis/live.py",
         ),
     ],
-    "gest_api": ["server/simulations/vocs.py", "server/steering/breed.py"],
+    "gest_api": [
+        "server/simulations/vocs.py",
+        *(f"server/steering/{name}.py" for name in ("breed", "generative", "learning", "uncertainty")),
+    ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "h5py": ["server/replay/simulation_file.py"],
     "pyarrow": ["analysis/export.py"],
@@ -46,6 +49,9 @@ DOORS = {
     "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/pictures.py"],
     "safetensors": ["storage/tensor_file.py"],
     "torch": [
+        "server/steering/generative.py",
+        "server/steering/networks.py",
+        "server/steering/uncertainty.py",
         "server/training/torch/*.py",
         "server/user/torch_server.py",
         "server/user/stream_dataset.py",

@@ -24,6 +24,7 @@ from stream_server.machine.screen import escaped, tell
 
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
+MOST_PARAMETERS = 8
 EXIT_STATUS = "exit status: 0 done   1 there is no such run, or it is not running   2 the command line is wrong"
 
 Plain = dict[str, Any]
@@ -107,7 +108,7 @@ def _list(arguments: argparse.Namespace) -> None:
     if not found:
         tell(f"there is no run in {arguments.folder.resolve()} or the folders below it")
         return
-    table = _table("run", "state", "checkpoint", "batches", "")
+    table = _table("run", "state", "checkpoint", "batches in it", "")
     for run, state in found:
         saved = state.checkpoint
         numbers = (f"{saved.number}", f"{saved.batches:,}") if saved else ("-", "-")
@@ -160,7 +161,8 @@ def _simulations(arguments: argparse.Namespace) -> None:
         _print_json([asdict(it) for it in facts])
         return
     # Those of simulations that come later may be yet to be suggested.
-    names = list(next((it.parameters for it in facts if it.parameters), {}))
+    all_names = list(next((it.parameters for it in facts if it.parameters), {}))
+    names = all_names[:MOST_PARAMETERS]
     table = _table("id", *names, "attempts", "state", "seconds", "steps", "val error", "")
     for it in facts:
         parameters = [f"{it.parameters[name]:.6g}" if name in it.parameters else "-" for name in names]
@@ -171,6 +173,8 @@ def _simulations(arguments: argparse.Namespace) -> None:
             table, str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, error, it.reason
         )
     print_table(table, Console())
+    if len(all_names) > len(names):
+        print(f"{len(all_names) - len(names)} more parameters are in {the_run(arguments.run).path / 'parameters.csv'}")
 
 
 def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:

@@ -16,7 +16,7 @@ from stream_server.errors import ConfigError, DamagedCheckpoint, NotRunning, Str
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import JOURNAL_FILE
-from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, Holder, holder_of
+from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file, read_text
 from stream_server.storage.lines import whole_lines
@@ -57,13 +57,12 @@ class RunState:
     """The state of a run.
 
     `state` is one of running, restarting (stream-launcher runs, its server does not), finished, stopped (to be
-    continued), failed, killed, and unknown to a user who may only read it; `detail` tells more. `holder` is the process
-    that runs it, `report` the report.json of a run that has ended.
+    continued), failed, killed, and unknown to a user who may only read it; `detail` tells more. `report` is the
+    report.json of a run that has ended.
     """
 
     state: str
     detail: str
-    holder: Holder | None
     checkpoint: SavedCheckpoint | None
     report: dict[str, Any]
 
@@ -131,15 +130,12 @@ def state_of(run: RunFolder) -> RunState:
     except PermissionError:
         # A user who may read a lock could hold it: it is not shared with the group.
         detail = "only its owner can see whether it runs"
-        return RunState(
-            state=UNKNOWN, detail=detail, holder=None, checkpoint=checkpoint, report=_read(run.path / "report.json")
-        )
+        return RunState(state=UNKNOWN, detail=detail, checkpoint=checkpoint, report=_read(run.path / "report.json"))
     if holder is not None:
         has_server = holder.program != LAUNCHER or holder_of(run.path / SERVER_LOCK) is not None
         return RunState(
             state=RUNNING if has_server else RESTARTING,
             detail=str(holder),
-            holder=holder,
             checkpoint=checkpoint,
             report={},
         )
@@ -152,7 +148,7 @@ def state_of(run: RunFolder) -> RunState:
             else "starts over, because there is no checkpoint"
         )
         detail = f"{detail}; run again, it {then}"
-    return RunState(state=state, detail=detail, holder=None, checkpoint=checkpoint, report=report)
+    return RunState(state=state, detail=detail, checkpoint=checkpoint, report=report)
 
 
 def damages_of(run: RunFolder) -> list[str]:

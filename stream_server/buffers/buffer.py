@@ -194,18 +194,27 @@ class Buffer:
         failpoint("buffer.drawn")
         return draw
 
-    def split(self, draw: Draw) -> list[Draw]:
-        """Take a draw apart into one for each of its samples, in their order. Training thread, before the next draw."""
-        slots, times = np.unique(draw.slots, return_counts=True)
-        unseen = set(slots[self.slots.seen[slots] == times].tolist())
+    def is_first(self, draw: Draw) -> npt.NDArray[np.bool_]:
+        """Which samples of a draw were never drawn before, each once. Training thread, before the next draw."""
+        if draw.num_first in (0, len(draw.slots)):
+            return np.full(len(draw.slots), draw.num_first > 0)
+        is_first = np.zeros(len(draw.slots), bool)
+        slots, places, times = np.unique(draw.slots, return_index=True, return_counts=True)
+        unseen = places[self.slots.seen[slots] == times]
         if len(unseen) != draw.num_first:
             # A draw that was restored: its samples may have been drawn again meanwhile. Only their number counts.
-            unseen = set(list(dict.fromkeys(draw.slots.tolist()))[: draw.num_first])
+            unseen = np.sort(places)[: draw.num_first]
+        is_first[unseen] = True
+        return is_first
+
+    def split(self, draw: Draw) -> list[Draw]:
+        """Take a draw apart into one for each of its samples, in their order. Training thread, before the next draw."""
+        is_first = self.is_first(draw)
         with self._lock:
-            singles = []
-            for slot in draw.slots.tolist():
-                singles.append(self._pins.pin(np.array([slot], np.intp), int(slot in unseen), NO_SLOTS))
-                unseen.discard(slot)
+            singles = [
+                self._pins.pin(np.array([slot], np.intp), int(first), NO_SLOTS)
+                for slot, first in zip(draw.slots.tolist(), is_first.tolist(), strict=True)
+            ]
             freed = self._pins.release(draw)
         assert not freed, "a sample that its own draw does not hold"
         return singles

@@ -184,7 +184,7 @@ def in_turn(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def even_share(num_left: int, num: int) -> int:
-    """The size of the next of ceil(num_left / num) batches as even as can be: nobody meets a batch of one row."""
+    """The size of the next of ceil(num_left / num) batches of nearly equal size, so that the last is not of one row."""
     if not num_left or not num:
         return 0
     num_batches = -(-num_left // num)
@@ -202,7 +202,7 @@ def distinct(random: np.random.Generator, population: int, num: int) -> SlotArra
         return random.choice(population, num, replace=False, shuffle=False)
     if num == 1:
         return np.array([int(random.random() * population)], np.intp)
-    # Collisions are rare here, and drawing all again leaves the law exact at half the price of `choice`.
+    # Collisions are rare here, and drawing all again keeps the distribution exact at half the cost of `choice`.
     while True:
         positions: SlotArray = (random.random(num) * population).astype(np.intp)
         positions.sort()

@@ -181,7 +181,7 @@ class DataConnection:
         return False
 
     def flush(self) -> None:
-        """Send what waits for company, and read what the server has said."""
+        """Send the steps that wait to be packed together, and read what the server has sent."""
         pending = self._pending
         if pending is not None and pending.num:
             self._send(*pending.take())

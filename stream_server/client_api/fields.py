@@ -149,7 +149,7 @@ class Fields:
         return even_offset
 
     def _even_share(self, spec: FieldSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Offset and count when the ranks cut the first axis as evenly as it goes, in rank order."""
+        """Offset and count when the ranks cut the first axis as evenly as possible, in rank order."""
         if not spec.shape:
             return (), ()
         size, *others = spec.shape

@@ -292,7 +292,7 @@ class Session:
         return connection.has_room
 
     def _flush(self) -> None:
-        """Send all that waits for company."""
+        """Send the steps that wait to be packed together."""
         for connection in self._connections:
             connection.flush()
 

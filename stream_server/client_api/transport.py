@@ -29,7 +29,7 @@ REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 class Dealer:
     """One connection to one socket of the server.
 
-    `is_lost`: ZeroMQ has given it up, as it does when what came was forged or damaged; nothing goes out any more.
+    `is_lost`: ZeroMQ has closed the connection, as it does when it received forged or damaged data.
     """
 
     def __init__(self, socket: "zmq.Socket[bytes]", address: str, *, encrypted: bool) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,48 +18,109 @@ from stream_server.config.values import NAME, Count, NameOrClass, Positive, Sect
 from stream_server.storage.disk import read_file
 
 ID_COLUMN = "simulation"
+MAX_SIZE = 10_000
+LARGEST = 2**53
 ORIGIN_COLUMNS = ("proposed by", "proposed at", "score")
 """The last columns of `parameters.csv` where a class suggests the parameters; no parameter can have such a name."""
 
 
+SCALES = ("log", "integer")
+
+
 class Bounds(Section):
-    """The range of one parameter, sampled evenly in its value or in its logarithm."""
+    """The range of a parameter: of one number, or of each number of a vector.
+
+    A number is sampled evenly in its value or in its logarithm. One that is an `integer` is a whole number, and of
+    `categories` it is the index: `low` and `high` are then the first and the last one. A vector has a `size`.
+    """
 
     low: float
     high: float
     log: bool = False
+    integer: bool = False
+    categories: tuple[str, ...] = ()
+    size: int | None = None
+
+    @property
+    def scalar(self) -> "Bounds":
+        """The range of each number of it."""
+        return self if self.size is None else self.model_copy(update={"size": None})
 
     @model_validator(mode="before")
     @classmethod
-    def _from_list(cls, value: Any) -> Any:
-        form = 'Write [low, high] or [low, high, "log"]'
+    def _from_json(cls, value: Any) -> Any:
         if isinstance(value, Bounds):
             return value
-        if not isinstance(value, list | tuple) or len(value) not in (2, 3):
-            raise wrong(f"{shown(value)} is not a range", form)
-        low, high, *rest = value
-        for limit in (low, high):
-            if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
-                raise wrong(f"{shown(limit)} in {shown(value)} is not a finite number", form)
-        if rest and rest != ["log"]:
-            raise wrong(f"{shown(rest[0])} in {shown(value)} is not a scale", form)
-        if low >= high:
-            instead = f"Write [{high}, {low}]" if low > high else "Write two different limits"
-            raise wrong(f"low ({low}) must be less than high ({high})", instead)
-        if rest and low <= 0:
-            raise wrong(
-                f"low ({low}) must be positive on a logarithmic scale", 'Write a positive low or leave "log" out'
-            )
-        return {"low": float(low), "high": float(high), "log": bool(rest)}
+        if not isinstance(value, Mapping):
+            return _range(value)
+        form = 'Write {"range": [low, high], "size": number}'
+        if set(value) != {"range", "size"}:
+            raise wrong(f"{shown(value)} is no vector", form)
+        if type(value["size"]) is not int or not 1 <= value["size"] <= MAX_SIZE:
+            raise wrong(f"the size {shown(value['size'])} is not a number from 1 to {MAX_SIZE}", form)
+        return {**_range(value["range"]), "size": value["size"]}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         number = {"type": "number"}
-        return {"type": "array", "prefixItems": [number, number, {"const": "log"}], "items": False, "minItems": 2}
+        numbers = {
+            "type": "array",
+            "prefixItems": [number, number],
+            "items": {"enum": list(SCALES)},
+            "minItems": 2,
+            "maxItems": 4,
+        }
+        names = {"type": "array", "items": {"type": "string"}, "minItems": 2, "uniqueItems": True}
+        size = {"type": "integer", "minimum": 1, "maximum": MAX_SIZE}
+        vector = {
+            "type": "object",
+            "properties": {"range": {"anyOf": [numbers, names]}, "size": size},
+            "required": ["range", "size"],
+            "additionalProperties": False,
+        }
+        return {"anyOf": [numbers, names, vector]}
 
     @model_serializer
-    def _as_list(self) -> list[float | str]:
-        return [self.low, self.high, "log"] if self.log else [self.low, self.high]
+    def _as_json(self) -> Any:
+        scales = [scale for scale in SCALES if getattr(self, scale)]
+        limits: list[float | str] = [*self.categories] or [self.low, self.high, *scales]
+        return limits if self.size is None else {"range": limits, "size": self.size}
+
+
+def _range(value: Any) -> dict[str, Any]:
+    form = 'Write [low, high], [low, high, "log"], [low, high, "integer"] or a list of names'
+    if not isinstance(value, list | tuple) or len(value) < 2:
+        raise wrong(f"{shown(value)} is not a range", form)
+    if all(isinstance(it, str) for it in value):
+        if twice := [it for it in value if value.count(it) > 1]:
+            raise wrong(f"{shown(twice[0])} is twice in {shown(value)}", "Write each category once")
+        return {"low": 0.0, "high": len(value) - 1.0, "integer": True, "categories": tuple(value)}
+    low, high, *scales = value
+    for limit in (low, high):
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+            raise wrong(f"{shown(limit)} in {shown(value)} is not a finite number", form)
+    for scale in scales:
+        if scale not in SCALES or scales.count(scale) > 1:
+            raise wrong(f"{shown(scale)} in {shown(value)} is not a scale", form)
+    if low >= high:
+        instead = f"Write [{high}, {low}]" if low > high else "Write two different limits"
+        raise wrong(f"low ({low}) must be less than high ({high})", instead)
+    if "log" in scales and low <= 0:
+        raise wrong(f"low ({low}) must be positive on a logarithmic scale", 'Write a positive low or leave "log" out')
+    if "integer" in scales and not (float(low).is_integer() and float(high).is_integer() and -low < LARGEST > high):
+        raise wrong(
+            f"{shown(value)} has limits that are no whole numbers", f"Write [{math.ceil(low)}, {math.floor(high)}, …]"
+        )
+    return {"low": float(low), "high": float(high), **dict.fromkeys(scales, True)}
+
+
+def scalars_of(bounds: Mapping[str, Bounds]) -> dict[str, Bounds]:
+    """The range of each single number by its name: those of a vector `modes` are `modes_0`, `modes_1`, …"""
+    scalars: dict[str, Bounds] = {}
+    for name, limits in bounds.items():
+        names = [name] if limits.size is None else [f"{name}_{i}" for i in range(limits.size)]
+        scalars |= dict.fromkeys(names, limits.scalar)
+    return scalars
 
 
 SamplerName = Annotated[str, NameOrClass("sampler", (*SAMPLERS, *GENERATORS))]

@@ -8,6 +8,7 @@ from stream_server.config.problems import Problem, nearest, shown
 from stream_server.config.sections import Parameters
 from stream_server.config.study import StudyConfig
 from stream_server.storage.disk import read_text
+from stream_server.storage.typed import listed
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 IN_BRACES = re.compile(r"(?<!\$)\{\s*([A-Za-z_]\w*)[^{}]*\}")
@@ -23,7 +24,7 @@ Examples = Mapping[str, float | int | str]
 
 
 def _parameters_do_not_hide_placeholders(config: StudyConfig) -> Iterator[Problem]:
-    for name in config.parameters.bounds or {}:
+    for name in config.parameters.scalars:
         if name in BUILT_IN:
             yield Problem(
                 f"parameters.bounds.{name}",
@@ -91,13 +92,16 @@ def _templates_have_values(config: StudyConfig) -> Iterator[Problem]:
 def _examples(config: StudyConfig) -> Examples | None:
     """A value for each placeholder; None if the names of the parameters are unknown, which is another problem."""
     names = _parameter_names(config.parameters)
-    return None if names is None else {**dict.fromkeys(names, EXAMPLE_OF_A_PARAMETER), **BUILT_IN}
+    if names is None:
+        return None
+    whole = config.parameters.whole
+    return {**{name: 1 if name in whole else EXAMPLE_OF_A_PARAMETER for name in names}, **BUILT_IN}
 
 
 def _parameter_names(parameters: Parameters) -> tuple[str, ...] | None:
     """The names of the parameters in order; None when the file that should tell cannot be read."""
     if parameters.bounds is not None:
-        return tuple(parameters.bounds)
+        return tuple(parameters.scalars)
     if parameters.file is None:
         return None
     try:
@@ -127,7 +131,7 @@ def _problem_of(name: str, form: str | None, examples: Examples) -> Iterator[tup
     written = f"{{{name}}}" if form is None else f"{{{name}:{form}}}"
     if name not in examples:
         meant = nearest(name, examples)
-        known = ", ".join(f"{{{example}}}" for example in examples)
+        known = listed([f"{{{example}}}" for example in examples])
         instead = f"Write {{{meant}}}, or add {name} to parameters.bounds" if meant else f"Write one of {known}"
         yield f"{written} is neither a parameter nor built in", instead
         return

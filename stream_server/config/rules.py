@@ -6,6 +6,7 @@ from functools import partial
 
 from stream_server.config.files import FILE_CHECKS
 from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, OF_SERVER_JOBS
+from stream_server.config.parameters import scalars_of
 from stream_server.config.placeholders import COMMAND_CHECKS
 from stream_server.config.problems import Problem, config_error, counted, nearest, one_of, shown
 from stream_server.config.study import StudyConfig, default_of, value_of
@@ -98,6 +99,20 @@ def _parameters_have_one_source(config: StudyConfig) -> Iterator[Problem]:
         yield Problem("parameters", "both bounds and file are given", "Remove one of the two")
 
 
+def _numbers_of_vectors_have_names_of_their_own(config: StudyConfig) -> Iterator[Problem]:
+    known: dict[str, str] = {}
+    for name, limits in (config.parameters.bounds or {}).items():
+        for number in scalars_of({name: limits}):
+            if number in known:
+                yield Problem(
+                    f"parameters.bounds.{name}",
+                    f"the name {number} is there twice, of {known[number]} and of {name}",
+                    f"Choose another name than {name}",
+                )
+                break
+            known[number] = name
+
+
 def _somebody_can_send(config: StudyConfig) -> Iterator[Problem]:
     if config.simulation.command is None and config.client.max_attached == 0:
         yield Problem(
@@ -117,7 +132,7 @@ def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
 
 
 def _routing_fits_the_policy(config: StudyConfig) -> Iterator[Problem]:
-    # Windows know no other routing, and one rank alone waits for nobody.
+    # Windows need this routing, and a single rank never waits for another.
     if config.window is None:
         yield from _runs_out(config, 'Write "steps", or write "policy": "reservoir"')
 
@@ -319,6 +334,7 @@ def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
 
 CHECKS: tuple[Check, ...] = (
     _parameters_have_one_source,
+    _numbers_of_vectors_have_names_of_their_own,
     _somebody_can_send,
     *JOB_CHECKS,
     _output_is_below_the_study,

@@ -83,7 +83,9 @@ class WindowSettings(Section):
 
     length: Annotated[int, Field(ge=2)] = Field(description="Time steps of a sample.", examples=[5])
     spacing: Count = Field(default=1, description="Distance of two neighbouring steps of a sample, in time steps.")
-    stride: Count = Field(default=1, description="A sample begins at every so many-th time step of a simulation.")
+    stride: Count = Field(
+        default=1, description="Distance of the first steps of consecutive samples of a simulation, in time steps."
+    )
 
     @property
     def span(self) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stream_server.config.parameters import Bounds, SamplerSettings
+from stream_server.config.parameters import Bounds, SamplerSettings, scalars_of
 from stream_server.config.samples import MAX_FIELDS, CountOrTimeSteps, ShapeOrField
 from stream_server.config.values import (
     Count,
@@ -53,13 +53,24 @@ class Parameters(Section):
     """`parameters`: the inputs that differ between simulations."""
 
     bounds: dict[Name, Bounds] | None = Field(
-        default=None, description='Range of each parameter, [low, high] or [low, high, "log"].'
+        default=None,
+        description='Range of each parameter: [low, high], with "log" or "integer" behind it, names, or a vector.',
     )
     file: FilePath | None = Field(default=None, description="CSV file: a header of names, one row per simulation.")
     sampler: SamplerSettings = Field(
         default_factory=lambda: SamplerSettings.model_validate("uniform"),
         description="How points are chosen within the bounds, or FILE.py:Class.",
     )
+
+    @property
+    def scalars(self) -> dict[str, Bounds]:
+        """The range of each single number: a vector of `bounds` has as many as its size says."""
+        return scalars_of(self.bounds or {})
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """The parameters that are whole numbers, such as the indices of categories."""
+        return frozenset(name for name, limits in self.scalars.items() if limits.integer)
 
 
 class Offline(Section):

@@ -24,7 +24,7 @@ class TokenAccess(AuthProvider):
 
     @property
     def login_url(self) -> str:
-        """The page itself: nobody comes as far as a login."""
+        """The page itself, since there is no login page."""
         return "/"
 
     @property
@@ -42,7 +42,7 @@ class TokenAccess(AuthProvider):
         """
         origin = handler.request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc.lower() != handler.request.host.lower():
-            raise HTTPError(403, reason="The page is another one's")
+            raise HTTPError(403, reason="A page of another origin may not connect")
         brought = handler.get_query_argument(TOKEN, default="")
         if brought and self._is_right(brought):
             handler.set_cookie(self._cookie, self._token, httponly=True, samesite="Lax", path="/")

@@ -30,6 +30,7 @@ SIMULATION_COLOURS = {
     "finished": "#009E73",
     "given_up": "#D55E00",
     "invalid": "#CC79A7",
+    "stopped_early": "#F0E442",
     "stopped": "#E69F00",
     "failed": "#D55E00",
     "interrupted": "#7F7F7F",

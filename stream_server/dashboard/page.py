@@ -17,7 +17,7 @@ from bokeh.models.widgets import Button, Div, MultiChoice, RadioButtonGroup, Sel
 from bokeh.palettes import Viridis256
 
 from stream_server.analysis.follow import newest_log, server_logs
-from stream_server.analysis.operating import facts_of, status_rows
+from stream_server.analysis.operating import MOST_PARAMETERS, facts_of, status_rows
 from stream_server.analysis.run_state import RunState
 from stream_server.dashboard import columns
 from stream_server.dashboard.changes import Columns
@@ -35,6 +35,7 @@ from stream_server.dashboard.facts import RunFacts
 from stream_server.dashboard.predictions import PredictionCharts
 from stream_server.dashboard.watch import Watch
 from stream_server.machine.log_end import log_end
+from stream_server.machine.run_folder import STUDY_FILE
 
 UPDATE_MS = 1000
 LOG_BYTES = 20_000
@@ -138,7 +139,7 @@ class Page:
         self._scale = RadioButtonGroup(labels=["log", "linear"], active=0, width=130, margin=(24, 5, 5, 5))
         self._x = Select(title="x", options=[], width=140)
         self._y = Select(title="y", options=[], width=140)
-        self._colour = Select(title="coloured by", options=list(COLOURINGS), value=BY_STATE, width=140)
+        self._colour = Select(name="colour", title="coloured by", options=list(COLOURINGS), value=BY_STATE, width=140)
         self._sample = Select(name="sample", title="held-out sample", options=[], width=260)
         self._shown = Select(name="shown", title="shown", options=[], width=180)
         self._log = Select(name="log", title="log of", options=logs, width=220)
@@ -242,9 +243,7 @@ class Page:
         _set(self._run, options=options)
         _set(self._compared, options=[(name, name) for name in self._names])
         if self._run.value not in self._names and options:
-            # The first that runs, else the first.
-            live = (name for name, path in self._names.items() if runs[path].is_live)
-            self._run.value = next(live, options[0][0])
+            self._run.value = _name(first_shown(runs), self._watch.folder)
         has_none = not options
         _set(self._charts, visible=not has_none)
         _set(self._hint, visible=has_none and self._watch.runs() is not None)
@@ -320,7 +319,8 @@ class Page:
         if self._shown.value not in sample.shown:
             self._shown.value = next(iter(sample.shown))
         name = self._shown.value
-        parameters = ", ".join(f"{each} {value:.4g}" for each, value in sample.parameters.items())
+        first = list(sample.parameters.items())[:MOST_PARAMETERS]
+        parameters = ", ".join([f"{each} {value:.4g}" for each, value in first])
         title = f"<h2>Prediction after batch {validation.batch:,}</h2>{html.escape(parameters)}"
         _set(self._predictions_title, text=title)
         self._predictions.show(*sample.shown[name], name=name, unit=validation.units.get(name, ""))
@@ -409,3 +409,16 @@ def _set(model: Any, **values: Any) -> None:
     for name, value in values.items():
         if getattr(model, name) != value:
             setattr(model, name, value)
+
+
+def first_shown(runs: Mapping[Path, RunState]) -> Path:
+    """The run that was started last, of those that run now if there are any."""
+
+    def rank(run: Path) -> tuple[bool, float]:
+        try:
+            started_s = (run / STUDY_FILE).stat().st_mtime
+        except OSError:
+            started_s = 0.0
+        return runs[run].is_live, started_s
+
+    return max(runs, key=rank)

@@ -80,6 +80,8 @@ def _running(watch: Watch, port: int) -> Iterator[str]:
     # Charts are empty at first, and TokenAccess looks at origins.
     silence(MISSING_RENDERERS)
     logging.getLogger("bokeh.server.util").setLevel(logging.ERROR)
+    # A browser that left is no news.
+    logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
     token = secrets.token_urlsafe(24)
     application = Application(FunctionHandler(lambda document: Page(document, watch).open()))
     tornado = BokehTornado(

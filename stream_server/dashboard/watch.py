@@ -222,7 +222,7 @@ def _metrics(path: Path) -> GrowingFile[Line]:
 
 @contextmanager
 def _noted(problems: list[str]) -> Iterator[None]:
-    """Note what is wrong with a file, and go on: in one that is damaged may be anything."""
+    """Note what is wrong with a file, and go on: reading a damaged one can raise any exception."""
     try:
         yield
     except (StreamServerError, OSError) as error:
@@ -235,4 +235,4 @@ def _state(run: RunFolder) -> RunState:
     try:
         return state_of(run)
     except OSError as error:
-        return RunState(state=UNREADABLE, detail=str(error), holder=None, checkpoint=None, report={})
+        return RunState(state=UNREADABLE, detail=str(error), checkpoint=None, report={})

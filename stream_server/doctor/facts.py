@@ -150,15 +150,14 @@ class MemoryFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileFacts:
-    """The limits on open files; None where there is none."""
+    """The hard limit on open files; None where there is none."""
 
-    soft: int | None
     hard: int | None
 
     @classmethod
     def gather(cls) -> Self:
-        soft, hard = (None if it == resource.RLIM_INFINITY else it for it in resource.getrlimit(resource.RLIMIT_NOFILE))
-        return cls(soft=soft, hard=hard)
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return cls(hard=None if hard == resource.RLIM_INFINITY else hard)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,8 +30,8 @@ class Ways:
     """The ways to sockets in private folders, each of which is kept open. Any thread, one at a time.
 
     ZeroMQ connects again by itself, for as long as its socket lives. Should the folder be removed meanwhile, as by a
-    cleaner of /tmp, and somebody else make one of its name, that would be a connection to him. So ZeroMQ is given a
-    path that leads through our descriptor of the folder: to that one or to nothing.
+    cleaner of /tmp, and another user make one of its name, the socket would connect to that user's folder. So
+    ZeroMQ is given a path that leads through our descriptor of the folder: to that one or to nothing.
     """
 
     def __init__(self) -> None:

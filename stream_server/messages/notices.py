@@ -84,7 +84,15 @@ class Share:
     total: int | None
 
 
-Notice = Present | AttemptNotice | Over | Terminal | Final | StopNotice | Share
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndEarly:
+    """Rank r to rank 0, also its own: the server class wants nothing more of this simulation."""
+
+    simulation: int
+    reason: str
+
+
+Notice = Present | AttemptNotice | Over | Terminal | Final | StopNotice | Share | EndEarly
 
 _NOTICES = codec.by_name(get_args(Notice))
 

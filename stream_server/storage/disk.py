@@ -175,6 +175,16 @@ def start_write_back(descriptor: int, start: int, num_bytes: int) -> None:
     os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
+def read_descriptor(descriptor: int) -> bytes:
+    """All of an open file, whether or not a name leads to it."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+def has_name(descriptor: int) -> bool:
+    """Whether some name leads to an open file: nobody has removed it or put another one in its place."""
+    return os.fstat(descriptor).st_nlink > 0
+
+
 def truncate(file: int | Path, num_bytes: int) -> None:
     """Cut off a file, given by its descriptor or its path."""
     os.truncate(file, num_bytes)
@@ -229,7 +239,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def swap_private_file(path: Path, data: bytes) -> None:
-    """Put a small file in place in one stroke for readers of `path`; only its owner may.
+    """Replace a small file atomically for readers of `path`, with a mode for its owner alone.
 
     For its only writer. After a power failure it may be empty: it is for processes that do not survive that either.
     """

@@ -1,5 +1,6 @@
 """Files that grow by lines, each of which is on disk once it was appended; a crash tears the last one at most."""
 
+import errno
 from pathlib import Path
 
 from stream_server.storage import disk
@@ -33,11 +34,28 @@ class LineFile:
         self._size = len(content)
         return content
 
+    def take_over(self) -> bytes:
+        """Go on in a copy, which takes the place of the file; gives all whole lines.
+
+        A process that has the old file open, such as one that was stopped and wakes up, appends nothing any more.
+
+        Raises:
+            OSError: it cannot be read or written.
+        """
+        old, content = self.descriptor, self.read()
+        disk.replace_file(self.path, content)
+        # What the other process has appended before that moment it may have told others.
+        if (newest := whole_lines(disk.read_descriptor(old))) != content:
+            disk.replace_file(self.path, newest)
+        self.open()
+        disk.close(old)
+        return self.read()
+
     def append(self, line: bytes) -> None:
         """Put a line on disk.
 
         Raises:
-            OSError: it is not there, and the file is as it was before.
+            OSError: it is not there, and the file is as it was before; or another process has taken over.
         """
         if not self._is_whole:
             self._make_whole()
@@ -50,6 +68,8 @@ class LineFile:
             raise
         self._size += len(line)
         self._is_whole = True
+        if not disk.has_name(self.descriptor):
+            raise OSError(errno.ESTALE, "Another process goes on with it", str(self.path))
 
     def close(self) -> None:
         """Nothing more is appended."""

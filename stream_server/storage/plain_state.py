@@ -141,7 +141,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
         ValueError, TypeError: there is none, or its items have no size.
     """
     if not _DTYPE.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} is no type")
+        raise ValueError(f"{text[:80]!r} is not a dtype")
     dtype = np.dtype(text)
     if not dtype.itemsize:
         raise ValueError(f"{text!r} has items of no size")

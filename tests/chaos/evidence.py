@@ -1,5 +1,6 @@
 """Reads what a study has left behind."""
 
+import csv
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,9 +22,23 @@ def gather(plan: Plan, output_dir: Path, exit_code: int, leftovers: Sequence[str
         report=json.loads(report.read_text()) if report.exists() else {},
         incarnations=read_incarnations(output_dir),
         audit=read_audit(output_dir),
+        suggested=read_suggested(output_dir) if plan.is_steered else {},
+        given=read_given(output_dir),
         damage=tuple(damage(output_dir / "checkpoints")),
         leftovers=(*leftovers, *unfinished_files(output_dir)),
     )
+
+
+def read_suggested(output_dir: Path) -> dict[int, float]:
+    """The parameter of each simulation, as the table of the run has it at the end."""
+    with (output_dir / "parameters.csv").open() as file:
+        return {int(row["simulation"]): float(row["phase"]) for row in csv.DictReader(file)}
+
+
+def read_given(output_dir: Path) -> list[tuple[int, float]]:
+    """The simulation and the parameter of each attempt that has begun."""
+    lines = (output_dir / "given.txt").read_text().splitlines()
+    return [(int(simulation), float(phase)) for simulation, phase in map(str.split, lines)]
 
 
 def damage(checkpoints: Path) -> Iterator[str]:

@@ -17,7 +17,10 @@ NAMED = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """The evidence that a study left behind; `damage` and `leftovers` are sentences."""
+    """The evidence that a study left behind; `damage` and `leftovers` are sentences.
+
+    Of a steered study `suggested` has the parameter of each simulation at the end, and `given` that of each attempt.
+    """
 
     plan: Plan
     exit_code: int
@@ -26,6 +29,8 @@ class Evidence:
     audit: Audit
     damage: Sequence[str] = field(default_factory=tuple)
     leftovers: Sequence[str] = field(default_factory=tuple)
+    suggested: Mapping[int, float] = field(default_factory=dict)
+    given: Sequence[tuple[int, float]] = ()
 
 
 def violations(evidence: Evidence) -> list[str]:
@@ -37,6 +42,7 @@ def violations(evidence: Evidence) -> list[str]:
         *wrong_counts(evidence),
         *lost_checkpoints(evidence),
         *long_replays(evidence),
+        *changed_parameters(evidence),
         *evidence.damage,
         *evidence.leftovers,
     ]
@@ -120,6 +126,19 @@ def long_replays(evidence: Evidence) -> Iterator[str]:
         during_a_save = sum(time > times[-1] - SAVE_S for time in times)
         if len(times) > interval + during_a_save:
             yield f"incarnation {number} redid {len(times)} batches, but {interval} lie between two checkpoints"
+
+
+def changed_parameters(evidence: Evidence) -> Iterator[str]:
+    """No suggestion is lost or made twice, and each attempt of a simulation has the one of its simulation."""
+    if not evidence.plan.is_steered:
+        return
+    suggested, expected = evidence.suggested, set(range(evidence.plan.num_simulations))
+    if set(suggested) != expected:
+        yield f"the table of parameters is not that of all simulations: {some(set(suggested) ^ expected)}"
+    if len(set(suggested.values())) < len(suggested):
+        yield "several simulations have the same parameters"
+    if others := {simulation for simulation, value in evidence.given if suggested.get(simulation) != value}:
+        yield f"simulations had other parameters in one of their attempts: {some(others)}"
 
 
 def some(values: set[Any] | set[int] | set[Key]) -> str:

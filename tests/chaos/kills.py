@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-WEIGHTS = {"rank": 4.0, "mpirun": 2.0, "launcher": 1.5, "client": 3.0, "shell": 0.5}
+WEIGHTS = {"rank": 4.0, "mpirun": 2.0, "launcher": 1.5, "client": 3.0, "shell": 0.5, "sampler": 1.5}
 MEAN_WAIT_S = 2.5
 # Some kills follow the last one soon, while the study comes back, and some lie in wait for a short moment.
 SOON_S = (0.1, 1.5)

@@ -27,8 +27,9 @@ FIRST_S = 20.0
 BACK_AFTER_S = (0.0, 1.5)
 # Nobody watches over these two: whoever stops one must also continue it.
 UNWATCHED = frozenset({"launcher", "shell"})
-# Before the first sample three failures of simulations in a row stop a study, as they should.
-NOT_AT_THE_START = frozenset({"client", "shell"})
+# Before the first sample three failures of simulations in a row stop a study, as they should, and so does a class that
+# dies before it has suggested anything.
+NOT_AT_THE_START = frozenset({"client", "shell", "sampler"})
 
 
 class Hung(Exception):

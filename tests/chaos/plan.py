@@ -17,6 +17,7 @@ LEARNERS = {
 # The first is quicker than its simulations, the second slower: its buffer fills up.
 STEPS_S = (0.02, 0.12)
 EVERY_BATCHES = (3, 5, 10)
+SHARE_STEERED = 0.5
 WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2, stride=2), WindowShape(length=5, stride=3))
 
 
@@ -36,6 +37,7 @@ class Plan:
     record: bool = False
     learner: str = "number"
     window: WindowShape | None = None
+    is_steered: bool = False
 
     @classmethod
     def drawn(cls, campaign_seed: int, number: int, *, num_ranks: int, learner: str = "number") -> "Plan":
@@ -53,6 +55,7 @@ class Plan:
             every_batches=draw.choice(EVERY_BATCHES),
             pseudo_epochs=draw.choice((1, 2)) if policy == "firo" else 1,
             window=draw.choice(WINDOWS) if has_windows else None,
+            is_steered=draw.random() < SHARE_STEERED,
         )
 
     @property
@@ -75,9 +78,12 @@ class Plan:
         if self.window is not None:
             window = {name: getattr(self.window, name) for name in ("length", "spacing", "stride")}
             windows = {"samples": {"window": window}, "buffer.routing": "simulations"}
+        sampler = {"class": "steering.py:Wandering", "lookahead": 2, "timeout_s": 20}
+        steering = {"parameters.sampler": sampler} if self.is_steered else {}
         return (
             firo
             | windows
+            | steering
             | {
                 "study.simulations": self.num_simulations,
                 "study.time_steps": self.num_steps,

@@ -7,10 +7,11 @@ import psutil
 
 from tests.support.runs import marked_processes
 
-KINDS = ("launcher", "mpirun", "rank", "client", "shell")
+KINDS = ("launcher", "mpirun", "rank", "client", "shell", "sampler")
 MPIRUN = ("mpirun", "mpiexec.hydra", "hydra_pmi_proxy", "prterun", "prted")
 
 RANK = {"stream-server", "stream_server.server.commands.cli"}
+SAMPLER = "stream_server.server.steering.generator_worker"
 LAUNCHER = {"stream-launcher", "stream_server.launcher.supervision.cli"}
 
 
@@ -36,6 +37,8 @@ def kind_of(name: str, command: list[str]) -> str | None:
         return None
     if "wave.py" in programs:
         return "client"
+    if SAMPLER in programs:
+        return "sampler"
     if programs & RANK:
         return "rank"
     return "launcher" if programs & LAUNCHER else None

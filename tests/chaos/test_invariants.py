@@ -88,6 +88,29 @@ def test_a_study_in_which_all_is_well_violates_nothing() -> None:
     assert violations(GOOD) == []
 
 
+STEERED = dataclasses.replace(
+    GOOD,
+    plan=dataclasses.replace(PLAN, is_steered=True),
+    suggested={0: 0.25, 1: 0.5},
+    given=((0, 0.25), (1, 0.5), (1, 0.5)),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"given": ((0, 0.25), (1, 0.5), (1, 0.75))}, "other parameters in one of their attempts: 1"),
+        ({"suggested": {0: 0.25}, "given": ()}, "not that of all simulations: 1"),
+        ({"suggested": {0: 0.5, 1: 0.5}, "given": ()}, "several simulations have the same parameters"),
+    ],
+)
+def test_suggestions_are_neither_lost_nor_made_twice(changes: dict[str, Any], words: str) -> None:
+    found = violations(dataclasses.replace(STEERED, **changes))
+    assert words in " ".join(found)
+    assert bool(found) == bool(words)
+
+
 def test_each_batch_belongs_to_the_last_epoch_that_began_before_it() -> None:
     assert [owner(INCARNATIONS, batch) for batch in range(6)] == [1, 1, 2, 2, 3, 3]
     assert [(it.incarnation, it.batch) for it in surviving(INCARNATIONS, TRAINED)] == [

@@ -33,6 +33,7 @@ SETTINGS: Mapping[str, Any] = {
     "network.interface": SUBNET,
 }
 LIMIT_S = 90.0
+ENDLESS_ID = 2
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,47 @@ def test_a_study_that_is_longer_than_the_walltime_goes_on_in_the_next_job(nodes:
     assert num > 1
     assert_balanced(done, num_restarts=num - 1)
     assert "saved before the time limit; it goes on in the next job" in done.launcher_log
+    assert done.output.count("saved: stream-launcher goes on in the next job") == num - 1
+    assert "run the same command again" not in done.output
     assert set(done.attempts.values()) == {1}
+
+
+# The first attempt of a simulation never ends by itself.
+ENDLESS = f"""
+import os, signal
+from ripple import connect, send_all
+with connect() as simulation:
+    if (os.environ["STREAM_SIMULATION_ID"], os.environ["STREAM_ATTEMPT"]) == ("{ENDLESS_ID}", "0"):
+        signal.pause()
+    send_all(simulation)
+"""
+
+
+@pytest.mark.full
+def test_jobs_of_server_and_simulation_that_slurm_ends_at_their_time_limit_are_followed_by_others(
+    nodes: Cluster, study: Path
+) -> None:
+    (study.parent / "endless.py").write_text(ENDLESS)
+    endless = {
+        "simulation.command": ["python", "endless.py"],
+        "simulation.timeout_s": 300,
+        "simulation.job.walltime": "00:30:00",
+    }
+    with started(nodes, study, endless) as live:
+        live.wait_until(lambda: live.launcher_log.count(" finished") == NUM and "Committed" in live.launcher_log, 60)
+        [server] = servers(nodes, live)
+        [simulation] = [it for name, it in jobs_of(nodes, live).items() if f"-{ENDLESS_ID}-attempt-0-" in name]
+        # Slurm counts in minutes, but an end can be brought forward; it looks for those that are late every 30 s.
+        now = nodes.run(LOGIN, "date", "+%Y-%m-%dT%H:%M:%S").strip()
+        for number in (server, simulation):
+            nodes.run(LOGIN, "scontrol", "update", f"jobid={number}", f"endtime={now}")
+        done = live.end(LIMIT_S)
+        assert set(jobs_of(nodes, live, "timeout").values()) == {server, simulation}
+        assert len(servers(nodes, live)) == 2
+        assert_balanced(done, num_restarts=1)
+    assert done.attempts == dict.fromkeys(range(NUM + 1), 1) | {ENDLESS_ID: 2}
+    assert f"simulation {ENDLESS_ID}, attempt 0 ended after its walltime" in done.launcher_log
+    assert "it goes on in the next job" in done.launcher_log
 
 
 def test_a_study_goes_on_in_another_job_when_a_node_of_its_server_is_lost() -> None:

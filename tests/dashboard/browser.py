@@ -77,6 +77,10 @@ class Browser:
         """Set one of the choices, as whoever clicks on it does."""
         self._of_model(name, f"(model.value = {json.dumps(value)}, true)")
 
+    def choices(self, name: str) -> list[str]:
+        """What may be chosen there."""
+        return list(self._of_model(name, "model.options") or [])
+
     def is_visible(self, name: str) -> bool:
         return bool(self._of_model(name, "model.visible"))
 

@@ -1,6 +1,7 @@
 """The columns of the charts, from facts that are written down here."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from stream_server.analysis.run_state import RunState, SimulationFacts
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation
 from stream_server.dashboard import columns
 from stream_server.dashboard.facts import RunFacts
+from stream_server.dashboard.page import first_shown
 
 
 def facts(**known: Any) -> RunFacts:
     report = known.pop("report", {})
-    state = RunState(state="running", detail="", holder=None, checkpoint=None, report=report)
+    state = RunState(state="running", detail="", checkpoint=None, report=report)
     return RunFacts(run=RunFolder(Path("heat")), at_s=110.0, state=state, **known)
 
 
@@ -24,6 +26,25 @@ def record(batch: int, **values: float) -> dict[str, Any]:
     return {"batch": batch, "sample": 10 * batch, "wall_s": batch / 2} | {
         name.replace("_of_", "/"): value for name, value in values.items()
     }
+
+
+def test_the_run_that_was_started_last_is_shown_first_and_one_that_runs_before_it(tmp_path: Path) -> None:
+    runs = {}
+    for name, state, started_s in (
+        ("a", "finished", 20),
+        ("b", "finished", 30),
+        ("c", "running", 10),
+        ("d", "failed", 0),
+    ):
+        run = tmp_path / name
+        run.mkdir()
+        if started_s:
+            (run / "study.json").touch()
+            os.utime(run / "study.json", (started_s, started_s))
+        runs[run] = RunState(state=state, detail="", checkpoint=None, report={})
+    assert first_shown(runs) == tmp_path / "c"
+    del runs[tmp_path / "c"]
+    assert first_shown(runs) == tmp_path / "b"
 
 
 def test_losses_are_those_of_training_and_of_each_validation_set_over_the_axis_of_choice() -> None:

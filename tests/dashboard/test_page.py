@@ -96,6 +96,12 @@ def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: 
     browser.shows("predictions", "after batch 10")
     browser.wait_for(lambda: browser.columns("picture Prediction")["dw"] == [2])
     browser.wait_for(lambda: browser.columns("space")["error"].count(None) == 4)
+    assert browser.columns("picture Truth")["image"] == [[1, 2, 3, 4]]
+    browser.choose("sample", browser.choices("sample")[-1])
+    browser.wait_for(lambda: browser.columns("picture Truth")["image"] == [[13, 14, 15, 16]])
+    by_state = browser.columns("space")["colour"]
+    browser.choose("colour", "error")
+    browser.wait_for(lambda: browser.columns("space")["colour"] != by_state)
     browser.shows("status", "killed")
     browser.shows("log_text", "rank 0 &lt;b&gt;begins")
     browser.choose("log", "a simulation")

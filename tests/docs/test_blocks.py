@@ -240,7 +240,7 @@ def test_c_and_cpp_compile(block: Block, tmp_path: Path) -> None:
 def test_fortran_compiles(block: Block, tmp_path: Path) -> None:
     (tmp_path / "block.f90").write_text(block.code)
     compiled(["gfortran", "-fsyntax-only"], _module(tmp_path))
-    compiled(["gfortran", "-fsyntax-only", "-Wall", "-Werror"], tmp_path / "block.f90")
+    compiled(["gfortran", "-fsyntax-only", "-Wall", "-Werror", f"-I{INCLUDE}"], tmp_path / "block.f90")
 
 
 def _module(folder: Path) -> Path:

@@ -234,7 +234,7 @@ def test_of_a_server_that_starts_nobody_is_expected_before_it_has_come() -> None
 
 @pytest.fixture
 def access() -> RemoteAccess:
-    return RemoteAccess(address="127.0.0.1", ports=None, keys=KeyPair.make())
+    return RemoteAccess(address="127.0.0.1", ports=None, keys=KeyPair.make(), max_connections=8)
 
 
 def test_a_rank_on_another_node_lives_and_is_lost_over_tcp(address: str, access: RemoteAccess) -> None:

@@ -35,6 +35,20 @@ def test_a_leader_is_known_by_its_start_time_too() -> None:
     assert not Leader(pid=own.pid, started=own.started + 1).alive
 
 
+def test_what_was_started_before_a_time_is_left_out() -> None:
+    with subprocess.Popen(["sleep", "60"], env={"SOME_MARK": "here"}) as younger:
+        try:
+            leader = Leader.of(younger.pid)
+            assert leader is not None
+            for since, is_found in ((leader.started, True), (leader.started + 1, False)):
+                found = {it.pid for it in processes.running("SOME_MARK", since=since)}
+                assert (younger.pid in found) is is_found
+                assert os.getppid() not in found
+            assert os.getppid() in {it.pid for it in processes.running("SOME_MARK")}
+        finally:
+            younger.kill()
+
+
 def test_all_processes_with_a_mark_in_a_folder_are_ended_and_no_others(tmp_path: Path) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     folder = tmp_path / "simulations"

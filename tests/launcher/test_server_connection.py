@@ -207,7 +207,7 @@ def test_a_rank_0_that_comes_over_another_connection_was_interrupted_and_a_new_o
 def test_rank_0_on_another_node_is_heard_with_the_keys_of_the_study_only(
     address: str, server: "zmq.Socket[bytes]"
 ) -> None:
-    access = RemoteAccess(address="127.0.0.1", ports=None, keys=KeyPair.make())
+    access = RemoteAccess(address="127.0.0.1", ports=None, keys=KeyPair.make(), max_connections=8)
     with ServerConnection(address, access) as launcher, zmq.Context() as context:
         with context.socket(zmq.DEALER) as stranger:
             stranger.linger = 0

@@ -1,7 +1,10 @@
 """The server as a job of a scheduler, as the launcher follows it; a scripted backend in the place of the scheduler."""
 
 import json
+import os
+import signal
 import subprocess
+import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,8 +25,14 @@ from stream_server.launcher.supervision.server_restart import (
 )
 from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.submitted_server import GONE_S, SubmittedServer, folder_of
+from tests.launcher import fake_scheduler
+from tests.launcher.study_run import StudyRun
 from tests.support.studies import StudyFolder
 
+# A job that is cancelled has the long grace of its site.
+PATIENT = """#!/bin/sh
+case "$*" in *KILL*) exec {bkill} "$@" ;; esac
+"""
 SAVED = ServerEnd(exit_code=75, message="saved before the time limit", is_of_job=True)
 
 
@@ -264,3 +273,34 @@ def test_a_study_that_was_to_stop_does_not_go_on_in_another_job() -> None:
     restarts = Restarts(3)
     restarts.progressed()
     assert restarts.decide(SAVED, stopping=True) == NoRestart(exit_code=75, text="saved before the time limit")
+
+
+def test_whoever_asks_again_waits_for_no_abandoned_job(job: SubmittedServer, backend: ScriptedBackend) -> None:
+    job.kill(10.0)
+    job.abandon()
+    assert backend.cancelled == ["job-1"]
+    assert job.is_over
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_the_grace_of_the_scheduler(tmp_path: Path) -> None:
+    cluster, commands = tmp_path / "cluster", tmp_path / "commands"
+    fake_scheduler.install(cluster)
+    commands.mkdir()
+    (commands / "bkill").write_text(PATIENT.format(bkill=cluster / "bin" / "bkill"))
+    (commands / "bkill").chmod(0o755)
+    study = tmp_path / "study"
+    study.mkdir()
+    settings = {"server.backend": "lsf", "launcher.backend": "lsf", "server.job.setup": ["exec sleep 100"]}
+    words = tuple(word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}"))
+    path = os.pathsep.join([str(commands), str(cluster / "bin"), os.environ["PATH"]])
+    with StudyRun(study, [], arguments=words, environment={"PATH": path}) as run:
+        run.wait_until(lambda: list(cluster.glob("*.json")) and "is running" in run.log)
+        run.launcher.send_signal(signal.SIGINT)
+        run.wait_until(lambda: "once more ends it at once" in run.errors)
+        run.launcher.send_signal(signal.SIGINT)
+        sent_at = time.monotonic()
+        assert run.end() == 75
+        assert time.monotonic() - sent_at < GONE_S / 3
+    [ended] = [json.loads(it.read_text()) for it in cluster.glob("*.json")]
+    assert (ended["state"], ended["how"]) == ("ended", "killed")

@@ -3,7 +3,9 @@
 import resource
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +15,24 @@ import numpy as np
 import pytest
 import zmq
 
-from stream_server.messages import wire
+from stream_server.client_api import connect
+from stream_server.launcher.simulations.remote_access import RemoteAccess
+from stream_server.launcher.simulations.server_connection import ServerConnection
+from stream_server.launcher.supervision.liveness import Liveness
+from stream_server.messages import launcher_link, wire
 from stream_server.messages.client import Hello, TimeSteps
+from stream_server.messages.curve import secure_peer_socket
 from stream_server.server.reception.coordinator import Coordinator
 from stream_server.server.reception.dispatcher import Dispatcher
+from stream_server.server.reception.heartbeat import Heartbeat
 from stream_server.server.run.curve import KeyPair
 from tests.resources.victim import NUM_SIMULATIONS, limited, victim
-from tests.support.reception import STUDY, Crew, StudyShape, reception
+from tests.support.reception import DEADLINE_S, STUDY, Crew, StudyShape, reception
 from tests.support.timing import until
 
 LIMIT = 512
 NUM_STRANGERS = 5000
+NUM_AT_LAUNCHER = 100
 # The signature with which ZMTP begins.
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 NUM_STEPS = 400
@@ -65,7 +74,7 @@ def test_who_floods_a_rank_with_hellos_is_cut_off_and_not_answered_for_a_while_a
 ) -> None:
     answered: list[bytes] = []
     with (
-        reception(StudyShape(num_simulations=2, time_steps=TimeSteps(num=NUM_STEPS))) as study,
+        reception(StudyShape(num_simulations=2, time_steps=TimeSteps(num=NUM_STEPS), secure=True)) as study,
         zmq.Context() as context,
         context.socket(zmq.DEALER) as flooder,
     ):
@@ -82,7 +91,7 @@ def test_who_floods_a_rank_with_hellos_is_cut_off_and_not_answered_for_a_while_a
         study.launch(1, key=key)
         [frame] = wire.encode(Hello(study=STUDY, simulation=1, attempt=0, rank=0, num_ranks=1))
         hello = bytes(frame)
-        flooder.linger, flooder.rcvhwm = 0, 1
+        flooder.linger = 0
         flooder.curve_serverkey = study.keys.public.encode()
         flooder.curve_publickey, flooder.curve_secretkey = key.public.encode(), key.secret.encode()
         events = flooder.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -94,15 +103,19 @@ def test_who_floods_a_rank_with_hellos_is_cut_off_and_not_answered_for_a_while_a
                 if flooder.poll(100, zmq.POLLOUT):
                     with suppress(zmq.Again):
                         flooder.send(hello, zmq.NOBLOCK)
+                # Whoever does not read is held back by libzmq, and does not see that he was cut off.
+                while flooder.poll(0):
+                    flooder.recv_multipart()
 
         crew = Crew()
         crew.start(flood)
         try:
             until(lambda: events.poll(0), limit_s=20)
             num_before = len(answered)
-            study.launch(0)
+            assert num_before
+            own = study.launch(0, key=KeyPair.make())
             crew.start(lambda: [study.first.draw() for _ in range(NUM_STEPS)])
-            with study.run(0) as run:
+            with connect(own, timeout_s=DEADLINE_S) as run:
                 for step in range(NUM_STEPS):
                     assert run.send(step, u=np.zeros(4))
         finally:
@@ -111,3 +124,71 @@ def test_who_floods_a_rank_with_hellos_is_cut_off_and_not_answered_for_a_while_a
             flooder.disable_monitor()
             events.close()
     assert len(answered) - num_before < NUM_STEPS
+
+
+@pytest.fixture
+def access() -> RemoteAccess:
+    return RemoteAccess(address="127.0.0.1", ports=None, keys=KeyPair.make(), max_connections=8)
+
+
+def flood(stack: ExitStack, place: str) -> Callable[[], int]:
+    """Strangers at a port of a launcher, who begin a handshake and stay; how many of them have been cut off so far."""
+    host, _, port = place.removeprefix("tcp://").rpartition(":")
+    strangers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(NUM_AT_LAUNCHER)]
+    for stranger in strangers:
+        stranger.setblocking(False)
+        with suppress(OSError):
+            stranger.send(SIGNATURE)
+
+    def is_cut(stranger: socket.socket) -> bool:
+        try:
+            while stranger.recv(1024):
+                pass
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    return lambda: sum(map(is_cut, strangers))
+
+
+def test_the_link_of_a_launcher_keeps_few_strangers_and_hears_rank_0_among_them(
+    tmp_path: Path, access: RemoteAccess
+) -> None:
+    here = launcher_link.Here(incarnation=1)
+    with (
+        ServerConnection(f"ipc://{tmp_path}/link", access) as launcher,
+        ExitStack() as stack,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as rank_0,
+    ):
+        num_cut = flood(stack, launcher.place)
+        until(lambda: num_cut() >= NUM_AT_LAUNCHER - access.max_connections)
+        rank_0.linger = 0
+        secure_peer_socket(rank_0, access.keys)
+        rank_0.connect(launcher.place)
+        rank_0.send(launcher_link.encode(here))
+
+        def hears() -> list[launcher_link.ToLauncher]:
+            launcher.wait(0.01)
+            return launcher.receive()
+
+        assert until(hears) == [here]
+
+
+def test_a_launcher_sees_that_a_rank_lives_among_many_strangers(tmp_path: Path, access: RemoteAccess) -> None:
+    with ExitStack() as stack:
+        liveness = stack.enter_context(Liveness(f"ipc://{tmp_path}/alive", num_ranks=1, remote=access))
+        num_cut = flood(stack, liveness.place)
+        until(lambda: num_cut() >= NUM_AT_LAUNCHER - access.max_connections)
+        with ThreadPoolExecutor(1) as thread:
+            coming = thread.submit(Heartbeat(liveness.place, 0, access.keys).__enter__)
+
+            def lives() -> bool:
+                liveness.take(time.monotonic())
+                return liveness.has_all_ranks
+
+            until(lives)
+            leaving = thread.submit(coming.result().__exit__, None, None, None)
+            until(lambda: lives() and leaving.done())

@@ -1,7 +1,7 @@
 """Which connections a rank cuts, and which it never does."""
 
 from stream_server.machine.descriptors import OWN, STRANGERS, most_connections, verdict
-from stream_server.server.reception.connection_table import (
+from stream_server.messages.connection_table import (
     FIRST_MESSAGE_S,
     MAX_QUESTIONS_PER_S,
     MAX_STRANGERS_BYTES,

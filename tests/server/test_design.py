@@ -4,10 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stream_server.config import StudyConfig, load
+from stream_server.config.parameters import Bounds
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.simulations.design import ParameterDesign, write_csv
+from stream_server.server.simulations.unit_cube import UnitCube
 
 BOUNDS = {"a": [0, 1], "b": [-10, 10], "c": [1e-6, 1, "log"]}
 SAMPLERS = ["uniform", "lhs", "halton", "sobol", "sampler.py:Grid"]
@@ -154,3 +158,60 @@ def test_a_sampler_class_that_goes_wrong_is_told(tmp_path: Path, body: str, mess
     (tmp_path / "sampler.py").write_text(f"class Grid:\n    def __init__(self, bounds, seed): ...\n    {body}\n")
     with pytest.raises(UserCodeError, match=message):
         ParameterDesign(config).parameters(20)
+
+
+MIXED = {
+    "n": [1, 4, "integer"],
+    "grid": [8, 512, "log", "integer"],
+    "scheme": ["upwind", "central", "weno"],
+    "modes": {"range": [-1, 1], "size": 300},
+}
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "lhs", "halton", "sobol"])
+def test_whole_numbers_categories_and_vectors_are_drawn_evenly(tmp_path: Path, sampler: str) -> None:
+    config = study(tmp_path, num=600, validation=0, bounds=MIXED, sampler=sampler)
+    assert ParameterDesign(config).names == ("n", "grid", "scheme", *(f"modes_{i}" for i in range(300)))
+    rows = table(config, 0, 600)
+    for column, values in ((0, 4), (2, 3)):
+        numbers, counts = np.unique(rows[:, column], return_counts=True)
+        assert numbers.tolist() == list(range(1 - (column == 2), 1 - (column == 2) + values))
+        assert np.abs(counts / 600 - 1 / values).max() < 0.07
+    grid = rows[:, 1]
+    assert (grid == np.rint(grid)).all()
+    assert grid.min() >= 8
+    assert grid.max() <= 512
+    # On a logarithmic scale half of them lie below the geometric mean, which is 64.
+    assert abs((grid < 64).mean() - 0.5) < 0.07
+    modes = rows[:, 3:]
+    assert np.abs(modes).max() <= 1
+    assert abs(modes.mean()) < 0.02
+    assert abs(modes.var() - 1 / 3) < 0.02
+
+
+def test_a_table_with_hundreds_of_columns_is_the_design_of_another_study(tmp_path: Path) -> None:
+    config = study(tmp_path, bounds=MIXED)
+    design = ParameterDesign(config)
+    write_csv(tmp_path / "design.csv", {i: design.parameters(i) for i in range(72)})
+    read = ParameterDesign(study(tmp_path, file="design.csv"))
+    assert read.names == design.names
+    assert all(read.parameters(i) == design.parameters(i) for i in range(72))
+
+
+@given(
+    low=st.integers(-50, 50),
+    num=st.integers(1, 60),
+    place=st.floats(0, 1),
+    scales=st.sampled_from([[], ["integer"], ["log"], ["log", "integer"]]),
+)
+def test_a_value_has_the_place_from_which_it_comes(low: int, num: int, place: float, scales: list[str]) -> None:
+    low = abs(low) + 1 if "log" in scales else low
+    cube = UnitCube([Bounds.model_validate([low, low + num, *scales])])
+    value = cube.values([place])
+    assert low <= value[0] <= low + num
+    back = cube.places(value)
+    assert 0 <= back[0] <= 1
+    # A whole number lies in the middle of its piece or, on a logarithmic scale, somewhere in it.
+    np.testing.assert_allclose(cube.values(back), value, rtol=1e-12, atol=1e-12)
+    if "integer" not in scales:
+        np.testing.assert_allclose(back, [place], atol=1e-9)

@@ -28,6 +28,7 @@ from stream_server.messages.client import (
 )
 from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.curve import KeyPair
+from stream_server.messages.notices import EndEarly
 from stream_server.server.intake import mailbox
 from tests.support.reception import DEADLINE_S, INCARNATION, STUDY, Crew, RawClient, Reception, StudyShape, reception
 
@@ -262,6 +263,44 @@ def test_once_the_study_is_stopped_clients_hear_it_and_do_not_fail() -> None:
         assert not study.run(1).send(0, u=value(1, 0))
 
 
+@pytest.mark.parametrize("asks", [0, 1])
+def test_a_simulation_is_stopped_early_on_all_ranks_whichever_asks_and_keeps_what_it_has_sent(asks: int) -> None:
+    with reception(StudyShape(num_simulations=2, num_ranks=2, time_steps=TimeSteps(num=400), at_once=2)) as study:
+        crew = Crew()
+        for rank in study.ranks:
+            crew.start(rank.drain)
+        study.launch(0)
+        run = study.run(0)
+        for step in range(6):
+            assert run.send(step, u=value(0, step))
+        study.ranks[asks].receiver.post(EndEarly(simulation=0, reason="it is known"))
+        step = 6
+        while run.send(step, u=value(0, step)):
+            step += 1
+        run.finish()
+        assert run.stop_reason == "it is known"
+        assert study.from_server(launcher_link.Finished) == launcher_link.Finished(simulation=0)
+        # One that lost its connection, and one that comes only now.
+        for rank in study.ranks:
+            with RawClient(study.endpoints[study.ranks.index(rank)].data[0]) as client:
+                assert client.ask(opening()) == Stop(text="it is known")
+        late = study.run(0)
+        assert not late.send(0, u=value(0, 0))
+        study.launch(1)
+        simulate(study, 1, range(400))
+        for rank in study.ranks:
+            rank.wait_for(mailbox.ReceptionEnded)
+        crew.join()
+        drawn = sorted(key for rank in study.ranks for key in rank.drawn)
+        first = [index for simulation, index in drawn if simulation == 0]
+        # All that went before the word came, and some that followed.
+        assert first[:6] == list(range(6))
+        assert len(first) < 400
+        assert len(set(drawn)) == len(drawn) == len(first) + 400
+        accepted = sum(rank.receiver.account().intake[0].accepted for rank in study.ranks)
+        assert accepted == len(first)
+
+
 def opening(**changes: object) -> Open:
     block = Block(field="u", dtype="<f8", shape=(4,), offset=(0,), count=(4,))
     values = {"study": STUDY, "simulation": 0, "attempt": 0, "incarnation": INCARNATION, "rank": 0, "num_ranks": 1}
@@ -284,6 +323,24 @@ def welcome(study: Reception, simulation: int = 0) -> None:
             Reason.UNKNOWN_SIMULATION,
         ):
             pass
+
+
+def test_a_client_that_did_not_hear_of_an_early_stop_hears_it_when_it_sends_on() -> None:
+    with reception(StudyShape()) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            assert isinstance(client.ask(opening()), Opened)
+            study.first.receiver.post(EndEarly(simulation=0, reason="it is known"))
+            heard = [client.hear(), client.hear()]
+            assert heard == [Stop(text="it is known"), Ack(received=0, durable=0, stop=True)]
+            for message in (
+                data(0, 0),
+                End(simulation=0, attempt=0, incarnation=INCARNATION, share=6, total=6),
+                Ping(),
+            ):
+                payload = [value(0, 0).tobytes()] if isinstance(message, Data) else ()
+                assert client.ask(message, payload) == Stop(text="it is known")
+        assert study.first.receiver.account().refused == {}
 
 
 @pytest.mark.parametrize(

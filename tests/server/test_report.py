@@ -183,10 +183,16 @@ def test_versions_are_looked_up_once_since_every_checkpoint_asks(monkeypatch: py
     assert versions() == before
 
 
-def shown(report: Mapping[str, Any], *, width: int = 140, places: Sequence[tuple[str, str]] = ()) -> str:
+def shown(
+    report: Mapping[str, Any],
+    *,
+    width: int = 140,
+    places: Sequence[tuple[str, str]] = (),
+    hands_over: bool = False,
+) -> str:
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(summary(report, places, width), soft_wrap=True)
+        console.print(summary(report, places, width, hands_over=hands_over), soft_wrap=True)
     return capture.get()
 
 
@@ -239,6 +245,15 @@ def test_a_saved_study_says_how_to_go_on() -> None:
     assert shown(report(saved)).splitlines()[0] == (
         "heat: saved: run the same command again to go on (exit code 75), SIGTERM"
     )
+
+
+def test_a_study_that_goes_on_in_the_next_job_asks_nobody_to_run_it() -> None:
+    saved = Outcome(exit_code=75, reason="saved", message="saved before the time limit")
+    assert shown(report(saved), hands_over=True).splitlines()[0] == (
+        "heat: saved: stream-launcher goes on in the next job (exit code 75), saved before the time limit"
+    )
+    failed = Outcome(exit_code=5, reason="failed", message="no checkpoint")
+    assert shown(report(failed), hands_over=True).startswith("heat: FAILED with exit code 5: no checkpoint")
 
 
 def test_phases_below_one_percent_are_left_out() -> None:

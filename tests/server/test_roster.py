@@ -22,6 +22,7 @@ from stream_server.messages.client import (
 from stream_server.server.intake.mailbox import SimulationsFailed
 from stream_server.server.simulations.handshake import Action, Reply, StudyFacts
 from stream_server.server.simulations.roster import Roster
+from stream_server.storage.plain_state import from_bytes, to_bytes
 
 FACTS = StudyFacts(
     study="s",
@@ -293,6 +294,57 @@ def test_a_simulation_that_invalidates_itself_is_not_tried_again(roster: Roster)
     assert replies(actions) == [Invalidated(simulation=0)]
     assert told(actions) == [notices.Terminal(simulation=0, state="invalid", reason="diverged")]
     assert to_launcher(actions) == [launcher_link.Invalid(simulation=0, reason="diverged")]
+
+
+ENOUGH = notices.EndEarly(simulation=1, reason="teaches nothing")
+
+
+def test_a_simulation_that_is_stopped_early_is_neither_a_failure_nor_tried_again(roster: Roster) -> None:
+    roster.launched(begun(1))
+    roster.handshake.hello(b"p", hello(1))
+    actions = roster.end_early(ENOUGH)
+    assert replies(actions) == [Stop(text="teaches nothing")]
+    assert told(actions) == [notices.Terminal(simulation=1, state="stopped_early", reason="teaches nothing")]
+    assert to_launcher(actions) == [launcher_link.Finished(simulation=1)]
+    assert roster.end_early(ENOUGH) == []
+    assert roster.failed(1, 0) == []
+    for attempt in (0, 3, ATTACHING):
+        assert replies(roster.handshake.hello(b"q", hello(1, attempt=attempt))) == [Stop(text="teaches nothing")]
+    # Its program may end with an error, now that its client gets False.
+    assert not roster.fails_later(launcher_link.FailedLater(simulation=1, attempt=0, reason="exit code 1", log=""))
+    assert (roster.failures, roster.failed_later, roster.failed_simulations) == ([], [], [])
+    assert roster.counts()["stopped_early"] == 1
+    assert [it.simulation for it in roster.plan] == [0, 2]
+    finish(roster, 0)
+    assert any(isinstance(it, notices.Final) for it in told(finish(roster, 2)))
+
+
+def test_one_that_waits_is_stopped_before_it_starts_and_a_held_out_one_never(roster: Roster) -> None:
+    assert to_launcher(roster.end_early(ENOUGH)) == [launcher_link.Finished(simulation=1)]
+    assert roster.launched(begun(1)) == []
+    assert roster.end_early(notices.EndEarly(simulation=0, reason="held out")) == []
+    assert roster.end_early(notices.EndEarly(simulation=99, reason="unknown")) == []
+
+
+def test_steps_that_came_before_a_rank_heard_of_an_early_stop_count(roster: Roster) -> None:
+    roster.launched(begun(1))
+    roster.share(0, share(1, received=1, complete=False))
+    roster.end_early(ENOUGH)
+    assert roster.num_missing == 3
+    roster.share(1, share(1, received=2, complete=False))
+    assert (roster.num_missing, roster.num_settled) == (1, 3)
+
+
+def test_an_early_stop_outlasts_the_server(roster: Roster) -> None:
+    roster.launched(begun(1))
+    roster.share(0, share(1, received=1, complete=False))
+    roster.end_early(ENOUGH)
+    later = Roster(FACTS, [{"x": float(i)} for i in range(4)], num_planned=3, num_held_out=1, num_ranks=2)
+    later.load_state_dict(from_bytes(to_bytes(roster.state_dict())), {})
+    assert [it.simulation for it in later.plan] == [0, 2]
+    assert later.num_missing == 3
+    assert replies(later.handshake.hello(b"p", hello(1))) == [Stop(text="teaches nothing")]
+    assert later.ends[1].reason == "teaches nothing"
 
 
 def test_after_a_stop_waiting_and_new_clients_are_told_that_the_study_has_ended(roster: Roster) -> None:

@@ -103,7 +103,7 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         (set_up, "open_own_writers", lambda *_: []),
         (set_up, "Display", silent),
         (stop.StopRequests, "on_signals", lambda self: nullcontext()),
-        (closing, "show_summary", lambda report, places: None),
+        (closing, "show_summary", lambda report, places, hands_over: None),
     ]
 
 

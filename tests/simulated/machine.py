@@ -92,7 +92,7 @@ class Machine:
         """Those that have not ended, oldest first."""
         return [program for program in self.programs.values() if program.status is None]
 
-    def running(self, mark_name: str) -> list[processes.Process]:
+    def running(self, mark_name: str, *, since: int = 0) -> list[processes.Process]:
         """The stand-in for `processes.running`."""
         return [
             processes.Process(
@@ -103,6 +103,7 @@ class Machine:
                 stopped=it.is_stopped,
             )
             for it in self.living()
+            if it.started >= since
         ]
 
     def of_pid(self, pid: int) -> tuple[int, int, bool] | None:

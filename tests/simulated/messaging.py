@@ -209,9 +209,8 @@ class NoGuard:
     error = None
     turn = 0
 
-    def __init__(self, rank: int, *, names: tuple[str, ...], **settings: Any) -> None:
+    def __init__(self, name: str, *, names: tuple[str, ...], **settings: Any) -> None:
         self.routed: dict[str, dict[bytes, Any]] = {name: {} for name in names}
-        self.table = SimpleNamespace(penalties=())
 
     def watch(self, name: str, watched: Socket) -> None:
         """Nothing is followed."""
@@ -221,5 +220,6 @@ class NoGuard:
 
     stop = start
 
-    def identify(self, name: str, frame: Frame, routing_id: bytes, owner: str) -> None:
-        """Nothing is noted."""
+    def heard(self, name: str, routing_id: bytes, frame: Frame, *, is_question: bool = False) -> bool:
+        """Everybody is answered."""
+        return True

@@ -21,7 +21,12 @@ class Suggesting:
         self.suggester = suggester
         self.first = suggester.parameters
         self._delivered: SimpleQueue[Mapping[int, dict[str, float]]] = SimpleQueue()
-        suggester.start(self._delivered.put)
+        self._stopped: SimpleQueue[int] = SimpleQueue()
+        suggester.start(self._delivered.put, lambda simulation, _: self._stopped.put(simulation))
+
+    def next_stopped(self) -> int:
+        """The next simulation of which the class wants nothing more."""
+        return self._stopped.get(timeout=DEADLINE_S)
 
     def next(self, num: int) -> dict[int, dict[str, float]]:
         """Want the parameters of the first `num` simulations, and return those that are delivered for it."""

@@ -7,7 +7,7 @@ import pytest
 from gest_api.vocs import VOCS, DiscreteVariable
 from scipy.stats import multivariate_normal, norm, truncnorm
 
-from stream_server.config.parameters import Bounds
+from stream_server.config.parameters import Bounds, scalars_of
 from stream_server.server.simulations.vocs import vocs_of
 from stream_server.server.steering.breed import Breed, Proposal
 
@@ -45,7 +45,7 @@ def test_the_density_of_a_proposal_is_that_of_truncated_normal_distributions_and
     random = np.random.default_rng(1)
     centres, weights = random.random((5, 3)), np.array([0.1, 0.2, 0.3, 0.15, 0.25])
     points = random.random((20, 3))
-    found = Proposal(centres, weights, sigma=SIGMA, share=0.7).density(points)
+    found = np.exp(Proposal(centres, weights, sigma=SIGMA, share=0.7).log_density(points))
     expected = np.full(20, 0.3)
     for centre, weight in zip(centres, weights, strict=True):
         cut = truncnorm(-centre / SIGMA, (1 - centre) / SIGMA, loc=centre, scale=SIGMA)
@@ -60,7 +60,8 @@ def test_points_are_drawn_with_the_density_that_the_weights_count_on() -> None:
     observed = np.histogram2d(*drawn.T, bins=6, range=[[0, 1], [0, 1]])[0] / len(drawn)
     # The density in the middle of 30 x 30 small squares, summed up to the 6 x 6 larger ones.
     middle = (np.arange(30) + 0.5) / 30
-    fine = proposal.density(np.stack(np.meshgrid(middle, middle, indexing="ij"), -1).reshape(-1, 2)).reshape(30, 30)
+    grid = np.stack(np.meshgrid(middle, middle, indexing="ij"), -1).reshape(-1, 2)
+    fine = np.exp(proposal.log_density(grid)).reshape(30, 30)
     expected = fine.reshape(6, 5, 6, 5).sum((1, 3)) / 900
     assert expected.sum() == pytest.approx(1, abs=0.02)
     # Four standard deviations of a count, and the error of the sums.
@@ -125,15 +126,15 @@ def test_without_results_or_with_results_that_say_nothing_points_come_from_every
     assert np.ptp([placed(point)[0] for point in points]) > 0.7
 
 
-def test_hundreds_of_parameters_neither_overflow_nor_leave_the_bounds() -> None:
-    names = {f"c{i}": [-1, 1] for i in range(300)}
-    breed = Breed(vocs_of(bounds(**names)), seed=7, first_share=0.7)
+def test_a_thousand_parameters_neither_overflow_nor_leave_the_bounds() -> None:
+    names = scalars_of(bounds(c={"range": [-1, 1], "size": 1000}))
+    breed = Breed(vocs_of(names), seed=7, first_share=0.7)
     for point in breed.suggest(30):
-        breed.ingest([{**{name: point[name] for name in names}, "deviation": point["c0"] + 1}])
+        breed.ingest([{**{name: point[name] for name in names}, "deviation": point["c_0"] + 1}])
     points = breed.suggest(30)
     assert all(-1 <= point[name] <= 1 for point in points for name in names)
     assert sum("_score" in point for point in points) >= 10
-    assert np.isfinite(breed.weights()[1]).all()
+    assert breed.weights()[1].sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("args", [{"sigma": 0}, {"share": 1.0}, {"first_share": 0.9}, {"ramp": 0}, {"generation": 0}])
@@ -142,6 +143,22 @@ def test_settings_that_make_no_sense_are_refused(args: dict[str, Any]) -> None:
         Breed(vocs_of(SQUARE), **args)
 
 
-def test_categories_are_refused() -> None:
-    with pytest.raises(ValueError, match="Breed takes continuous parameters, but kind is none"):
-        Breed(VOCS(variables={"x": [0, 1], "kind": DiscreteVariable(values={1, 2})}))
+def test_breed_finds_the_category_and_the_whole_number_that_are_hard() -> None:
+    names = bounds(scheme=["upwind", "central", "weno"], n=[1, 50, "integer"])
+    breed = Breed(vocs_of(names), seed=8)
+    points = []
+    for _ in range(120):
+        [point] = breed.suggest(1)
+        points.append(point)
+        is_hard = point["scheme"] == 2 and point["n"] > 40
+        breed.ingest([{"scheme": point["scheme"], "n": point["n"], "deviation": float(is_hard)}])
+    assert {point["scheme"] for point in points} == {0, 1, 2}
+    assert all(point["n"] == int(point["n"]) and 1 <= point["n"] <= 50 for point in points)
+    late = points[60:]
+    # By chance it would be 7 %.
+    assert sum(point["scheme"] == 2 and point["n"] > 40 for point in late) > 0.3 * len(late)
+
+
+def test_values_of_others_that_are_no_whole_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the values of kind must be consecutive whole numbers"):
+        Breed(VOCS(variables={"x": [0, 1], "kind": DiscreteVariable(values={1, 3})}))

@@ -17,8 +17,9 @@ from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.support.thread_ranks import on_ranks
 
 
-def batch(*keys: tuple[int, int]) -> Batch:
-    return Batch(data=None, size=len(keys), keys=np.array(keys, np.int64).T.copy(), num_first=0)
+def batch(*keys: tuple[int, int], first: list[bool] | None = None) -> Batch:
+    is_first = np.array([True] * len(keys) if first is None else first)
+    return Batch(data=None, size=len(keys), keys=np.array(keys, np.int64).T.copy(), is_first=is_first)
 
 
 def outcome(*losses: float) -> StepOutcome:
@@ -56,8 +57,22 @@ def test_losses_are_counted_by_simulation_and_above_the_mean_of_their_batch() ->
 def test_a_loss_is_at_first_sight_only_once() -> None:
     scores = SampleScores()
     scores.note(batch((3, 0), (4, 0)), outcome(8.0, 8.0))
-    scores.note(batch((3, 0), (3, 1)), outcome(2.0, 4.0))
+    scores.note(batch((3, 0), (3, 1), first=[False, True]), outcome(2.0, 4.0))
     assert means(scores)[3] == pytest.approx({"loss": 14 / 3, "first_loss": 6.0, "deviation": 1 / 3})
+
+
+def test_errors_of_held_out_simulations_are_means_and_leave_losses_alone() -> None:
+    told: list[Mapping[int, Result]] = []
+    progress = Progress(1)
+    it = feedback(SoloRanks(), told, progress)
+    it.scores.note_held_out("validation_loss", np.array([0, 0, 1]), np.array([1.0, 3.0, 5.0]))
+    it.scores.note_held_out("rollout_error", np.array([0, 1]), np.array([0.5, np.inf]))
+    stepped(progress)
+    it.on_round(None)
+    assert told[0][0] == pytest.approx(
+        {"loss": np.nan, "num_losses": 0, "failed": 0, "validation_loss": 2.0, "rollout_error": 0.5}, nan_ok=True
+    )
+    assert "rollout_error" not in told[0][1]
 
 
 def test_a_mean_stands_for_each_sample_and_a_batch_without_a_loss_for_none() -> None:
@@ -105,8 +120,8 @@ def test_the_last_loss_is_that_of_the_last_interval_and_the_first_that_of_all_sa
     told: list[Mapping[int, Result]] = []
     progress = Progress(1)
     it = feedback(SoloRanks(), told, progress)
-    for steps, loss in (((0, 1), 8.0), ((1, 2), 2.0)):
-        it.scores.note(batch(*((7, step) for step in steps)), outcome(loss, loss))
+    for steps, loss, first in (((0, 1), 8.0, [True, True]), ((1, 2), 2.0, [False, True])):
+        it.scores.note(batch(*((7, step) for step in steps), first=first), outcome(loss, loss))
         stepped(progress)
         it.on_round(None)
     assert told[-1][7] == {"loss": 2.0, "first_loss": 6.0, "deviation": 0.0, "num_losses": 4.0, "failed": 0.0}

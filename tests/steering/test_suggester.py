@@ -5,6 +5,7 @@ import os
 import signal
 from collections import UserDict
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from threading import Event, Thread, current_thread
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.machine import processes
-from stream_server.server.steering.suggestion_log import LOG_FILE
+from stream_server.server.steering.suggestion_log import LOG_FILE, Suggestion, SuggestionLog
+from stream_server.storage import disk
 from tests.steering.conftest import Suggesting
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
@@ -143,7 +145,7 @@ def test_a_class_that_hangs_is_killed_in_time_and_asked_anew_a_few_times(
     for num in range(7, 13):
         assert list(live.next(num)) == [num - 1]
     assert by(live)[6:] == ["sobol"] * 6
-    assert "not asked any more after 3 failures in a row" in live.suggester.warnings[0]
+    assert "switched off after 3 failures in a row" in live.suggester.warnings[0]
     assert "did not answer within parameters.sampler.timeout_s" in caplog.text
 
 
@@ -253,7 +255,7 @@ def test_a_process_that_cannot_be_started_again_costs_suggestions_and_not_the_st
     for num in range(8, 12):
         live.next(num)
     assert by(live)[6:] == ["sobol"] * 5
-    assert "not asked any more after 3 failures in a row" in live.suggester.warnings[0]
+    assert "switched off after 3 failures in a row" in live.suggester.warnings[0]
 
 
 def test_an_error_of_the_thread_is_there_for_the_main_thread(
@@ -308,7 +310,7 @@ def test_results_that_come_while_the_process_starts_again_are_not_lost(
 
     def ask(request: Mapping[str, Any], _: float) -> dict[str, Any]:
         asked.append(request)
-        return {}
+        return {"stop": []}
 
     suggester.ingest({7: {"x": 0.25, "loss": 1.0}})
     suggester._news = {}
@@ -321,18 +323,53 @@ def test_results_that_come_while_the_process_starts_again_are_not_lost(
     suggester._ask({"do": "suggest"}, 0.0)
     monkeypatch.setattr(suggester, "_condition", condition)
     ingesting.join()
-    assert asked[0] == {"do": "ingest", "results": [{"x": 0.5, "loss": 2.0}, {"x": 0.25, "loss": 1.0}]}
+    assert asked[0] == {
+        "do": "ingest",
+        "results": [
+            {"simulation": 6, "held_out": 0.0, "x": 0.5, "loss": 2.0},
+            {"simulation": 7, "held_out": 0.0, "x": 0.25, "loss": 1.0},
+        ],
+    }
 
 
-def test_a_class_is_told_the_results_of_training_simulations_as_they_are(
-    suggesting: Start, folder: StudyFolder
-) -> None:
+def test_a_class_is_told_the_results_of_simulations_as_they_are(suggesting: Start, folder: StudyFolder) -> None:
     code = COUNTING.replace("(self, results): ...", "(self, results): print('told', results, flush=True)")
     live = suggesting(code)
-    live.suggester.ingest({6: {"x": 0.125, "y": 3.0, "loss": 2.0}, 0: {"x": 0.5, "y": 2.0, "loss": 2.0}})
+    live.suggester.ingest({6: {"x": 0.125, "y": 3.0, "loss": 2.0}, 0: {"x": 0.5, "y": 2.0, "validation_loss": 2.0}})
     live.next(7)
     log = (folder.path / "run" / "logs" / "sampler.log").read_text()
-    assert "told [{'x': 0.125, 'y': 3.0, 'loss': 2.0}]\n" in log
+    held_out = {"simulation": 0, "held_out": 1.0, "x": 0.5, "y": 2.0, "validation_loss": 2.0}
+    trained = {"simulation": 6, "held_out": 0.0, "x": 0.125, "y": 3.0, "loss": 2.0}
+    assert f"told {[held_out, trained]}\n" in log
+
+
+STOPPING = """
+    def ingest(self, results):
+        self.known = [row["simulation"] for row in results if row["loss"] < 0.5]
+
+    def to_stop(self):
+        return self.known
+"""
+
+
+def test_a_class_that_stops_simulations_hears_of_results_although_nothing_is_wanted(suggesting: Start) -> None:
+    code = COUNTING.replace("    def ingest(self, results): ...", STOPPING)
+    assert "to_stop" in code
+    live = suggesting(code)
+    for loss, simulation in ((1.0, 4), (0.25, 5), (0.25, 6)):
+        live.suggester.ingest({simulation: {"x": 0.125, "y": 3.0, "loss": loss}})
+    assert [live.next_stopped() for _ in range(2)] == [5, 6]
+    assert live.suggester.warnings == []
+
+
+def test_a_class_that_dies_of_results_is_not_started_for_them_for_ever(suggesting: Start) -> None:
+    code = COUNTING.replace(
+        "    def ingest(self, results): ...", STOPPING.replace("self.known =", "import os; os._exit(3)  #")
+    )
+    live = suggesting(code)
+    live.suggester.ingest({5: {"x": 0.125, "y": 3.0, "loss": 1.0}})
+    until(lambda: "ended with exit code 3" in live.suggester._problem)
+    assert len(live.next(7)) == 1
 
 
 def test_parameters_named_like_results_are_refused_where_the_class_learns(suggesting: Start) -> None:
@@ -364,11 +401,18 @@ def test_processes_of_a_class_go_with_its_own(suggesting: Start, folder: StudyFo
     until(lambda: processes.Leader.of(helper) is None)
 
 
-@pytest.mark.parametrize("num_wanted", [90, 0], ids=["computing", "idle"])
+LOCKED = "import re; re.match('(a+)+$', 'a' * 64 + 'b')"
+
+
+@pytest.mark.parametrize(
+    ("num_wanted", "does"),
+    [(90, "time.sleep(1000)"), (90, LOCKED), (0, "")],
+    ids=["computing", "holding the interpreter lock", "idle"],
+)
 def test_a_process_whose_rank_0_was_killed_ends_by_itself_with_all_that_it_has_begun(
-    folder: StudyFolder, num_wanted: int
+    folder: StudyFolder, num_wanted: int, does: str
 ) -> None:
-    (folder.path / "points.py").write_text(HELPED + later("time.sleep(1000)"))
+    (folder.path / "points.py").write_text(HELPED + later(does or "pass"))
     changes: dict[str, Any] = {"parameters": {"bounds": {"x": [0, 1], "y": [1, 2]}, "sampler": "points.py:Points"}}
     study = folder.study({**changes, "simulation.command": ["true"]})
     script = (
@@ -389,6 +433,39 @@ def test_a_process_whose_rank_0_was_killed_ends_by_itself_with_all_that_it_has_b
         rank_0.wait()
         until(lambda: processes.Leader.of(pid) is None)
         until(lambda: processes.Leader.of(helper) is None)
+
+
+def test_an_older_rank_0_that_wakes_up_adds_nothing_to_what_a_newer_one_goes_on_with(tmp_path: Path) -> None:
+    def suggestion(simulation: int) -> Suggestion:
+        return Suggestion(simulation=simulation, values=(0.5 + simulation,), by="p", at="t")
+
+    with SuggestionLog(tmp_path, 1) as old:
+        old.append([suggestion(0)])
+        with SuggestionLog(tmp_path, 1) as new:
+            with pytest.raises(OSError, match="Another process goes on with it"):
+                old.append([suggestion(1)])
+            new.append([suggestion(1), suggestion(2)])
+    with SuggestionLog(tmp_path, 1) as last:
+        assert [it.simulation for it in last.suggestions] == [0, 1, 2]
+
+
+def test_what_an_older_rank_0_has_told_until_its_log_is_taken_over_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = disk.replace_file
+    with SuggestionLog(tmp_path, 0) as old:
+
+        def replace_late(path: Path, data: bytes) -> None:
+            monkeypatch.undo()
+            old.append([Suggestion(simulation=0, values=(), by="p", at="t")])
+            replace(path, data)
+
+        monkeypatch.setattr(disk, "replace_file", replace_late)
+        with SuggestionLog(tmp_path, 0) as new:
+            assert len(new.suggestions) == 1
+            new.append([Suggestion(simulation=1, values=(), by="p", at="t")])
+    with SuggestionLog(tmp_path, 0) as last:
+        assert len(last.suggestions) == 2
 
 
 def test_the_log_has_all_that_was_told(suggesting: Start, folder: StudyFolder) -> None:

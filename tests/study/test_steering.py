@@ -102,6 +102,12 @@ def test_the_class_is_told_the_losses_of_each_simulation_on_all_ranks(
     newest: dict[float, dict[str, float]] = {}
     for results in told(file):
         newest |= results
+    # Simulation 0 is held out; its loss is known, and it is never trained on.
+    [held_out] = {offset for offset in newest if offset == parameters(done)[0][0]} or [None]
+    if held_out is not None:
+        row = newest.pop(held_out)
+        assert (row["held_out"], row["validation_loss"], row["num_losses"]) == (1, 0.25, 0)
+        assert row["loss"] != row["loss"]
     # The last ones may be asked for before anything is known of those before them.
     assert len(newest) >= 2
     assert newest.keys() <= trained.keys()
@@ -109,7 +115,31 @@ def test_the_class_is_told_the_losses_of_each_simulation_on_all_ranks(
         assert row["loss"] == row["first_loss"] == (5.0 if offset > 0.5 else 1.0)
         assert row["steepness"] == pytest.approx(trained[offset])
         assert 1 <= row["num_losses"] <= 20
-        assert row["failed"] == 0
+        assert (row["failed"], row["held_out"]) == (0, 0)
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full), 3])
+def test_a_simulation_that_teaches_nothing_more_is_stopped_and_the_account_balances(
+    run: Callable[..., Run], num_ranks: int
+) -> None:
+    settings = {
+        "server.class": "stopping_server.py:StoppingServer",
+        "simulation.command": ["python", "paced.py", "0.1"],
+        "launcher.max_running": 6,
+    }
+    done = run(num_ranks=num_ranks, settings=settings)
+    assert done.exit_code == 0, done.output
+    assert done.report["balanced"] is True
+    low = [i for i, (offset, _) in parameters(done).items() if offset < 0 and i > 0]
+    counts = done.report["simulations"]
+    assert low
+    assert (counts["stopped_early"], counts["finished"], counts["failed"]) == (len(low), 7 - len(low), 0)
+    assert (done.report["failures"], done.report["retried"], done.report["failed_later"]) == ([], [], [])
+    assert set(done.attempts.values()) == {1}
+    missing = done.report["samples"]["never_produced"]
+    assert set(missing) == {f"simulation {i}: stopped early (its offset is low)" for i in low}
+    assert all(0 < num <= 17 for num in missing.values())
+    assert f"{len(low)} stopped early" in done.output
 
 
 def test_breed_puts_simulations_where_the_loss_is_high(run: Callable[..., Run]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from tests.support.killing import contents
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_study
 
@@ -79,8 +80,13 @@ def test_a_study_that_a_launcher_runs_is_not_started_again(
 def test_fresh_does_not_take_the_folder_from_under_a_study_that_runs(start: Start, tmp_path: Path) -> None:
     go = tmp_path / "go"
     settings = SETTINGS | {"simulation.command": ["python", "patient.py", str(go)]}
-    with start(num_ranks=2, settings=settings) as first:
+    earlier = tmp_path / "run"
+    earlier.mkdir(mode=0o700)
+    (earlier / "study.json").write_text("{}")
+    with start(num_ranks=2, settings=settings, arguments=["--fresh"]) as first:
         first.wait_until(lambda: "waiting" in first.log(0))
+        assert holder_of(first.output_dir / RUN_LOCK) is not None
+        assert holder_of(tmp_path / "run.1" / RUN_LOCK) is None, "the run that was set aside looks alive"
         said = start_second(first, num_ranks=2, settings=settings, arguments=["--fresh"]).output
         assert holder("stream-server", first.ranks[0].pid) in said
         go.touch()

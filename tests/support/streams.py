@@ -12,7 +12,9 @@ from stream_server.server.progress.batches import Batch
 def batch_of(data: Any, size: int, num_first: int | None = None) -> Batch:
     """A batch without keys of note; every sample is drawn for the first time unless told otherwise."""
     keys = np.zeros((2, size), np.int64)
-    return Batch(data=data, size=size, keys=keys, num_first=size if num_first is None else num_first)
+    return Batch(
+        data=data, size=size, keys=keys, is_first=np.arange(keys.shape[1]) < (size if num_first is None else num_first)
+    )
 
 
 class ScriptedStream:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -153,7 +153,7 @@ class LocalBackend:
         jobs = [job for handle in handles if (job := self._jobs.get(handle)) and job.kill_at is None]
         for job in jobs:
             job.kill_at = time.monotonic() + self.grace_s
-        running = processes.running(MARK) if jobs else []
+        running = _running(jobs) if jobs else []
         for job in jobs:
             job.terminate(job.members(running))
 
@@ -162,7 +162,7 @@ class LocalBackend:
 
         @cache
         def running() -> list[Process]:
-            return processes.running(MARK)
+            return _running([job for handle in handles if (job := self._jobs.get(handle))])
 
         statuses = {}
         for handle in handles:
@@ -202,6 +202,11 @@ class LocalBackend:
             job.process.poll()
         shared_memory.remove(job.shared)
         return job.end
+
+
+def _running(jobs: Sequence[_LocalJob]) -> list[Process]:
+    """All processes that may belong to one of these jobs, and others."""
+    return processes.running(MARK, since=min(job.leader.started if job.leader else 0 for job in jobs))
 
 
 def _exists(spec: JobSpec) -> bool:

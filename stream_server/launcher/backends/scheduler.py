@@ -33,7 +33,7 @@ class SubmitRefusal(StrEnum):
 
 
 class NotSubmitted(Exception):
-    """The scheduler said no, or nothing."""
+    """The scheduler refused the job, or did not answer."""
 
     def __init__(self, refusal: SubmitRefusal, message: str) -> None:
         super().__init__(message)

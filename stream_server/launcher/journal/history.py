@@ -55,7 +55,7 @@ class OpenServer:
 class History:
     """The state that earlier launchers left.
 
-        `highest` has the highest attempt of every simulation and `num_starts` counts the server's starts, over all
+    `highest` has the highest attempt of every simulation and `num_starts` counts the server's starts, over all
     runs. All else is of the last run alone, the one that the `launcher` began which wrote last, or that it resumed.
     `jobs` has all attempts, open or not, of each job that was shared, by its folder. `reasons` tell how the last
     attempt of a simulation ended, and `failed` has those whose last attempt failed. `why_finishing` tells why

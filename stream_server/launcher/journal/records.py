@@ -119,7 +119,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptCancelled:
-    """Its job is about to be ended, and this is what will be said of it, whatever its processes do then."""
+    """Its job is about to be ended; `reason` is what is reported then, whatever its processes do."""
 
     simulation: int
     attempt: int

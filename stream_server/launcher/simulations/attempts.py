@@ -37,7 +37,8 @@ Value = float | int | str
 class Attempts:
     """Knows where the attempts of a study lie, and prepares them.
 
-    `environment` is what every simulation gets; what is particular to an attempt is added.
+    `environment` is what every simulation gets; what is particular to an attempt is added. `whole` are the parameters
+    that are whole numbers.
     """
 
     command: tuple[str, ...]
@@ -46,6 +47,7 @@ class Attempts:
     seed: int
     study_dir: Path
     output_dir: Path
+    whole: frozenset[str] = frozenset()
 
     def folder(self, simulation: int, attempt: int) -> Path:
         """The folder in which an attempt runs."""
@@ -83,9 +85,8 @@ class Attempts:
         if keys is not None:
             content["security"] = _security(connection, keys)
         disk.swap_private_file(file, json.dumps(content, indent=1).encode())
-        values = placeholders(
-            parameters, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir
-        )
+        given: dict[str, Value] = {name: int(it) if name in self.whole else it for name, it in parameters.items()}
+        values = placeholders(given, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir)
         rendered = {template: self._render(template, folder, values) for template in self.templates}
         identity = (str(file), str(simulation), str(attempt), str(simulation))
         environment = {**self.environment, **dict(zip(IDENTITY, identity, strict=True))}
@@ -162,7 +163,7 @@ def _security(connection: Mapping[str, Any], keys: KeyPair) -> dict[str, str]:
 
 
 def placeholders(
-    parameters: Mapping[str, float], *, simulation: int, attempt: int, seed: int, study_dir: Path
+    parameters: Mapping[str, Value], *, simulation: int, attempt: int, seed: int, study_dir: Path
 ) -> dict[str, Value]:
     """Return what may stand in braces, by name. `{seed}` is the simulation's own, the same in every attempt."""
     return {

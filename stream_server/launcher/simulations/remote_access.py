@@ -1,7 +1,7 @@
 """How ranks on other nodes reach the launcher: over TCP, with keys that they find in a file of the output folder."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,8 @@ import zmq
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.allocation import Allocation
-from stream_server.machine import network, private_folder
+from stream_server.machine import descriptors, network, private_folder
+from stream_server.messages.connection_guard import ConnectionGuard
 from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_server_socket, zap_reply
 from stream_server.messages.launcher_place import LauncherPlace
 from stream_server.messages.tcp import ANYWHERE, bind_tcp
@@ -23,12 +24,14 @@ class RemoteAccess:
     """TCP sockets for ranks on other nodes, who have the same `keys`; nobody else is let in.
 
     `address` is the one to listen at, "*" for all that this node has; `ports` the range to choose from, None for any.
-    The ranks of a server that is taken over look for us at the place of the launcher `before`.
+    At most `max_connections` may come to each of the sockets, those of strangers included. The ranks of a server that
+    is taken over look for us at the place of the launcher `before`.
     """
 
     address: str
     ports: tuple[int, int] | None
     keys: KeyPair = field(repr=False)
+    max_connections: int
     before: LauncherPlace | None = None
 
     @classmethod
@@ -38,7 +41,8 @@ class RemoteAccess:
         `before` is the file of a launcher that was killed, if it has left one.
 
         Raises:
-            ConfigError: there is no such `network.interface` here, or ranks elsewhere do not reach it.
+            ConfigError: there is no such `network.interface` here, ranks elsewhere do not reach it, or this process
+                may not open files enough.
         """
         interface = None if config.network.interface is None else network.chosen(config.network.interface)
         allocation = Allocation.found()
@@ -54,25 +58,16 @@ class RemoteAccess:
         found = None
         with suppress(ConfigError):
             found = LauncherPlace.read(before)
+        # A rank that has lost its connection may be there once more.
+        max_connections = 2 * num_ranks + descriptors.STRANGERS
+        descriptors.require(2 * (config.launcher.max_running + max_connections), "jobs, ranks and strangers")
         return cls(
             address=ANYWHERE if interface is None else interface.address,
             ports=config.network.ports,
             keys=KeyPair.make() if found is None else found.keys,
+            max_connections=max_connections,
             before=found,
         )
-
-    def bind(self, bound: "zmq.Socket[bytes]", place: str | None) -> str:
-        """Bind a socket, which asks for the keys there; returns its address: `place`, if that is given and still free.
-
-        Raises:
-            ConfigError: there is no free port.
-        """
-        secure_server_socket(bound, self.keys)
-        if place is not None:
-            with suppress(zmq.ZMQError):
-                bound.bind(f"tcp://{self.address}:{place.rpartition(':')[2]}")
-                return place
-        return bind_tcp(bound, address=self.address, host=socket.gethostname(), ports=self.ports)
 
     @contextmanager
     def told(self, file: Path, *, link: str, alive: str) -> Iterator[None]:
@@ -84,24 +79,73 @@ class RemoteAccess:
             file.unlink(missing_ok=True)
 
 
-class AccessDesk:
-    """Answers libzmq's questions about who may connect to the sockets of one context. Main thread only.
+class RemotePort:
+    """The TCP port of a socket of ours: only those come in who have the keys, and floods are cut off. Main thread only.
 
-    Its `socket` becomes readable when there is one to `answer`.
+    Made before anything is bound to the socket, to which an `ipc://` address is bound, if at all, before the port is
+    opened: it stays free of keys. `questions` becomes readable when libzmq asks who may connect.
     """
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyPair) -> None:
-        self.keys = keys
-        self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
-        self.socket.bind(ZAP_ADDRESS)
+    def __init__(self, name: str, guarded: "zmq.Socket[bytes]", access: RemoteAccess) -> None:
+        self.name = name
+        self.access = access
+        self.questions: zmq.Socket[bytes] = guarded.context.socket(zmq.REP)
+        self._socket = guarded
+        # Whoever has the keys is not watched for what he sends, so that nothing is to be read sooner for the guard.
+        self._guard = ConnectionGuard(name, max_connections=access.max_connections, names=(name,), wake=lambda: None)
+        self._guard.watch(name, guarded)
 
-    def answer(self) -> None:
-        """Answer all that were asked."""
-        while self.socket.poll(0):
-            self.socket.send_multipart(zap_reply(self.socket.recv_multipart(), self._is_known))
+    def open(self, place: str | None) -> str:
+        """Bind the socket to a port; returns its address: `place`, if that is given and still free.
+
+        Raises:
+            ConfigError: there is no free port.
+        """
+        self.questions.bind(ZAP_ADDRESS)
+        secure_server_socket(self._socket, self.access.keys)
+        self._guard.start()
+        address = self.access.address
+        if place is not None:
+            with suppress(zmq.ZMQError):
+                self._socket.bind(f"tcp://{address}:{place.rpartition(':')[2]}")
+                return place
+        return bind_tcp(self._socket, address=address, host=socket.gethostname(), ports=self.access.ports)
+
+    def begin_turn(self) -> None:
+        """Answer all that libzmq asks."""
+        while self.questions.poll(0):
+            self.questions.send_multipart(zap_reply(self.questions.recv_multipart(), self._is_known))
+
+    def heard(self, frames: Sequence[zmq.Frame]) -> None:
+        """Take note of a message."""
+        self._guard.heard(self.name, frames[0].bytes, frames[-1])
+
+    def end_turn(self) -> None:
+        """All that had come to the socket has been read."""
+        self._guard.turn += 1
+
+    def close(self) -> None:
+        """Watch the socket no more, which may be closed afterwards."""
+        self._guard.stop()
+        self.questions.close(linger=0)
 
     def _is_known(self, key: str) -> bool:
-        return key == self.keys.public
+        return key == self.access.keys.public
+
+
+def messages_of(read: "zmq.Socket[bytes]", port: RemotePort | None) -> Iterator[list[bytes]]:
+    """The messages that have come to a socket, which may have a TCP port; without waiting."""
+    if port is not None:
+        port.begin_turn()
+    while read.poll(0):
+        if port is None:
+            yield read.recv_multipart()
+        else:
+            frames = read.recv_multipart(copy=False)
+            port.heard(frames)
+            yield [frame.bytes for frame in frames]
+    if port is not None:
+        port.end_turn()
 
 
 def place_file(folder: Path, output_dir: Path, number: int) -> Path:

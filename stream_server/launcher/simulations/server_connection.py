@@ -6,7 +6,7 @@ from typing import Self
 
 import zmq
 
-from stream_server.launcher.simulations.remote_access import AccessDesk, RemoteAccess
+from stream_server.launcher.simulations.remote_access import RemoteAccess, RemotePort, messages_of
 from stream_server.messages import launcher_link
 
 Readable = int | zmq.Socket[bytes]
@@ -32,27 +32,28 @@ class ServerConnection:
         self._socket = self._context.socket(zmq.ROUTER)
         self._poller = zmq.Poller()
         self._peer: bytes | None = None
-        self._desk: AccessDesk | None = None
+        self._port: RemotePort | None = None
 
     def __enter__(self) -> Self:
         self._socket.linger = 0
         # Both ends keep everything: what passes is small, and nothing of it may be lost.
         self._socket.sndhwm = self._socket.rcvhwm = 0
+        if self.remote is not None:
+            self._port = RemotePort("link", self._socket, self.remote)
+            self.watch(self._port.questions)
         self._socket.bind(self.address)
         self.watch(self._socket)
-        if self.remote is not None:
-            self._desk = AccessDesk(self._context, self.remote.keys)
-            self.watch(self._desk.socket)
-            before = self.remote.before
-            self.place = self.remote.bind(self._socket, None if before is None else before.link)
+        if self._port is not None:
+            before = self._port.access.before
+            self.place = self._port.open(None if before is None else before.link)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._port is not None:
+            self._port.close()
         self._socket.close(linger=1000)
-        if self._desk is not None:
-            self._desk.socket.close(linger=0)
         self._context.term()
 
     @property
@@ -82,10 +83,7 @@ class ServerConnection:
             MalformedMessage: rank 0 and the launcher are of different versions.
         """
         messages = []
-        if self._desk is not None:
-            self._desk.answer()
-        while self._socket.poll(0):
-            peer, frame = self._socket.recv_multipart()
+        for peer, frame in messages_of(self._socket, self._port):
             message = launcher_link.to_launcher(frame)
             if self._is_heard(peer, message):
                 messages.append(message)

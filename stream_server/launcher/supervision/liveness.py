@@ -16,7 +16,7 @@ from typing import Self
 
 import zmq
 
-from stream_server.launcher.simulations.remote_access import AccessDesk, RemoteAccess
+from stream_server.launcher.simulations.remote_access import RemoteAccess, RemotePort, messages_of
 from stream_server.machine.processes import Leader
 from stream_server.messages.launcher_link import rank_name, rank_of
 
@@ -119,7 +119,7 @@ class Liveness:
         self.place = ""
         self.wake_at = 0.0
         self._before = before
-        self._desk: AccessDesk | None = None
+        self._port: RemotePort | None = None
 
     def __enter__(self) -> Self:
         self._context = zmq.Context()
@@ -127,22 +127,24 @@ class Liveness:
         self._socket.linger, self._socket.maxmsgsize = 0, MAX_BYTES
         # A rank that connects anew takes over its name from the connection that it has lost.
         self._socket.router_handover = self._socket.router_mandatory = True
-        self._socket.bind(self.address)
         if self.remote is not None:
-            self._desk = AccessDesk(self._context, self.remote.keys)
-            self.place = self.remote.bind(self._socket, self._before)
+            self._port = RemotePort("alive", self._socket, self.remote)
+        self._socket.bind(self.address)
+        if self._port is not None:
+            self.place = self._port.open(self._before)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for socket in self.sockets:
-            socket.close(linger=0)
+        if self._port is not None:
+            self._port.close()
+        self._socket.close(linger=0)
         self._context.term()
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        return (self._socket,) if self._desk is None else (self._socket, self._desk.socket)
+        return (self._socket,) if self._port is None else (self._socket, self._port.questions)
 
     def take(self, now: float) -> None:
         """Take note of all that has come, and ask again when it is time."""
@@ -158,10 +160,7 @@ class Liveness:
         return len(self.presence.known) >= self.presence.num_ranks
 
     def _receive(self) -> None:
-        if self._desk is not None:
-            self._desk.answer()
-        while self._socket.poll(0):
-            name, frame, *_ = [*self._socket.recv_multipart(), b""]
+        for name, frame, *_ in ([*frames, b""] for frames in messages_of(self._socket, self._port)):
             rank = rank_of(name)
             if rank is not None and rank < self.presence.num_ranks:
                 self.presence.heard(rank)

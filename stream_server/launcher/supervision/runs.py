@@ -200,6 +200,7 @@ def attempts(config: StudyConfig) -> Attempts:
         seed=config.study.seed,
         study_dir=config.study_dir,
         output_dir=config.output_dir,
+        whole=config.parameters.whole,
     )
 
 

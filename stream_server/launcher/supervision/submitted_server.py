@@ -91,6 +91,10 @@ class SubmittedServer:
         self._cancel()
         self.look(now)
 
+    def abandon(self) -> None:
+        """Wait for its end no longer: its backend ends it for good when it is closed."""
+        self.is_over = True
+
     def look(self, now: float) -> None:
         """See what the scheduler says of it, and show what it printed."""
         is_given_up = self._give_up_at is not None and now >= self._give_up_at

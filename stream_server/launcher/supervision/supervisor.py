@@ -295,6 +295,8 @@ class Supervisor:
         self._exit_code = RankLost.exit_code
         if self._running is not None:
             self._running.kill(f"{number.name} came again", time.monotonic())
+            if isinstance(self._running.job, SubmittedServer):
+                self._running.job.abandon()
 
 
 def say(text: str) -> None:

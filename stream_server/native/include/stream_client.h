@@ -136,7 +136,7 @@ STREAM_API int stream_put_array(stream_simulation *simulation, const char *name,
 /* Send what was put as one sample. Blocks while the server has no room for more. After an error nothing is put any
  * more. Small steps share a message, and the last ones may wait for the next call.
  *
- * STREAM_STOP: the study has ended and wants nothing more, from then on for ever. Parallel codes learn this at
+ * STREAM_STOP: the study has ended, or this simulation was stopped early, and nothing more of it is wanted. Parallel codes learn this at
  * different steps on different ranks, and must agree before they leave their loop. */
 STREAM_API int stream_send(stream_simulation *simulation, int64_t time_step);
 
@@ -149,7 +149,7 @@ STREAM_API int stream_next(stream_simulation *simulation);
 STREAM_API int stream_invalidate(stream_simulation *simulation, const char *reason);
 
 /* Wait until all that was sent has arrived, and leave. *simulation is NULL afterwards, whatever is returned, so a
- * message is in stream_error(NULL). STREAM_STOP: the study had ended.
+ * message is in stream_error(NULL). STREAM_STOP: the study had ended, or the simulation was stopped early.
  *
  * STREAM_ERROR_ARGUMENT: each stream_send was a mistake, so that nothing was sent; the simulation is abandoned, and the
  * message is that of the first one. A simulation that ran on without its server (client.if_server_away is "continue")
@@ -159,7 +159,7 @@ STREAM_API int stream_finish(stream_simulation **simulation);
 /* Leave without finishing, as after an error of the solver: the study starts a new attempt. */
 STREAM_API int stream_abandon(stream_simulation **simulation);
 
-/* Why the study has ended, as far as the server told, or "". */
+/* Why the study has ended or the simulation was stopped, as far as the server told, or "". */
 STREAM_API const char *stream_stop_reason(const stream_simulation *simulation);
 
 /* What was wrong at the last error, or "". NULL: at the last stream_connect, stream_finish or stream_abandon of this

@@ -182,7 +182,7 @@ int stream_next(stream_simulation *simulation) {
     code = sc_simulation_complete(simulation);
     if (code < 0)
         return code;
-    if (simulation->none_is_left || simulation->is_alone || code == STREAM_STOP) {
+    if (simulation->none_is_left || simulation->is_alone) {
         simulation->none_is_left = true;
         return STREAM_STOP;
     }

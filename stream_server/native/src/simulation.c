@@ -70,7 +70,7 @@ static int begin(stream_simulation *simulation, sc_reply *answer, sc_error *erro
     sc_delivery_free(simulation->delivery);
     simulation->delivery = delivery;
     simulation->id = delivery->welcome.simulation;
-    simulation->is_invalidated = false;
+    simulation->is_invalidated = simulation->has_ended = false;
     simulation->has_sent = false;
     simulation->refused.code = STREAM_OK;
     return STREAM_OK;

@@ -97,7 +97,7 @@ class FailedSaves:
             cause, reason = failed.cause, failed.reason
             self._seen[cause] = self._seen.get(cause, (0, ""))[0] + 1, reason
         elif self._cause is not None:
-            # On a full disk the ranks fail by turns; that another one did tells nothing new.
+            # On a full disk ranks fail one after another, and only the first failure is news.
             cause = self._cause
         if cause != self._cause:
             before = f" ({self._before})" if self._cause is not None else ""

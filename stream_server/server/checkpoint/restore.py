@@ -255,7 +255,7 @@ def _indices(packed: bytes) -> NDArray[np.int64]:
 def held_out_rows(
     part: SavedRank, rank: int, num_ranks: int, *, is_own: bool, whole_simulations: bool
 ) -> slice | NDArray[np.intp]:
-    """The held-out rows of a part that come to a rank: all of its own, or every so many-th row or simulation."""
+    """The held-out rows of a part that come to a rank: all of its own, or rows or simulations at equal distances."""
     if is_own:
         return slice(None)
     if not whole_simulations:

@@ -157,7 +157,7 @@ class Assembly:
         return steps
 
     def _refuse(self, connection: Connection, data: Data, reason: Reason, text: str) -> Refusal:
-        connection.count_settled()
+        connection.count_settled(data.num_steps)
         return self.state.refuse(reason, text, data.sequence)
 
     def _outside_window(self, connection: Connection, data: Data, num: int) -> Refusal:
@@ -191,7 +191,7 @@ class Assembly:
         )
         if not wanted or is_further_part:
             # A further part of a step is settled with the first one.
-            connection.count_settled()
+            connection.count_settled(data.num_steps)
             return
         message = connection.count(len(wanted))
         for step in wanted:

@@ -221,12 +221,13 @@ class PartialStep:
 class AttemptState:
     """One attempt of a simulation as this rank sees it: the steps from `first` on are this rank's.
 
-    `end_state` is the simulation's terminal state, "" while it has none. `num_expected` is how many steps this rank is
-    to settle, `total` how many all ranks are; None while that is not known. `share_complete`: this rank has settled as
-    many. `num_known` is how many steps were settled before client rank 0 opened, and will come again or be left out;
-    `num_unsaved` how many came since the last checkpoint was taken. `num_waiting` steps wait for room in the buffer.
-    `reservation` numbers the reservations of credit, to tell the steps of this one from those that an earlier one left
-    behind. `sender` is the connection with a series of which steps are not settled yet.
+    `end_state` is the simulation's terminal state, "" while it has none, and `end_reason` why it ended so.
+    `num_expected` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not
+    known. `share_complete`: this rank has settled as many. `num_known` is how many steps were settled before client
+    rank 0 opened, and will come again or be left out; `num_unsaved` how many came since the last checkpoint was taken.
+    `num_waiting` steps wait for room in the buffer. `reservation` numbers the reservations of credit, to tell the steps
+    of this one from those that an earlier one left behind. `sender` is the connection with a series of which steps are
+    not settled yet.
     """
 
     simulation: int
@@ -238,6 +239,7 @@ class AttemptState:
     total: int | None
     phase: AttemptPhase = AttemptPhase.RUNNING
     end_state: str = ""
+    end_reason: str = ""
     share_complete: bool = False
     credit: CreditPhase = CreditPhase.NONE
     reservation: int = 0
@@ -269,6 +271,11 @@ class AttemptState:
         return self.end_state == "finished"
 
     @property
+    def stopped_early(self) -> bool:
+        """Nothing more is wanted of the simulation, and its clients are told so."""
+        return self.end_state == "stopped_early"
+
+    @property
     def num_under_way(self) -> int:
         """Steps of this attempt that hold a slot and are not yet in the stream."""
         return len(self.partial_steps) + self.num_waiting
@@ -293,7 +300,8 @@ class Connection:
 
     `next_sequence` is what its next Data message must carry; all messages below `received` are settled and in the
     stream. The acknowledgements keep those below which all are in a committed checkpoint, `durable`, and the client
-    was told that they are received, `acknowledged`. `required` has a bit for each block that no step may lack,
+    was told that they are received, `acknowledged`; `num_owed` steps, or more, lie between that and `received`.
+    `required` has a bit for each block that no step may lack,
     `everything` one for each block. `alone`: the simulation has no other client rank. `series` tells which message is
     likely to come next.
     """
@@ -311,6 +319,7 @@ class Connection:
     received: int = 0
     durable: int = 0
     acknowledged: int = 0
+    num_owed: int = 0
     pending: deque[PendingMessages] = field(default_factory=deque)
     series: MessageSeries | None = None
 
@@ -342,9 +351,10 @@ class Connection:
         self.pending.append(message)
         return message
 
-    def count_settled(self) -> None:
+    def count_settled(self, num_steps: int) -> None:
         """Count the next Data message, of which nothing is to be settled: the mark passes it with those before it."""
         self.next_sequence += 1
+        self.num_owed += num_steps
         if self.pending:
             self.pending[-1].end = self.next_sequence
         else:
@@ -354,7 +364,9 @@ class Connection:
         """Move `received` over all that is done with: steps of a message are in the stream or refused."""
         message.num_steps -= num_steps
         while self.pending:
-            self.received = self.pending[0].received
-            if self.pending[0].num_steps:
+            first = self.pending[0]
+            self.num_owed += (first.received - self.received) * first.steps_per_message
+            self.received = first.received
+            if first.num_steps:
                 break
             self.pending.popleft()

@@ -92,11 +92,11 @@ class Intake:
         if current is not None and current.attempt == attempt:
             self._end(current, AttemptEvent.END)
 
-    def end_simulation(self, simulation: int, end_state: str) -> None:
+    def end_simulation(self, simulation: int, end_state: str, reason: str = "") -> None:
         """Accept nothing more from a simulation, which has its terminal state; an invalid one is withdrawn."""
         current = self.attempt(simulation)
         if current is not None:
-            current.end_state = end_state
+            current.end_state, current.end_reason = end_state, reason
             self._end(current, AttemptEvent.CLOSE)
             current.ends.clear()
             current.layout.blocks.clear()
@@ -231,7 +231,7 @@ class Intake:
             self.settlement.touched[connection.peer] = connection
             self.settlement.freed += slots
             connection.series = None
-            connection.count_settled()
+            connection.count_settled(series.num_steps)
             return self.refuse(problem.reason, str(problem), series.sequence)
         if not series.slots:
             self.settlement.touched[connection.peer] = connection

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stream_server.messages import launcher_link
+from stream_server.messages.notices import EndEarly
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,4 +79,11 @@ class CheckpointCommitted:
 
 
 Event = SimulationFinished | ReceptionEnded | SimulationsFailed | StopAsked | FinishAsked | FromLauncher
-Command = BeginStudy | ParametersSuggested | launcher_link.StopSimulations | CheckpointCommitted | launcher_link.Leaving
+Command = (
+    BeginStudy
+    | ParametersSuggested
+    | EndEarly
+    | launcher_link.StopSimulations
+    | CheckpointCommitted
+    | launcher_link.Leaving
+)

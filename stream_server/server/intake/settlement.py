@@ -254,7 +254,7 @@ class Settlement:
                 total=attempt.total,
             )
             for attempt in self.changed.values()
-            if not attempt.end_state
+            if not attempt.end_state or attempt.stopped_early
         ]
         self.changed.clear()
         self.has_complete_share = False

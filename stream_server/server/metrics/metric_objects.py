@@ -128,7 +128,7 @@ def _metrics_in(attribute: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif hasattr(value, "named_modules"):
         inside = ""
         for path, module in value.named_modules():
-            # A collection speaks for the metrics in it.
+            # A collection reports the metrics in it.
             if is_metric(module) and not (inside and path.startswith(inside)):
                 inside = f"{path}."
                 yield ".".join(part for part in path.split(".") if part not in _WRAPPERS), module

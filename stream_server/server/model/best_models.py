@@ -177,7 +177,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
             raise OtherFormat(f"{folder} has format {quoted(facts['format'])}, and this release reads format {FORMAT}")
         damaged = damaged_files(folder, records_from_json(facts["files"]))
         if type(facts["batch"]) is not int:
-            raise ValueError(f"{FACTS_FILE} tells of no batch")
+            raise ValueError(f"{FACTS_FILE} has no batch number")
     except OtherFormat:
         raise
     except (OSError, ValueError, KeyError, DamagedCheckpoint) as error:

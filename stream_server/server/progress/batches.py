@@ -11,18 +11,23 @@ from numpy.typing import NDArray
 class Batch:
     """The samples of one training step on one rank.
 
-    `keys` are the simulation ids and the time steps of the samples of the stream, shape (2, …); `num_first` of them are
-    drawn for the first time. Only where a loader of the user's makes batches, `num_added` samples are not of the
-    stream, or were in a batch before, and `num_dropped` draws came into none, `num_first_dropped` of them first ones.
+    `keys` are the simulation ids and the time steps of the samples of the stream, shape (2, …); those that `is_first`
+    tells, `num_first` in all, are drawn for the first time. Only where a loader of the user's makes batches,
+    `num_added` samples are not of the stream, or were in a batch before, and `num_dropped` draws came into none,
+    `num_first_dropped` of them first ones.
     """
 
     data: Any
     size: int
     keys: NDArray[np.int64]
-    num_first: int
+    is_first: NDArray[np.bool_]
     num_added: int = 0
     num_dropped: int = 0
     num_first_dropped: int = 0
+
+    @property
+    def num_first(self) -> int:
+        return int(np.count_nonzero(self.is_first))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

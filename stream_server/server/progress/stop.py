@@ -43,17 +43,24 @@ class StopRequests:
     """This rank's request to stop, and the reason that all ranks agreed on.
 
     `request` may be called in a signal handler. The first request is kept, and all are counted. A stop
-    `was_ordered` by the user, for the whole study, or is that of this server's job alone; rank 0 knows. While the study
-    is `in_set_up`, which has no control rounds, a signal interrupts the main thread.
+    `was_ordered` by the user, for the whole study, or is that of this server's job alone; rank 0 knows. `is_followed`
+    is that of `Start`. While the study is `in_set_up`, which has no control rounds, a signal interrupts the main
+    thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_followed: bool = False) -> None:
+        self.is_followed = is_followed
         self.in_set_up = False
         self.pending: StopReason | None = None
         self.num_requests = 0
         self.text = ""
         self.agreed: StopReason | None = None
         self.was_ordered = False
+
+    @property
+    def hands_over(self) -> bool:
+        """The study goes on in another server, which nobody need start. Rank 0."""
+        return self.is_followed and self.agreed is StopReason.SAVED and not self.was_ordered
 
     def order(self, text: str) -> None:
         """The user asks for the stop."""

@@ -10,24 +10,40 @@ from stream_server.server.intake.attempts import Connection
 class Acknowledgements:
     """Tells clients how far their messages are *received* (in the stream) and *durable* (in a committed checkpoint).
 
-    Both are marks below which that holds for all messages of a connection, so each gets at most one acknowledgement per
-    turn. `connections` are the open ones by peer, which others open and close; `reply` sends to a client.
+    Both are marks below which that holds for all messages of a connection. So that not every message has an answer, a
+    client hears of what is received once that is half of the `credit`, with which it cannot wait for us yet, or else
+    when all that is `owed` is sent. `connections` are the open ones by peer, which others open and close; `reply` sends
+    to a client.
     """
 
-    def __init__(self, connections: Mapping[bytes, Connection], reply: Callable[[bytes, Message], None]) -> None:
+    def __init__(
+        self, connections: Mapping[bytes, Connection], reply: Callable[[bytes, Message], None], *, credit: int
+    ) -> None:
         self.connections = connections
         self.reply = reply
+        self._few = (credit + 1) // 2
+        self._owed: dict[bytes, Connection] = {}
 
     def send(self, connection: Connection) -> None:
         """Tell a client how far its connection has come."""
         failpoint("receiver.before_ack")
         connection.acknowledged = connection.received
+        connection.num_owed = 0
         self.reply(connection.peer, connection.ack())
 
     def acknowledge_received(self, connections: Iterable[Connection]) -> None:
-        """Acknowledge, at the end of a turn, what of these connections is received and not acknowledged yet."""
+        """Acknowledge, at the end of a turn, what of these connections is received, unless it is little."""
         for connection in connections:
-            if connection.received != connection.acknowledged or connection.ended:
+            if connection.num_owed >= self._few or connection.ended:
+                self.send(connection)
+            elif connection.received != connection.acknowledged:
+                self._owed[connection.peer] = connection
+
+    def acknowledge_owed(self) -> None:
+        """Acknowledge the little, too, which a client may wait for all the same. Due several times a second."""
+        owed, self._owed = self._owed, {}
+        for connection in owed.values():
+            if connection.received != connection.acknowledged:
                 self.send(connection)
 
     def received_marks(self) -> dict[bytes, int]:

@@ -147,8 +147,8 @@ class Coordinator:
                 self.perform(self.roster.failed(message.simulation, message.attempt, message.reason, message.log))
                 self.tell_main(mailbox.FromLauncher(message=message))
             case launcher_link.FailedLater():
-                self.roster.fails_later(message)
-                self.tell_main(mailbox.FromLauncher(message=message))
+                if self.roster.fails_later(message):
+                    self.tell_main(mailbox.FromLauncher(message=message))
             case _:
                 self.tell_main(mailbox.FromLauncher(message=message))
         self.want_parameters(self.roster.num_wanted)

@@ -52,7 +52,7 @@ class Dispatcher:
         self.tell_main = tell_main
         self.parameters = SimulationParameters()
         self.connections: dict[bytes, Connection] = {}
-        self.acknowledgements = Acknowledgements(self.connections, reply)
+        self.acknowledgements = Acknowledgements(self.connections, reply, credit=intake.state.credit)
         self.is_final = False
         self.stopped = False
         self._left: deque[bytes] = deque()
@@ -76,8 +76,10 @@ class Dispatcher:
         if self.stopped:
             self.reply(peer, Ack(received=0, durable=0, stop=True))
         elif type(message) is Data and connection is not None and connection.attempt.finished:
-            # The last step once more.
+            # The last step was sent again.
             self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
+        elif connection is not None and connection.attempt.stopped_early:
+            self.reply(peer, Stop(text=connection.attempt.end_reason))
         elif type(message) is Data and connection is not None:
             self._answer(peer, self.intake.take(connection, message, header, payload))
         elif isinstance(message, Open):
@@ -141,6 +143,10 @@ class Dispatcher:
         if self.intake.has_finished(message):
             self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
             return
+        attempt = self.intake.attempt(message.simulation)
+        if attempt is not None and attempt.stopped_early:
+            self.reply(peer, Stop(text=attempt.end_reason))
+            return
         self._replace_lost(message)
         answer = self.intake.open(peer, message)
         if answer is None:
@@ -180,9 +186,13 @@ class Dispatcher:
 
     def _end_simulation(self, notice: notices.Terminal) -> None:
         failpoint("receiver.before_terminal")
-        self.intake.end_simulation(notice.simulation, notice.state)
+        self.intake.end_simulation(notice.simulation, notice.state, notice.reason)
         if notice.state == "finished":
             self.tell_main(mailbox.SimulationFinished(simulation=notice.simulation))
+        elif notice.state == "stopped_early":
+            attempt = self.intake.attempt(notice.simulation)
+            for connection in () if attempt is None else attempt.connections.values():
+                self._tell_to_stop(connection, notice.reason)
         else:
             self.access.forget(notice.simulation)
         self._leave(notice.simulation)
@@ -192,8 +202,11 @@ class Dispatcher:
         self.stopped = True
         self.intake.pop_touched()
         for connection in self.connections.values():
-            self.reply(connection.peer, Stop(text=reason))
-            self.reply(connection.peer, connection.ack(stop=True))
+            self._tell_to_stop(connection, reason)
+
+    def _tell_to_stop(self, connection: Connection, reason: str) -> None:
+        self.reply(connection.peer, Stop(text=reason))
+        self.reply(connection.peer, connection.ack(stop=True))
 
     def _answer(self, peer: bytes, refusal: Refusal | None) -> None:
         if refusal is not None:

@@ -46,7 +46,7 @@ class Heartbeat:
         try:
             self._require_launcher()
         except StreamServerError as error:
-            # Ranks other than 0 are silent about what befalls all of them.
+            # What concerns all ranks is logged by rank 0 alone.
             tell(f"stream-server: rank {self.rank} on node {socket.gethostname()}: {error}", sys.stderr)
             self._ways.close()
             raise

@@ -247,6 +247,8 @@ class Receiver:
             elif isinstance(notice, notices.Share):
                 assert self._coordinator is not None
                 self._coordinator.share(rank, notice)
+            elif isinstance(notice, notices.EndEarly):
+                self._end_early(notice)
             elif notice is not None:
                 self.dispatcher.apply(notice)
         if self._coordinator is not None:
@@ -262,6 +264,8 @@ class Receiver:
                 case mailbox.ParametersSuggested():
                     assert self._coordinator is not None
                     self._coordinator.suggested(command.parameters)
+                case notices.EndEarly():
+                    self._end_early(command)
                 case mailbox.CheckpointCommitted():
                     self.dispatcher.acknowledgements.acknowledge_durable(command.received_marks)
                     if self._coordinator is not None:
@@ -274,6 +278,12 @@ class Receiver:
                 case launcher_link.StopSimulations():
                     self._coordinator.perform(self._coordinator.roster.stop(command))
 
+    def _end_early(self, notice: notices.EndEarly) -> None:
+        if self._coordinator is not None:
+            self._coordinator.perform(self._coordinator.roster.end_early(notice))
+        else:
+            self._channels[0].post(notice)
+
     def _report(self) -> None:
         now = time.monotonic()
         if now - self._here_at >= HERE_S:
@@ -281,6 +291,7 @@ class Receiver:
         if not self.intake.settlement.has_complete_share and now - self._reported_at < REPORT_S:
             return
         self._reported_at = now
+        self.dispatcher.acknowledgements.acknowledge_owed()
         for share in self.intake.changes():
             if self._coordinator is not None:
                 self._coordinator.share(0, share)

@@ -18,7 +18,9 @@ from stream_server.errors import ConfigError, ProducerFailed, RankLost
 from stream_server.failpoints import failpoint
 from stream_server.machine import network
 from stream_server.machine.descriptors import most_connections
+from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link
+from stream_server.messages.notices import EndEarly
 from stream_server.messages.operator import TrainingStatus
 from stream_server.messages.tcp import ANYWHERE
 from stream_server.server.checkpoint.restore import RankRestore, finished_simulations
@@ -108,7 +110,7 @@ class Reception:
         return None if self._receiver is None else self._receiver.account()
 
     def count(self, stack: ExitStack) -> None:
-        """Nobody knows before the simulations have run."""
+        """Does nothing: the counts are not known before the simulations have run."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -133,7 +135,9 @@ class Reception:
             if self.roster is not None:
                 write_csv(self.folder.parameters, self.roster.parameters, self.roster.origins)
                 if self.suggester is not None:
-                    self.suggester.start(lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)))
+                    self.suggester.start(
+                        lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)), self.end_early
+                    )
                 self._announce(self.roster, endpoints[0])
                 if self.start.link is None:
                     stack.callback(receiver.sockets.launcher_has_ended)
@@ -170,7 +174,7 @@ class Reception:
 
     @property
     def simulations(self) -> Roster | None:
-        """How the simulations fare. Rank 0."""
+        """The state of each simulation. Rank 0."""
         return self.roster
 
     @property
@@ -191,12 +195,16 @@ class Reception:
         ]
 
     def ingest(self, results: Mapping[int, Mapping[str, float]]) -> None:
-        """Tell the class that suggests parameters how simulations fare. Rank 0."""
+        """Give the results of simulations to the class that suggests parameters. Rank 0."""
         assert self.suggester is not None
         assert self.roster is not None
         with self.receiver.turn:
             rows = self.roster.with_parameters(results)
         self.suggester.ingest(rows)
+
+    def end_early(self, simulation: int, reason: str) -> None:
+        """Stop a simulation that is to be trained on."""
+        self.receiver.post(EndEarly(simulation=simulation, reason=in_one_line(reason)))
 
     def failed_simulations(self) -> list[int]:
         """The simulations that were given up or withdrew themselves. Rank 0."""
@@ -258,7 +266,7 @@ class Reception:
 
         The sockets of all ranks stay open until the last process has.
         """
-        stop = SimulationStop(self.ranks, self.receiver, self.launcher, is_followed=self.start.is_followed)
+        stop = SimulationStop(self.ranks, self.receiver, self.launcher)
         stop.run(stops, timeout_s=self.config.simulation.timeout_s)
         if self.receiver.error is not None:
             raise ProducerFailed("the receiver failed after the last batch") from self.receiver.error

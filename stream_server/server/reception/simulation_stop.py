@@ -37,16 +37,13 @@ log = logging.getLogger(__name__)
 class SimulationStop:
     """Ends the simulations of a study, on all ranks together; main thread. `launcher` is one that rank 0 has started.
 
-    The sockets of all ranks stay open until the last process has ended. `is_followed` is that of `Start`.
+    The sockets of all ranks stay open until the last process has ended.
     """
 
-    def __init__(
-        self, ranks: Ranks, receiver: Receiver, launcher: LauncherProcess | None, *, is_followed: bool = False
-    ) -> None:
+    def __init__(self, ranks: Ranks, receiver: Receiver, launcher: LauncherProcess | None) -> None:
         self.ranks = ranks
         self.receiver = receiver
         self.launcher = launcher
-        self.is_followed = is_followed
         self._is_first = ranks.rank == 0
 
     def run(self, stops: StopRequests, *, timeout_s: float) -> None:
@@ -54,7 +51,8 @@ class SimulationStop:
 
         They have a short grace to end by themselves, or `timeout_s` if all that was wanted of them is there.
         """
-        if not self._hands_over(stops):
+        # The simulations wait for the next server where there is one.
+        if not self.ranks.broadcast(stops.hands_over):
             grace_s = timeout_s if stops.agreed is None else STOP_GRACE_S
             if self._is_first:
                 reason = stops.text or "the study has ended"
@@ -63,11 +61,6 @@ class SimulationStop:
         if self._is_first:
             self.receiver.post(launcher_link.Leaving())
         self.ranks.barrier()
-
-    def _hands_over(self, stops: StopRequests) -> bool:
-        """Whether the simulations are to wait for the next server: the study goes on, and nobody stops it."""
-        goes_on = self.is_followed and stops.agreed is StopReason.SAVED
-        return goes_on and not self.ranks.broadcast(stops.was_ordered)
 
     def _wait_for_jobs(self, stops: StopRequests, timeout_s: float) -> None:
         """Wait until rank 0 sees the last job end; a signal that it gets meanwhile ends the waiting, and so the jobs.

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import zmq
 
 from stream_server.messages.client import MAX_PART_BYTES
+from stream_server.messages.connection_guard import ConnectionGuard, user_of
 from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_peer_socket
 from stream_server.messages.ipc import Ways
 from stream_server.messages.tcp import ANYWHERE, bind_tcp
-from stream_server.server.reception.connection_guard import ConnectionGuard
 from stream_server.server.run.curve import CurveAccess
 
 LINGER_MS = 1000
@@ -97,7 +97,7 @@ class SocketPayload:
         return frame
 
     def more(self) -> bool:
-        # A frame knows it for nothing; after a receive into memory only the socket does, at 1 µs a question.
+        # A frame carries this flag; after a receive into memory the socket must be asked, which takes 1 µs.
         if self._more is None:
             self._more = bool(self._get(zmq.RCVMORE))
         return self._more
@@ -129,7 +129,7 @@ class Sockets:
         self.access = access
         self.settings = settings
         names = (DATA, CONTROL, PEERS) if rank == 0 else (DATA,)
-        self.guard = ConnectionGuard(rank, max_connections=settings.max_connections, names=names, wake=self.wake)
+        self.guard = ConnectionGuard(str(rank), max_connections=settings.max_connections, names=names, wake=self.wake)
         self._opened: list[Socket] = []
         self._ways = Ways()
         self._is_awake = False
@@ -222,16 +222,16 @@ class Sockets:
                 if (connection := routed.get(peer)) is not None:
                     connection.was_heard = True
                 yield peer, header.bytes, None
-            elif self._heard(DATA, peer, header):
-                yield peer, header.bytes, _user(header)
+            elif self.guard.heard(DATA, peer, header, is_question=True):
+                yield peer, header.bytes, user_of(header)
             payload.drain()
 
     def control(self) -> Iterator[tuple[bytes, bytes, str | None]]:
         """The messages of clients to rank 0: peer, message, and the key, if any."""
         for frames in self._words(self._control):
             peer = frames[0].bytes
-            if self._heard(CONTROL, peer, frames[1]):
-                yield peer, frames[1].bytes, _user(frames[1])
+            if self.guard.heard(CONTROL, peer, frames[1], is_question=True):
+                yield peer, frames[1].bytes, user_of(frames[1])
 
     def letters(self) -> Iterator[tuple[int, bytes]]:
         """The frames from other ranks: rank and frame."""
@@ -240,7 +240,8 @@ class Sockets:
             if self.rank > 0:
                 yield 0, sender
                 continue
-            if self._heard(PEERS, sender, frames[-1]) and sender.startswith(RANK) and self._is_ours(frames[-1]):
+            # A rank may have much to say when many simulations end; others are not even answered here.
+            if self.guard.heard(PEERS, sender, frames[-1]) and sender.startswith(RANK) and self._is_ours(frames[-1]):
                 number = sender.removeprefix(RANK)
                 if number.isdigit():
                     yield int(number), frames[-1].bytes
@@ -294,7 +295,7 @@ class Sockets:
     def _words_socket(self, *, unsent: int = 0) -> Socket:
         """A socket for messages that are small, and that are said again if need be."""
         socket = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=unsent, num_bytes=MAX_WORD_BYTES)
-        # What has come when a connection is cut is heard nevertheless: let it be little.
+        # What arrived before a connection was cut is still processed, so its amount is limited.
         socket.rcvbuf = WORDS_BUFFER_BYTES
         return socket
 
@@ -311,19 +312,6 @@ class Sockets:
         path = f"ipc://{self.settings.ipc_folder / 'o'}"
         self._control.bind(path)
         return (path, addresses[1]) if self.access.encrypts_tcp else (path,)
-
-    def _heard(self, name: str, peer: bytes, frame: zmq.Frame) -> bool:
-        """Let the guard know that a message was read; whether it is to be answered, which one of a flood is not."""
-        connection = self.guard.routed[name].get(peer)
-        if connection is None:
-            owner = _user(frame) or _address(frame)
-            self.guard.identify(name, frame, peer, owner)
-        else:
-            owner = connection.owner or ""
-            connection.was_heard = True
-            # A rank may have much to say when many simulations end; others are not even answered there.
-            connection.num_questions += name != PEERS
-        return owner not in self.guard.table.penalties
 
     def _bind(self, socket: Socket, file: str, name: str) -> tuple[str, str]:
         self.guard.watch(name, socket)
@@ -356,16 +344,4 @@ class Sockets:
             yield frames
 
     def _is_ours(self, frame: zmq.Frame) -> bool:
-        return _user(frame) in (None, self.access.server.public)
-
-
-def _address(frame: zmq.Frame) -> str:
-    return str(frame.get("Peer-Address"))
-
-
-def _user(frame: zmq.Frame) -> str | None:
-    """The key of the client that sent a frame; None where no keys are used."""
-    try:
-        return str(frame.get("User-Id")) or None
-    except zmq.ZMQError:
-        return None
+        return user_of(frame) in (None, self.access.server.public)

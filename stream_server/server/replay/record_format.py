@@ -180,7 +180,7 @@ class Segment:
             study = str(described["study"])
             fields = typed(tuple[FieldSpec, ...], described["fields"])
             if not all(field.dtype in DTYPES for field in fields):
-                raise ValueError("a field is of no type")
+                raise ValueError("a field has an unknown dtype")
             layout = EntryLayout(fields, described["num_parameters"])
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError, MemoryError) as error:
             raise _undescribed(path) from error

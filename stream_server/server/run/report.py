@@ -17,11 +17,11 @@ from stream_server.storage.disk import make_folder, replace_file
 
 UNPROTECTED = (
     "network.security is none: anybody who reaches the ports of this study can read and change what is sent over TCP, "
-    "and send data himself"
+    "and can send data of their own"
 )
 FORMAT = 1
 PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch", "lightning-fabric")
-TERMINAL = ("finished", "given_up", "invalid", "stopped")
+TERMINAL = ("finished", "given_up", "invalid", "stopped_early", "stopped")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,7 @@ class ParameterDesign:
             self._file = _read(config.parameters.file)
             self.names = self._file.names
         else:
-            self.names = tuple(config.parameters.bounds or ())
+            self.names = tuple(config.parameters.scalars)
             self._training = _sampler(config, TRAINING_STREAM, config.study.simulations)
             self._validation = _sampler(config, VALIDATION_STREAM, config.validation.simulations)
 
@@ -100,7 +100,7 @@ class ParameterTable:
         known, rows = np.zeros(num, bool), np.zeros((num, num_parameters))
         known[: len(self._known)] = self._known
         rows[: len(self._rows), : self._rows.shape[1]] = self._rows
-        # Whoever knows a row finds it: the rows are never shorter than what is known.
+        # A known id always has a row: the rows are never shorter than what is known.
         self._rows = rows
         self._known = known
 
@@ -144,7 +144,7 @@ def _read(path: Path) -> DesignFile:
 
 
 def _sampler(config: StudyConfig, stream: int, num: int) -> Sampler:
-    sampler, bounds, folder = config.parameters.sampler, config.parameters.bounds or {}, config.study_dir
+    sampler, bounds, folder = config.parameters.sampler, config.parameters.scalars, config.study_dir
     if sampler.is_built_in:
         return make_sampler(sampler.class_, bounds, stream_seed(config.study.seed, stream), num, folder=folder)
     seed = generator_seed(config.study.seed, stream)

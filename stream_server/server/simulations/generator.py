@@ -4,12 +4,14 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
 from stream_server.built_in import GENERATORS, load_named
 from stream_server.config.parameters import Bounds
 from stream_server.errors import ConfigError
+from stream_server.storage.typed import listed, quoted
 from stream_server.user_code import arguments_for, call_user
 
 KIND = "parameters.sampler"
@@ -37,6 +39,8 @@ class SuggestedPoints:
 
 class PointGenerator:
     """An object of the user's class, which has `suggest(num)` and, if it learns, `ingest(results)`.
+
+    A class that learns may also have `to_stop()`, the numbers of simulations of which it wants nothing more.
 
     The class is called with the arguments that its signature names: `vocs` (as gest-api has it), `bounds` (pairs by
     name), `seed`, and those of study.json.
@@ -70,6 +74,11 @@ class PointGenerator:
         """It has `ingest`, so that what it suggests later may be better than what it suggests now."""
         return callable(getattr(self._source, "ingest", None))
 
+    @property
+    def stops(self) -> bool:
+        """It has `to_stop`, and is told of results at once."""
+        return callable(getattr(self._source, "to_stop", None))
+
     def suggest(self, num: int) -> SuggestedPoints:
         """Ask for `num` points; what it raises, or what is wrong with its answer, is the `problem` of what is given."""
         try:
@@ -90,11 +99,14 @@ class PointGenerator:
                 self._ids[point.values] = row.get(ID)
         return SuggestedPoints(points=tuple(points), problem=problems[0] if problems else "")
 
-    def ingest(self, results: Sequence[Mapping[str, Any]]) -> None:
+    def ingest(self, results: Sequence[Mapping[str, Any]]) -> list[int]:
         """Tell it how simulations have fared.
 
+        Returns:
+            The simulations that are to be stopped.
+
         Raises:
-            UserCodeError: it raised.
+            UserCodeError: it raised, or returned no numbers of simulations.
         """
         rows = [dict(result) for result in results]
         for row in rows:
@@ -102,6 +114,10 @@ class PointGenerator:
             if own is not None:
                 row[ID] = own
         call_user(f"{self._name}: ingest", self._source.ingest, rows)
+        if not self.stops:
+            return []
+        found: list[int] = call_user(f"{self._name}: to_stop", lambda: [*map(index, self._source.to_stop())])
+        return found
 
     def finalize(self) -> None:
         """Nothing more is asked of it.
@@ -116,7 +132,7 @@ class PointGenerator:
         try:
             if set(row) - {ID, SCORE} != set(self._bounds):
                 return None
-            values = tuple(float(row[name]) for name in self._bounds)
+            values = tuple(_number(row[name], limits) for name, limits in self._bounds.items())
             score = None if row.get(SCORE) is None else float(row[SCORE])
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
@@ -125,8 +141,13 @@ class PointGenerator:
         return Point(values=values, score=score) if inside and has_score else None
 
     def _complaint(self, row: object) -> str:
-        wanted = ", ".join(f"{name} in [{limit.low:g}, {limit.high:g}]" for name, limit in self._bounds.items())
-        return f"{self._name}: suggest must return dicts with {wanted}, but returned {row!r}"
+        wanted = [f"{name} in [{limit.low:g}, {limit.high:g}]" for name, limit in self._bounds.items()]
+        return f"{self._name}: suggest must return dicts with {listed(wanted)}, but returned {quoted(row)}"
+
+
+def _number(value: Any, limits: Bounds) -> float:
+    number = float(value)
+    return float(round(number)) if limits.integer and math.isfinite(number) else number
 
 
 def _is_inside(value: float, limits: Bounds) -> bool:

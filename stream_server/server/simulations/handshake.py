@@ -96,6 +96,8 @@ class Handshake:
             ]
         if hello.attempt == ATTACHING and entry.phase is SimulationPhase.WAITING:
             return self._ask_for(hello.simulation, peer, hello)
+        if entry.phase is SimulationPhase.STOPPED_EARLY:
+            return [Reply(peer=peer, message=Stop(text=entry.reason))]
         if _has_finished(hello, entry):
             return [Reply(peer=peer, message=Stop(text=f"simulation {hello.simulation} is finished"))]
         problem = _problem(hello, hello.simulation, entry)
@@ -181,6 +183,10 @@ class Handshake:
     def turn_away(self, simulation: int, reason: Reason, text: str) -> list[Action]:
         """Refuse all clients that wait for this simulation."""
         return [refuse(peer, reason, text) for peer in self._waiting.pop(simulation, {})]
+
+    def stop(self, simulation: int, text: str) -> list[Action]:
+        """Stop all clients that wait for this simulation."""
+        return [Reply(peer=peer, message=Stop(text=text)) for peer in self._waiting.pop(simulation, {})]
 
     def close(self, text: str) -> list[Action]:
         """Stop all waiting clients and admit no others: the study ends."""

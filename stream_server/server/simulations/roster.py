@@ -315,6 +315,12 @@ class Roster:
     def share(self, rank: int, share: notices.Share) -> list[Action]:
         """Rank `rank` says how far its share of a simulation has come."""
         entry = self.entries[share.simulation]
+        if entry.phase is SimulationPhase.STOPPED_EARLY and share.attempt == entry.attempt:
+            # What came before this rank heard of the stop.
+            entry.shares[rank] = share
+            before = self._num_missing_of(share.simulation)
+            self._settle(share.simulation)
+            self.num_missing += self._num_missing_of(share.simulation) - before
         if entry.phase.terminal or share.attempt != entry.attempt:
             return []
         if entry.goes_on and share.received:
@@ -342,6 +348,18 @@ class Roster:
             actions += self._end(message.simulation, SimulationPhase.INVALID, reason)
         return actions
 
+    def end_early(self, notice: notices.EndEarly) -> list[Action]:
+        """Nothing more is wanted of a training simulation, which may wait or run; of any other nothing changes."""
+        simulation, entry = notice.simulation, self.entries.get(notice.simulation)
+        if entry is None or entry.phase.terminal or entry.parameters is None or simulation < self._num_held_out:
+            return []
+        # To the launcher it is finished: the server has all that it wants, however the job ends.
+        return [
+            *self.handshake.stop(simulation, notice.reason),
+            launcher_link.Finished(simulation=simulation),
+            *self._end(simulation, SimulationPhase.STOPPED_EARLY, notice.reason),
+        ]
+
     def failed(self, simulation: int, attempt: int, reason: str = "", log: str = "") -> list[Action]:
         """The launcher says that an attempt has ended without finishing; another one, or `gave_up`, follows."""
         entry = self.entries[simulation]
@@ -352,10 +370,17 @@ class Roster:
         self._failed_attempts[simulation] = _failure(simulation, attempt, reason, log)
         return [notices.Over(simulation=simulation, attempt=attempt)]
 
-    def fails_later(self, message: launcher_link.FailedLater) -> None:
-        """An attempt failed that had sent every time step: for the report alone."""
+    def fails_later(self, message: launcher_link.FailedLater) -> bool:
+        """An attempt failed that had sent every time step: for the report alone.
+
+        Returns:
+            Whether that is worth telling: a program may take it for a failure that it was stopped early.
+        """
+        if self.entries[message.simulation].phase is SimulationPhase.STOPPED_EARLY:
+            return False
         failure = _failure(message.simulation, message.attempt, message.reason, message.log)
         self._failed_later[message.simulation] = failure
+        return True
 
     def gave_up(self, message: launcher_link.GaveUp) -> list[Action]:
         """The launcher has no attempt left for a simulation; a redraw puts the next unused id in its place."""

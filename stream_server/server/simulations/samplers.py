@@ -1,8 +1,7 @@
 """The samplers that choose the parameters of simulations: point i of an endless sequence."""
 
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from stream_server.built_in import SAMPLERS, load_named
 from stream_server.config.parameters import Bounds
 from stream_server.errors import UserCodeError
 from stream_server.server.simulations.generator import PointGenerator, Values
+from stream_server.server.simulations.unit_cube import UnitCube
 
 
 class Sampler(Protocol):
@@ -26,57 +26,57 @@ class Sampler(Protocol):
 class Uniform:
     """Independent points; each has a random generator of its own."""
 
-    def __init__(self, bounds: Sequence[Bounds], seed: SeedSequence) -> None:
-        self._bounds = bounds
+    def __init__(self, cube: UnitCube, seed: SeedSequence) -> None:
+        self._cube = cube
         self._seed = seed
 
     def values(self, index: int) -> Values:
         """Drawn from the generator of (seed, stream, index)."""
-        return scaled(_generator(self._seed, index).random(len(self._bounds)), self._bounds)
+        return _values(self._cube, _generator(self._seed, index).random(len(self._cube)))
 
 
 class LatinHypercube:
     """One stratified design of `num` points; what is drawn beyond it is uniform, for it cannot be extended."""
 
-    def __init__(self, bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> None:
-        self._bounds = bounds
+    def __init__(self, cube: UnitCube, seed: SeedSequence, num: int) -> None:
+        self._cube = cube
         self._seed = seed
         self._num = num
-        self._beyond = Uniform(bounds, seed)
+        self._beyond = Uniform(cube, seed)
 
     @functools.cached_property
     def _points(self) -> np.ndarray:
         from scipy.stats import qmc  # type: ignore[import-untyped]
 
-        return np.asarray(qmc.LatinHypercube(len(self._bounds), rng=_generator(self._seed)).random(self._num))
+        return np.asarray(qmc.LatinHypercube(len(self._cube), rng=_generator(self._seed)).random(self._num))
 
     def values(self, index: int) -> Values:
         """A point of the design, or beyond it an independent one."""
-        if index >= self._num or not self._bounds:
+        if index >= self._num or not len(self._cube):
             return self._beyond.values(index)
-        return scaled(self._points[index], self._bounds)
+        return _values(self._cube, self._points[index])
 
 
 class LowDiscrepancy:
     """A scrambled Halton or Sobol sequence (Owen 2017; Joe and Kuo 2008), continued as far as is asked for."""
 
-    def __init__(self, bounds: Sequence[Bounds], seed: SeedSequence, kind: str) -> None:
-        self._bounds = bounds
+    def __init__(self, cube: UnitCube, seed: SeedSequence, kind: str) -> None:
+        self._cube = cube
         self._seed = seed
         self._kind = kind
-        self._points = np.empty((0, len(bounds)))
+        self._points = np.empty((0, len(cube)))
 
     def values(self, index: int) -> Values:
         """Point `index`. The sequence is made again, twice as long, when it is too short: its start stays the same."""
-        if index >= len(self._points) and self._bounds:
+        if index >= len(self._points) and len(self._cube):
             self._points = self._first(1 << index.bit_length())
-        return scaled(self._points[index], self._bounds) if self._bounds else ()
+        return _values(self._cube, self._points[index]) if len(self._cube) else ()
 
     def _first(self, num: int) -> np.ndarray:
         from scipy.stats import qmc
 
         engine = {"halton": qmc.Halton, "sobol": qmc.Sobol}[self._kind]
-        return np.asarray(engine(len(self._bounds), rng=_generator(self._seed)).random(num))
+        return np.asarray(engine(len(self._cube), rng=_generator(self._seed)).random(num))
 
 
 class GeneratedPoints:
@@ -108,30 +108,30 @@ class GeneratedPoints:
         return self._rows[index]
 
 
-def uniform(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
+def uniform(cube: UnitCube, seed: SeedSequence, num: int) -> Sampler:
     """Make the sampler `uniform`; here and below `num` points are planned."""
-    return Uniform(bounds, seed)
+    return Uniform(cube, seed)
 
 
-def latin_hypercube(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
+def latin_hypercube(cube: UnitCube, seed: SeedSequence, num: int) -> Sampler:
     """Make the sampler `lhs`."""
-    return LatinHypercube(bounds, seed, num)
+    return LatinHypercube(cube, seed, num)
 
 
-def halton(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
+def halton(cube: UnitCube, seed: SeedSequence, num: int) -> Sampler:
     """Make the sampler `halton`."""
-    return LowDiscrepancy(bounds, seed, "halton")
+    return LowDiscrepancy(cube, seed, "halton")
 
 
-def sobol(bounds: Sequence[Bounds], seed: SeedSequence, num: int) -> Sampler:
+def sobol(cube: UnitCube, seed: SeedSequence, num: int) -> Sampler:
     """Make the sampler `sobol`."""
-    return LowDiscrepancy(bounds, seed, "sobol")
+    return LowDiscrepancy(cube, seed, "sobol")
 
 
 def make_sampler(name: str, bounds: Mapping[str, Bounds], seed: SeedSequence, num: int, *, folder: Path) -> Sampler:
     """The built-in sampler of this name."""
     make = load_named(name, SAMPLERS, folder, kind="parameters.sampler")
-    made: Sampler = make(tuple(bounds.values()), seed, num)
+    made: Sampler = make(UnitCube(tuple(bounds.values())), seed, num)
     return made
 
 
@@ -140,15 +140,5 @@ def _generator(seed: SeedSequence, *key: int) -> Generator:
     return default_rng(SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, *key)))
 
 
-def scaled(point: np.ndarray, bounds: Sequence[Bounds]) -> Values:
-    """A point of the unit cube, brought into the bounds."""
-    return tuple(_scaled(float(fraction), limits) for fraction, limits in zip(point, bounds, strict=True))
-
-
-def _scaled(fraction: float, limits: Bounds) -> float:
-    if limits.log:
-        low, high = math.log(limits.low), math.log(limits.high)
-        value = math.exp(low * (1 - fraction) + high * fraction)
-    else:
-        value = limits.low * (1 - fraction) + limits.high * fraction
-    return min(max(value, limits.low), limits.high)
+def _values(cube: UnitCube, place: np.ndarray) -> Values:
+    return tuple(cube.values(place).tolist())

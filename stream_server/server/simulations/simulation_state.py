@@ -10,7 +10,7 @@ QUEUED = "queued"
 
 
 class SimulationPhase(StrEnum):
-    """The phase of a simulation; the last four are terminal."""
+    """The phase of a simulation; the last five are terminal."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -18,6 +18,7 @@ class SimulationPhase(StrEnum):
     GIVEN_UP = "given_up"
     INVALID = "invalid"
     STOPPED = "stopped"
+    STOPPED_EARLY = "stopped_early"
 
     @property
     def terminal(self) -> bool:
@@ -66,11 +67,11 @@ class SimulationState:
         return self.parameters
 
     def restore(self, total: int | None, *, is_finished: bool) -> None:
-        """Continue in another incarnation: what was neither given up nor withdrawn is finished, or else to come.
+        """Continue in another incarnation: what was not given up, withdrawn or stopped early is finished, or to come.
 
         `total` is the number of steps of a finished simulation, if the ledgers know it.
         """
-        if self.phase not in (SimulationPhase.GIVEN_UP, SimulationPhase.INVALID):
+        if self.phase not in (SimulationPhase.GIVEN_UP, SimulationPhase.INVALID, SimulationPhase.STOPPED_EARLY):
             self.phase, self.reason = SimulationPhase.FINISHED if is_finished else SimulationPhase.WAITING, ""
         self.total = self.total if total is None else total
 

@@ -15,7 +15,8 @@ from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.losses import numbers
 
 LOSS, FIRST_LOSS, DEVIATION = "loss", "first_loss", "deviation"
-OWN = frozenset({LOSS, FIRST_LOSS, DEVIATION, "num_losses", "failed"})
+OF_HELD_OUT = ("validation_loss", "rollout_error")
+OWN = frozenset({"simulation", LOSS, FIRST_LOSS, DEVIATION, "num_losses", "failed", "held_out", *OF_HELD_OUT})
 
 Result = dict[str, float]
 EMPTY: Result = {LOSS: np.nan, "num_losses": 0.0, "failed": 0.0}
@@ -24,7 +25,7 @@ EMPTY: Result = {LOSS: np.nan, "num_losses": 0.0, "failed": 0.0}
 class SampleScores:
     """Sums and counts of what the samples of each simulation scored on this rank, since the last `take`. Main thread.
 
-    Of each batch these are the losses, those of samples that this process has not trained before (at first sight), and
+    Of each batch these are the losses, those of samples that were never drawn before (at first sight), and
     by how many standard deviations of the batch a loss is above the batch's mean, 0 for those below it (Dymchenko and
     Raffin 2024). A mean of the batch stands for each of its samples, if nothing else is known. No score may have the
     name of one of the `parameters`, with which a class finds it.
@@ -33,13 +34,12 @@ class SampleScores:
     def __init__(self, parameters: Iterable[str] = ()) -> None:
         self._parameters = frozenset(parameters)
         self._sums: defaultdict[int, dict[str, list[float]]] = defaultdict(dict)
-        self._seen: defaultdict[int, set[int]] = defaultdict(set)
 
     def note(self, batch: Batch, outcome: StepOutcome) -> None:
         """Take the losses of a batch that was trained."""
         if outcome.loss is None:
             return
-        simulations, time_steps = batch.keys
+        simulations = batch.keys[0]
         # A loader of the user's may mix in samples that are of no simulation.
         if outcome.sample_losses is None or len(simulations) != batch.size:
             losses = np.full(len(simulations), outcome.loss)
@@ -49,11 +49,12 @@ class SampleScores:
         deviations = np.maximum(losses - losses.mean(), 0.0) / spread if spread > 0 else np.zeros(len(losses))
         self._add(simulations, LOSS, losses)
         self._add(simulations, DEVIATION, deviations)
-        for simulation, time_step, loss in zip(simulations.tolist(), time_steps.tolist(), losses.tolist(), strict=True):
-            seen = self._seen[simulation]
-            if time_step not in seen:
-                seen.add(time_step)
-                self._add_one(simulation, FIRST_LOSS, loss)
+        self._add(simulations[batch.is_first], FIRST_LOSS, losses[batch.is_first])
+
+    def note_held_out(self, name: str, simulations: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Take one of the errors `OF_HELD_OUT` of held-out samples."""
+        assert name in OF_HELD_OUT
+        self._add(simulations, name, np.asarray(values, np.float64))
 
     def report(self, simulation_ids: ArrayLike, time_steps: ArrayLike, scores: Mapping[str, ArrayLike]) -> None:
         """Take what the user's class says of samples: see `StreamServer.report`."""

@@ -28,7 +28,7 @@ class GeneratorProcess:
     """Runs the class in a process of its own, which is started when it is first asked, and again when it is gone.
 
     One thread asks; any may `stop` it, which makes an `ask` that waits raise `NoAnswer`. It is closed when none asks
-    any more. What the class prints goes to `log`.
+    any more. What the class prints goes to `log`. The process ends when its standard input does, with this one.
     """
 
     def __init__(self, log: Path) -> None:
@@ -74,6 +74,8 @@ class GeneratorProcess:
         self.stop()
         if self._connection is not None:
             self._connection.close()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     def stop(self) -> None:
         """End the process; it has a few seconds to do so by itself unless it is computing."""
@@ -92,15 +94,16 @@ class GeneratorProcess:
         ours, theirs = Pipe()
         with self._lock, theirs:
             if self._is_closed:
-                raise NoAnswer("it is not asked any more")
+                raise NoAnswer("it was switched off")
             self.log.parent.mkdir(parents=True, exist_ok=True)
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "stream_server.server.steering.generator_worker", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env=scrubbed(os.environ),
+                    # Its node's cores are the ranks'. A user may say otherwise.
+                    env={"OMP_NUM_THREADS": "1"} | scrubbed(os.environ),
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
@@ -119,6 +122,8 @@ class GeneratorProcess:
         code = process.poll()
         _kill(process)
         connection.close()
+        if process.stdin is not None:
+            process.stdin.close()
         if code is None:
             return "was killed"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

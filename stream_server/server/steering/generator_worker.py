@@ -36,14 +36,14 @@ class GeneratorWorker:
             match request.pop("do"):
                 case "begin":
                     self._settings = request
-                    return {"learns": self._generator("training").learns}
+                    generator = self._generator("training")
+                    return {"learns": generator.learns, "stops": generator.stops}
                 case "suggest":
                     suggested = self._generator(request["stream"]).suggest(request["num"])
                     points = [[list(point.values), point.score] for point in suggested.points]
                     return {"points": points, "problem": suggested.problem}
                 case "ingest":
-                    self._generator("training").ingest(request["results"])
-                    return {}
+                    return {"stop": self._generator("training").ingest(request["results"])}
                 case other:
                     raise AssertionError(other)
         except StreamServerError as error:
@@ -66,7 +66,9 @@ class GeneratorWorker:
 
 def main() -> None:
     """Answer what comes over the connection, until its other end is closed."""
-    connection = Connection(int(sys.argv[1]))
+    descriptor = int(sys.argv[1])
+    _end_with_rank_0(descriptor)
+    connection = Connection(descriptor)
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     # A daemon, since it waits for rank 0 as long as that lives: an error of the main thread must end the process.
     Thread(target=_read, args=(connection, requests), name="requests", daemon=True).start()
@@ -87,14 +89,27 @@ def _read(connection: Connection, requests: "SimpleQueue[bytes | None]") -> None
             requests.put(connection.recv_bytes())
     except (EOFError, OSError):
         requests.put(None)
-    # Rank 0 is gone, perhaps while the class computes.
+
+
+def _end_with_rank_0(descriptor: int) -> None:
+    """Start a process that ends the session once rank 0 is gone, also while the class holds the interpreter lock.
+
+    It waits for the end of the standard input, into which rank 0 writes nothing.
+    """
+    if os.fork():
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        return
+    # Rank 0 hears that the class's process has ended when nobody has the connection any more.
+    os.close(descriptor)
+    os.read(0, 1)
     time.sleep(LEAVE_S)
     _end_session()
 
 
 def _end_session() -> None:
-    """End this process, which leads a session, with all threads and processes that the class has started."""
-    os.killpg(os.getpid(), signal.SIGKILL)
+    """End the processes of this session, with all threads and processes that the class has started."""
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class Suggester:
 
     A thread of its own asks the class, which runs in a process of its own, as soon as more are wanted. What the class
     does not suggest in time, or suggests again, is taken from the fallback. A suggestion is on disk before `deliver`
-    is called with it, so that no simulation ever gets two sets of parameters.
+    is called with it, so that no simulation ever gets two sets of parameters. A class that stops simulations hears of
+    results at once.
 
     Attributes:
         learns: the class has `ingest`, as far as it was asked.
@@ -50,7 +51,9 @@ class Suggester:
     def __init__(self, config: StudyConfig, folder: Path, *, parameters_csv: Path) -> None:
         self._config = config
         self._settings = config.parameters.sampler
-        self._bounds = config.parameters.bounds or {}
+        self._bounds = config.parameters.scalars
+        # Of whole numbers alone there may be fewer points than simulations.
+        self._may_repeat = all(limits.integer for limits in self._bounds.values())
         self._num_held_out = config.validation.simulations
         self._num_planned = config.validation.simulations + config.study.simulations
         self._parameters_csv = parameters_csv
@@ -69,6 +72,8 @@ class Suggester:
         self._condition = Condition()
         self._is_leaving = False
         self._deliver: Callable[[Mapping[int, dict[str, float]]], None] = lambda _: None
+        self._end_early: Callable[[int, str], None] = lambda _simulation, _reason: None
+        self._stops = False
         self._thread = Thread(target=self._run, name="suggester")
         self._stack = ExitStack()
 
@@ -128,9 +133,16 @@ class Suggester:
         """How many suggestions came from whom."""
         return dict(Counter(it.by for it in self.suggestions))
 
-    def start(self, deliver: Callable[[Mapping[int, dict[str, float]]], None]) -> None:
-        """From now on suggest what is wanted, and `deliver` it, in the thread of this object."""
-        self._deliver = deliver
+    def start(
+        self,
+        deliver: Callable[[Mapping[int, dict[str, float]]], None],
+        end_early: Callable[[int, str], None] = lambda _simulation, _reason: None,
+    ) -> None:
+        """From now on suggest what is wanted, and `deliver` it, in the thread of this object.
+
+        `end_early` gets the simulations of which the class wants nothing more, and a reason.
+        """
+        self._deliver, self._end_early = deliver, end_early
         self._thread.start()
 
     def want(self, num: int) -> None:
@@ -148,6 +160,8 @@ class Suggester:
         with self._condition:
             self._results |= results
             self._news |= results
+            if self._stops:
+                self._condition.notify()
 
     def _begin(self) -> None:
         num_known = len(self.suggestions)
@@ -208,13 +222,16 @@ class Suggester:
     def _suggest_as_wanted(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._is_leaving or self._wanted > len(self.suggestions))
+                self._condition.wait_for(lambda: self._is_leaving or self._has_work)
                 if self._is_leaving:
                     return
                 simulations = range(len(self.suggestions), self._wanted)
+            if not simulations:
+                self._tell_news()
+                continue
             suggested = self._suggest(simulations)
             if self._is_leaving:
-                # Perhaps of the fallback, since the class was cut short. Nobody has heard of them.
+                # They may be of the fallback, since the class was cut short; no simulation has been told of them.
                 return
             failpoint("suggester.before_log")
             if not self._write(suggested):
@@ -227,6 +244,19 @@ class Suggester:
                 # Written anew at the next start; nothing else depends on it.
                 log.error("%s lacks simulations: %s", self._parameters_csv.name, error)
             self._deliver(parameters)
+
+    @property
+    def _has_work(self) -> bool:
+        return self._wanted > len(self.suggestions) or (self._stops and bool(self._news))
+
+    def _tell_news(self) -> None:
+        try:
+            self._hear(time.monotonic() + self._settings.timeout_s)
+        except (NoAnswer, StreamServerError) as error:
+            self._note(f"{self._settings.class_}: {error}" if isinstance(error, NoAnswer) else str(error))
+            with self._condition:
+                # It is told all of them when it has begun anew.
+                self._news = {}
 
     def _by_name(self, suggestion: Suggestion) -> dict[str, float]:
         return dict(zip(self._bounds, suggestion.values, strict=True))
@@ -279,7 +309,7 @@ class Suggester:
                 break
             for row, score in answer["points"]:
                 values = tuple(row)
-                if values not in known or not self._bounds:
+                if values not in known or self._may_repeat:
                     self._num_lost = 0
                     known.add(values)
                     found.append((values, score))
@@ -289,27 +319,38 @@ class Suggester:
         return found
 
     def _ask(self, request: Mapping[str, Any], until: float) -> dict[str, Any]:
+        self._hear(until)
+        return self._answer(request, until)
+
+    def _hear(self, until: float) -> None:
+        """Tell the class what is new, and end the simulations of which it wants no more."""
         begins = not self._process.runs
         if begins:
             self._start_process()
         with self._condition:
             news, self._news = dict(self._results) if begins else self._news, {}
+        if news and self.learns:
+            answer = self._answer({"do": "ingest", "results": self._rows(news)}, until)
+            for simulation in answer["stop"]:
+                self._end_early(simulation, f"{self._settings.class_} wants nothing more of it")
+
+    def _answer(self, request: Mapping[str, Any], until: float) -> dict[str, Any]:
         try:
-            if news and self.learns:
-                self._process.ask({"do": "ingest", "results": self._rows(news)}, max(0.0, until - time.monotonic()))
             return self._process.ask(request, max(0.0, until - time.monotonic()))
         except NoAnswer:
             self._num_lost += 1
             raise
 
     def _rows(self, results: Mapping[int, Mapping[str, float]]) -> list[dict[str, float]]:
-        """The results of simulations to be trained on."""
-        return [dict(result) for simulation, result in sorted(results.items()) if simulation >= self._num_held_out]
+        return [
+            {"simulation": simulation, "held_out": float(simulation < self._num_held_out), **result}
+            for simulation, result in sorted(results.items())
+        ]
 
     def _start_process(self) -> bool:
         """Start the process anew; returns whether the class learns."""
         if self._num_lost >= MOST_LOST:
-            raise NoAnswer(f"it is not asked any more after {MOST_LOST} failures in a row")
+            raise NoAnswer(f"it was switched off after {MOST_LOST} failures in a row")
         # One that begins anew must not draw the same random numbers again.
         key = [len(self.suggestions)] if self.suggestions else []
         seeds = {name: generator_seed(self._config.study.seed, stream, *key) for name, stream in STREAMS.items()}
@@ -326,6 +367,7 @@ class Suggester:
         except NoAnswer:
             self._num_lost += 1
             raise
+        self._stops = bool(answer["stops"])
         return bool(answer["learns"])
 
     def _note(self, problem: str) -> None:

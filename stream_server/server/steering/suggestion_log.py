@@ -27,7 +27,8 @@ class SuggestionLog:
     """The suggestions for the simulations 0, 1, 2, …, each made once in the life of a study. A context manager.
 
     A checkpoint would not do: a simulation that began after the newest one goes on while the server is started again,
-    and must find the parameters that it was told. One thread at a time.
+    and must find the parameters that it was told. One thread at a time. An older server that still runs writes nothing
+    any more once a newer one has opened it.
     """
 
     def __init__(self, folder: Path, num_parameters: int) -> None:
@@ -47,7 +48,7 @@ class SuggestionLog:
         except OSError as error:
             raise ConfigError(f"{path} cannot be opened: {error}") from error
         try:
-            for number, line in enumerate(self._lines.read().splitlines(keepends=True), start=1):
+            for number, line in enumerate(self._lines.take_over().splitlines(keepends=True), start=1):
                 self.suggestions += self._decoded(number, line)
         except (OSError, ValueError) as error:
             self._lines.close()

@@ -107,7 +107,7 @@ class Closing:
             # Without it nobody may take the study for finished; the same command closes it once more.
             print(f"there is no report: {error}. Make room and run it again", file=sys.stderr, flush=True)
             report |= {"exit_code": NotBalanced.exit_code, "message": f"there is no report: {error}"}
-        show_summary(report, self.folder.places)
+        show_summary(report, self.folder.places, hands_over=self.stops.hands_over)
         return int(report["exit_code"])
 
     def _failures(self, outcome: Outcome, simulations: Simulations | None) -> Sequence[Mapping[str, Any]]:

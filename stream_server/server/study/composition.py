@@ -30,7 +30,7 @@ from stream_server.server.training.monitoring.log_points import Logging
 from stream_server.server.training.stream import BatchStream, SampleStream
 from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
-from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step, framework_of
@@ -177,6 +177,7 @@ class Composition:
         save_before: Callable[[], None] = lambda: None,
         settle: Callable[[], None] = lambda: None,
         record: ValidationRecord | None = None,
+        observe: Observe | None = None,
     ) -> Validation:
         """Make the validation; without a `schedule` it comes once, at the end of the training."""
         self.validation = Validation(
@@ -195,6 +196,7 @@ class Composition:
             settle=settle,
             record=record,
             rollouts=self._make_rollouts(held_out),
+            observe=observe,
         )
         return self.validation
 

@@ -10,7 +10,7 @@ from stream_server.messages.operator import TrainingStatus
 from stream_server.server.checkpoint.agreement import SaveCounts
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.progress import Progress
-from stream_server.server.training.monitoring.display import Mark, Trends
+from stream_server.server.training.monitoring.trends import Mark, Trends
 from stream_server.server.user.callbacks import Callback
 
 INTERVAL_S = 0.25

@@ -64,7 +64,7 @@ from stream_server.server.training.monitoring.gauges import (
     SpeedGauge,
     StreamGauge,
 )
-from stream_server.server.training.validation.validation_batches import HeldOutSamples
+from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.components import load_server_class, make_callbacks
 from stream_server.server.user.framework import framework_of
@@ -168,8 +168,11 @@ class StudySetUp(Composition):
         # Before there is a port: somebody who floods it could take all file descriptors.
         display = self._make_display(stack, lambda: status(self.metrics))
         stack.enter_context(self.source)
+        if isinstance(self.source, Reception):
+            self.server.enter_reception(self.source.end_early)
         self.checkpoints = self._make_checkpoints(stack)
-        self._make_scheduled_validation()
+        feedback = self._make_feedback()
+        self._make_scheduled_validation(None if feedback is None else feedback.scores.note_held_out)
         self.best_models = self._make_best_models()
         self.export = self._make_export()
         speed = SpeedGauge(self.progress, self.phases)
@@ -190,7 +193,7 @@ class StudySetUp(Composition):
                 *self._make_prometheus_status(),
                 *optional(self.export),
             ],
-            feedback=self._make_feedback(),
+            feedback=feedback,
         )
         self._restore_training()
         return training
@@ -373,7 +376,7 @@ class StudySetUp(Composition):
             milestones=milestones,
         )
 
-    def _make_scheduled_validation(self) -> None:
+    def _make_scheduled_validation(self, observe: Observe | None) -> None:
         source, settings, stops = self.source, self.config.validation, self.stops
         self.make_validation(
             HeldOutSamples(
@@ -386,6 +389,7 @@ class StudySetUp(Composition):
             save_before=self.checkpoints.take_before_validation if settings.save_before else lambda: None,
             settle=self.stream.settle,
             record=held_out_record(self.folder.validations, self.server, self.ranks),
+            observe=observe,
         )
 
     def _make_best_models(self) -> BestModels | None:

@@ -56,7 +56,8 @@ def run_study(config: StudyConfig, start: Start) -> int:
         ConfigError: the study cannot begin; the same on all ranks.
         NoUsableCheckpoint: it cannot go on either; the same on all ranks.
     """
-    rank, collectives, stops = environment_rank(), CollectiveCalls(), StopRequests()
+    rank, collectives = environment_rank(), CollectiveCalls()
+    stops = StopRequests(is_followed=start.is_followed)
     watchdog = Watchdog(
         collectives,
         rank=rank or 0,
@@ -148,13 +149,15 @@ def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks:
     if not start.fresh:
         folder.check(resume=start.resume)
     _claim(folder.path, config)
-    _lock(folder.path, start, locks)
+    of_folder = locks.enter_context(ExitStack())
+    _lock(folder.path, start, of_folder)
     if start.link is None:
         Journal.check_free(folder.path)
     if start.fresh and folder.set_aside():
-        # The locks have gone with the folder of the earlier run.
-        _claim(folder.path, config)
-        _lock(folder.path, start, locks)
+        # The locks have gone with the folder of the earlier run, which nobody runs any more.
+        with of_folder.pop_all():
+            _claim(folder.path, config)
+            _lock(folder.path, start, locks)
     checkpoints = config.checkpoint.dir
     if checkpoints is not None and checkpoints.resolve() != folder.path.resolve():
         _claim(checkpoints, config)

@@ -53,7 +53,7 @@ class BatchForming:
         rows, keys, parameters, present = self._keys(draw)
         form = self._form_at_once if self._vectorised else self._form_singly
         data = form(rows, keys, parameters, present)
-        return Batch(data=data, size=keys.shape[1], keys=keys, num_first=draw.num_first)
+        return Batch(data=data, size=keys.shape[1], keys=keys, is_first=self._buffer.is_first(draw))
 
     def samples(self, draw: Draw) -> list[SimulationData]:
         """The samples of a draw one by one, with arrays of their own, which stay after its release."""

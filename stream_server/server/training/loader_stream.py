@@ -199,7 +199,7 @@ class LoaderStream(SampleStream):
             data=call_user(f"the loader of {self._name}", self._server.collate.convert, data),
             size=taken.size,
             keys=keys,
-            num_first=_num_first(taken.draws),
+            is_first=np.array([draw.num_first > 0 for draw in taken.draws], bool),
             num_added=taken.num_added,
             num_dropped=len(dropped),
             num_first_dropped=_num_first(dropped),

@@ -53,6 +53,7 @@ class StreamServer:
         self._stops = StopRequests()
         self._parameters_of: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None
         self._take_scores: Callable[[Any, Any, Mapping[str, Any]], None] | None = None
+        self._end_early: Callable[[int, str], None] | None = None
         precision = "32-true" if config is None else config.training.precision
         framework = framework_of(self)
         framework.check_precision(precision)
@@ -263,6 +264,25 @@ class StreamServer:
         """
         if self._take_scores is not None:
             self._take_scores(simulation_ids, time_steps, scores)
+
+    def enter_reception(self, end_early: "Callable[[int, str], None]") -> None:
+        """Simulations run that may be stopped. Called by Stream Server."""
+        self._end_early = end_early
+
+    def stop_simulation(self, simulation_id: int, reason: str = "it teaches nothing more") -> None:
+        """Stop one training simulation early: what it has sent is trained on, and nothing more comes of it.
+
+        Its client sees the end of the study: `send` returns False (STREAM_STOP in C and Fortran). It is neither a
+        failure nor started again. One that waits to be started never is. Any rank may call this, at any time and
+        repeatedly; it never communicates. Nothing happens for held-out simulations, for those that have ended, and in a
+        replay.
+
+        Args:
+            simulation_id: the simulation, as `data.simulation_id` has it.
+            reason: what the client and the report are told.
+        """
+        if self._end_early is not None:
+            self._end_early(int(simulation_id), reason)
 
     def log(self, name: str, value: Any) -> None:
         """Log one number. Never communicates: the mean over ranks and batches is taken where it is written."""

@@ -2,12 +2,16 @@
 
 import sys
 import time
+from pathlib import Path
 
 from payload import wave
 
 from stream_server.client_api import connect
 
 with connect() as simulation:
+    # Each attempt in a line: what is this short is written in one piece.
+    with Path("../../../given.txt").open("a") as file:
+        file.write(f"{simulation.id} {simulation.parameters['phase']!r}\n")
     for time_step in simulation.time_steps:
         time.sleep(float(sys.argv[1]))
         if not simulation.send(time_step, wave=wave(simulation.id, time_step)):

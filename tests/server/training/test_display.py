@@ -19,15 +19,13 @@ from stream_server.server.training.monitoring.display import (
     PLAIN_INTERVAL_S,
     Display,
     DisplayedStatus,
-    Pace,
     ProgressDisplay,
-    Trend,
-    Trends,
     bottleneck,
     line,
     panel,
     sparkline,
 )
+from stream_server.server.training.monitoring.trends import Pace, Trend, Trends
 from tests.support.timing import Clock
 
 STATUS = DisplayedStatus(

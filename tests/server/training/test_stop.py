@@ -65,6 +65,16 @@ def test_the_first_wish_is_kept() -> None:
     assert (stops.pending, stops.text) == (StopReason.MAX_S, "10 s")
 
 
+@pytest.mark.parametrize("agreed", [None, *StopReason])
+def test_only_a_study_that_was_saved_and_that_nobody_stopped_is_handed_over(agreed: StopReason | None) -> None:
+    followed, alone, ordered = StopRequests(is_followed=True), StopRequests(), StopRequests(is_followed=True)
+    ordered.order("Ctrl-C")
+    followed.agreed = alone.agreed = ordered.agreed = agreed
+    assert followed.hands_over is (agreed is StopReason.SAVED)
+    assert not alone.hands_over
+    assert not ordered.hands_over
+
+
 def test_every_reason_has_a_word_for_the_account() -> None:
     assert [reason.untrained_reason for reason in StopReason] == [
         "saved",

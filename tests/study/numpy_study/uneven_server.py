@@ -20,7 +20,7 @@ class UnevenServer(StreamServer):
         return losses
 
     def validation_step(self, batch, batch_idx):
-        return 0.0
+        return np.full(len(batch), 0.25)
 
     def state_dict(self):
         return {"num_trained": self.num_trained}

@@ -26,21 +26,30 @@ RESULTS = {
     "max_s": "finished at training.max_s",
     "saved": "saved: run the same command again to go on",
 }
+HANDED_OVER = "saved: stream-launcher goes on in the next job"
 
 
-def show_summary(report: Mapping[str, Any], places: Sequence[tuple[str, str]]) -> None:
+def show_summary(report: Mapping[str, Any], places: Sequence[tuple[str, str]], *, hands_over: bool) -> None:
     """Print the summary to standard error."""
     console = console_on(terminal_of_stderr())
-    console.print(summary(report, places, console.width if console.is_terminal else None), soft_wrap=True)
+    width = console.width if console.is_terminal else None
+    console.print(summary(report, places, width, hands_over=hands_over), soft_wrap=True)
 
 
-def summary(report: Mapping[str, Any], places: Sequence[tuple[str, str]] = (), width: int | None = None) -> Text:
+def summary(
+    report: Mapping[str, Any],
+    places: Sequence[tuple[str, str]] = (),
+    width: int | None = None,
+    *,
+    hands_over: bool = False,
+) -> Text:
     """The summary that is printed at the end of a study, with the command that shows each result in `places`.
 
-    Longer texts are wrapped at `width`. Commands are not, so that each can be copied in one piece.
+    Longer texts are wrapped at `width`. Commands are not, so that each can be copied in one piece. A server that
+    `hands_over` has saved, and stream-launcher starts the next one.
     """
     failed = report["exit_code"] != 0 and report["exit_reason"] != "saved"
-    result = _wrapped(f"{escaped(report['study'])}: {_result(report)}", width)
+    result = _wrapped(f"{escaped(report['study'])}: {_result(report, hands_over=hands_over)}", width)
     text = Text(f"{result}\n", style="bold red" if failed else "bold")
     for name, lines in _summary_rows(report):
         text.append(_row(name, _wrapped(escaped(lines), width and width - WIDTH - 3)), style="not bold default")
@@ -63,13 +72,13 @@ def _row(name: str, lines: str) -> str:
     return f"  {name:<{WIDTH}} {indented}\n"
 
 
-def _result(report: Mapping[str, Any]) -> str:
+def _result(report: Mapping[str, Any], *, hands_over: bool) -> str:
     """How the study ended and why, in a sentence."""
     reason, code = report["exit_reason"], report["exit_code"]
     why = escaped(first_line(report["message"]))
     result = RESULTS.get(reason, f"FAILED with exit code {code}")
     if reason == "saved":
-        result += f" (exit code {code})"
+        result = f"{HANDED_OVER if hands_over else result} (exit code {code})"
     return f"{result}{': ' if why and reason != 'saved' else ', ' if why else ''}{why}"
 
 
@@ -92,7 +101,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         simulations = [f"simulation {it}: {num:,}" for it, num in samples["rejected_of"].items()]
         rows.append(("rejected", f"{', '.join(reasons)}; of\n{_some(simulations)}"))
     if samples["never_produced"]:
-        rows.append(("never produced", _some([f"{num:,} of {it}" for it, num in samples["never_produced"].items()])))
+        title = "still to come" if report["exit_reason"] == "saved" else "never produced"
+        rows.append((title, _some([f"{num:,} of {it}" for it, num in samples["never_produced"].items()])))
     for title, key in REASONS.items():
         if samples[key]:
             rows.append((title, _some([f"{reason}: {num:,}" for reason, num in samples[key].items()])))
@@ -113,7 +123,7 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report["rollout"] is not None:
         rows.append(("rollout", _rollout(report["rollout"])))
     rows.append(("time", _time(report)))
-    if told := bottleneck_of_run(report["phases_s"]):
+    if report["batches"] and (told := bottleneck_of_run(report["phases_s"])):
         rows.append(("bottleneck", told))
     if report["restarts"]:
         survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
@@ -162,6 +172,7 @@ def _simulations(report: Mapping[str, Any]) -> str:
         "finished": counts["finished"],
         "failed": counts["given_up"] + counts["failed"],
         "withdrawn": counts["invalid"],
+        "stopped early": counts["stopped_early"],
         "stopped with the study": counts["stopped"],
     }
     return _counts(named, tuple(named))

@@ -19,6 +19,7 @@ from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
 
 ROLLOUT = "rollout"
+ROLLOUT_ERROR = "rollout_error"
 SHOWN_STEPS = (1, 2, 5)
 
 Array = NDArray[Any]
@@ -36,6 +37,13 @@ class TrajectoryErrors:
     simulations: Rows
     spacing: int
     mse: Mapping[str, NDArray[np.float64]]
+
+    @property
+    def means(self) -> NDArray[np.float64]:
+        """The mean of each trajectory over fields and steps, shape (n,)."""
+        steps = np.concatenate(list(self.mse.values()), axis=1)
+        means: NDArray[np.float64] = np.nanmean(steps, axis=1) if steps.size else np.zeros(0)
+        return means
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

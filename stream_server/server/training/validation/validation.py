@@ -11,8 +11,8 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.validation.rollout import ROLLOUT, RolloutErrors, Rollouts
-from stream_server.server.training.validation.validation_batches import HeldOut, ValidationSet, ValidationSets
+from stream_server.server.training.validation.rollout import ROLLOUT, ROLLOUT_ERROR, RolloutErrors, Rollouts
+from stream_server.server.training.validation.validation_batches import HeldOut, Observe, ValidationSet, ValidationSets
 from stream_server.server.training.validation.validation_pass import LOSS, ValidationPass
 from stream_server.server.training.validation.validation_record import ValidationRecord, batches_to_keep
 from stream_server.server.user.callbacks import Callback, Callbacks
@@ -38,7 +38,7 @@ class Validation(Callback):
     part, whose states are in no checkpoint. So does one that was due when the server died.
 
     A `record` keeps predictions of held-out samples, and their errors. `rollouts` come after the samples; those that
-    are left half-way begin anew.
+    are left half-way begin anew. `observe` gets the errors of both by simulation.
 
     Attributes:
         history: the validations so far.
@@ -63,6 +63,7 @@ class Validation(Callback):
         settle: Callable[[], None] = lambda: None,
         record: ValidationRecord | None = None,
         rollouts: Rollouts | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self.history: list[dict[str, Any]] = []
         self.rollout: dict[str, Any] | None = None
@@ -80,6 +81,7 @@ class Validation(Callback):
         self._settle = settle
         self._record = record
         self._rollouts = rollouts
+        self._observe = observe
         self._held_out = held_out
         self._left: dict[str, Any] | None = None
         self._is_next = False
@@ -177,6 +179,7 @@ class Validation(Callback):
                 must_leave=must_leave,
                 left=left,
                 record=self._record if self._is_recorded else None,
+                observe=self._observe,
             )
             values = one.run()
             if one.left is not None:
@@ -187,6 +190,8 @@ class Validation(Callback):
         if errors is None:
             self._left = {"of": now, "values": values}
             return None
+        if self._observe is not None:
+            self._observe(ROLLOUT_ERROR, self._rollouts.mine.simulations, self._rollouts.mine.means)
         return self._with_rollouts(values, errors)
 
     def _with_rollouts(self, values: dict[str, float], errors: RolloutErrors) -> dict[str, float]:

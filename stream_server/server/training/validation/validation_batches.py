@@ -19,6 +19,9 @@ from stream_server.user_code import call_user
 
 Item = tuple[Any, int]
 
+Observe = Callable[[str, NDArray[np.int64], NDArray[Any]], None]
+"""Takes a score of held-out samples: its name, their simulations, and a value for each."""
+
 _END = object()
 
 

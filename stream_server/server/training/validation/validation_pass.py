@@ -1,5 +1,6 @@
 """One validation: all sets gone through on all ranks in lockstep."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from stream_server.failpoints import failpoint
 from stream_server.server.metrics.means import Means
 from stream_server.server.metrics.metric_objects import MetricObjects, is_metric
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.validation.validation_batches import ValidationSet
+from stream_server.server.training.validation.validation_batches import Observe, ValidationSet
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.framework import Step
 from stream_server.server.user.losses import Array, loss_of
@@ -18,6 +19,7 @@ from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
 
 LOSS = "loss"
+VALIDATION_LOSS = "validation_loss"
 
 
 class ValidationPass:
@@ -26,7 +28,7 @@ class ValidationPass:
     Main thread, collective. The ranks agree before each batch, so that a rank whose batches have ended joins the
     reductions of the others, and that all leave at the same batch once some rank must. `left` then says where, in plain
     values that are the same on all ranks; with it another pass over the same sets and with the same model goes on from
-    there.
+    there. `observe` gets the loss of each held-out sample; the mean of its batch where that is all that is known.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ValidationPass:
         must_leave: Callable[[], bool],
         left: Mapping[str, Any] | None = None,
         record: ValidationRecord | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self.left: dict[str, Any] | None = None
         self._server = server
@@ -47,6 +50,7 @@ class ValidationPass:
         self._sets = sets
         self._must_leave = must_leave
         self._record = record
+        self._observe = observe
         self._metrics = MetricObjects(server, ranks)
         self._start: tuple[int, int] = (0, 0) if left is None else (left["set"], left["batch"])
         # One rank alone remembers what all have added up.
@@ -95,9 +99,12 @@ class ValidationPass:
             with self._server.union_mean.step(sizes):
                 returned = call_user(self._where, self._server.validation_step, placed, index) if num else None
             if num:
-                losses = self._add(validation_set.name, returned, num)
-                if self._record is not None and validation_set.raw is not None:
-                    self._keep(self._record, validation_set.raw(index), placed, losses)
+                mean, losses = self._add(validation_set.name, returned, num)
+                raw = None if validation_set.raw is None else validation_set.raw(index)
+                if self._record is not None and raw is not None:
+                    self._keep(self._record, raw, placed, losses)
+                if self._observe is not None and raw is not None:
+                    self._observe(VALIDATION_LOSS, raw.simulation_ids, np.full(num, mean) if losses is None else losses)
             index += 1
 
     def _keep(self, record: ValidationRecord, raw: SimulationBatch, placed: Any, losses: Array | None) -> None:
@@ -116,25 +123,25 @@ class ValidationPass:
         *sizes, leave = self._ranks.all_reduce(said)
         return [int(size) for size in sizes], leave > 0
 
-    def _add(self, name: str, returned: Any, num: int) -> Array | None:
-        """Add what `validation_step` returned to the means; gives the loss of each sample, if that is known."""
+    def _add(self, name: str, returned: Any, num: int) -> tuple[float, Array | None]:
+        """Add what `validation_step` returned to the means; gives the loss, and that of each sample, if it is known."""
         values = returned if isinstance(returned, Mapping) else {LOSS: returned}
         if LOSS not in values or values[LOSS] is None:
             found = f"the names {list(values)}" if isinstance(returned, Mapping) else "None"
             raise UserCodeError(
                 f'{self._where} must return the loss, or a dict with "loss" in it, but returned {found}'
             )
-        losses = None
+        mean, losses = math.nan, None
         for key, value in values.items():
             if is_metric(value):
                 self._metrics.name(str(key), value)
                 continue
             number, of_samples = loss_of(value, num, f'{self._where} returned "{key}"')
-            losses = of_samples if key == LOSS else losses
+            mean, losses = (number, of_samples) if key == LOSS else (mean, losses)
             self._means.add(str(key), number, num)
             if name:
                 self._means.add(f"{name}/{key}", number, num)
-        return losses
+        return mean, losses
 
     def _take_metrics(self, name: str) -> None:
         for key, value in self._metrics.take().items():

@@ -274,7 +274,7 @@ def target_of(batch: Any) -> Any:
 
 
 def thinned(array: Array) -> Array:
-    """A copy with every so many-th value of each axis, so few that a picture stays small."""
+    """A copy with values at equal distances along each axis, few enough for a small picture."""
     stride = 1
     while math.prod(-(-length // stride) for length in array.shape) > MAX_VALUES:
         stride += 1

@@ -1,4 +1,4 @@
-"""The connections of one rank's sockets, and which of them must be cut. Pure: events in, decisions out."""
+"""The connections of some sockets, and which of them must be cut. Pure: events in, decisions out."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ class PeerConnection:
     """One connection to the socket `name`, known by its descriptor.
 
     It is a stranger's until its first message is read, which tells whose it is: `owner` is a key, or an address where
-    no keys are used. The receiver thread sets `was_heard` and counts `num_questions`, which is all but samples of a
+    no keys are used. The reader's thread sets `was_heard` and counts `num_questions`, which is all but samples of a
     client that has opened a connection for them; all else is the guard's.
     """
 
@@ -56,11 +56,11 @@ class PeerConnection:
 
 
 class ConnectionTable:
-    """The connections of a rank, of which at most `max_connections` may come over TCP. Guard's thread.
+    """The connections of some sockets, of which at most `max_connections` may come over TCP. Guard's thread.
 
     Those on the sockets in the private folder are known, so that no descriptor is taken for that of another, and left
     alone. `routed` has the others by the routing id under which their messages come, for each socket. `penalties` says
-    until when the connections of which owners are cut: they have flooded this rank.
+    until when the connections of which owners are cut: they have flooded us.
     """
 
     def __init__(self, max_connections: int, names: Iterable[str]) -> None:

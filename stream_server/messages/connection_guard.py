@@ -1,4 +1,4 @@
-"""The guard of a rank's sockets: a thread that cuts connections of strangers before they take what others need."""
+"""The guard of sockets: a thread that cuts connections of strangers over TCP before they take what others need."""
 
 import fcntl
 import logging
@@ -14,7 +14,7 @@ from threading import Thread
 
 import zmq
 
-from stream_server.server.reception.connection_table import MAX_UNFINISHED_BYTES, ConnectionTable, PeerConnection
+from stream_server.messages.connection_table import MAX_UNFINISHED_BYTES, ConnectionTable, PeerConnection
 
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 EVENT = struct.Struct("=HI")
@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 
 
 class ConnectionGuard:
-    """Watches the connections of some sockets by libzmq's monitors, on the thread `guard-RANK`.
+    """Watches the connections of some sockets by libzmq's monitors, on the thread `guard-NAME`.
 
     In the main thread: `watch` each socket before it is bound, then `start`; `stop` when nothing else uses them.
-    The receiver thread tells of each message of a routing id that is new by `identify`, sets `was_heard` in what
-    `routed` has of others, and counts `turn` up when it has read all that had come. `wake` makes it begin a turn.
+    The thread that reads the sockets tells of each message by `heard`, or sets `was_heard` in what `routed` has of its
+    connection, and counts `turn` up when it has read all that had come. `wake` makes it begin a turn.
 
     An exception stays in `error`, after `wake`. The thread goes on to take events even then: libzmq's own thread stands
     still once about a thousand of them wait for a reader. That is also what bounds the connections that it accepts
     while user code keeps this thread from running.
     """
 
-    def __init__(self, rank: int, *, max_connections: int, names: tuple[str, ...], wake: Callable[[], None]) -> None:
+    def __init__(self, name: str, *, max_connections: int, names: tuple[str, ...], wake: Callable[[], None]) -> None:
         self.table = ConnectionTable(max_connections, names)
         self.routed = self.table.routed
         self.error: BaseException | None = None
@@ -54,7 +54,7 @@ class ConnectionGuard:
         self._poller = zmq.Poller()
         self._identified: deque[tuple[str, int, bytes, str]] = deque()
         self._tick_at = self._report_at = 0.0
-        self._thread = Thread(target=self._run, name=f"guard-{rank}")
+        self._thread = Thread(target=self._run, name=f"guard-{name}")
 
     def watch(self, name: str, watched: "zmq.Socket[bytes]") -> None:
         """Follow the connections of a socket from now on."""
@@ -85,9 +85,17 @@ class ConnectionGuard:
         for reader in list(self._readers):
             reader.close()
 
-    def identify(self, name: str, frame: zmq.Frame, routing_id: bytes, owner: str) -> None:
-        """Tell whose connection it is over which this message came. Receiver thread."""
-        self._identified.append((name, int(frame.get(zmq.SRCFD)), routing_id, owner))
+    def heard(self, name: str, routing_id: bytes, frame: zmq.Frame, *, is_question: bool = False) -> bool:
+        """Take note of a message; whether it is to be answered, which one of a flood is not. Reader's thread."""
+        connection = self.routed[name].get(routing_id)
+        if connection is None:
+            owner = user_of(frame) or str(frame.get("Peer-Address"))
+            self._identified.append((name, int(frame.get(zmq.SRCFD)), routing_id, owner))
+        else:
+            owner = connection.owner or ""
+            connection.was_heard = True
+            connection.num_questions += is_question
+        return owner not in self.table.penalties
 
     def _run(self) -> None:
         num_watched = len(self._watched)
@@ -195,3 +203,11 @@ class ConnectionGuard:
             yield self._probe
         finally:
             os.dup2(self._nothing, self._probe.fileno(), inheritable=False)
+
+
+def user_of(frame: zmq.Frame) -> str | None:
+    """The key of the peer that sent a frame; None where no keys are used."""
+    try:
+        return str(frame.get("User-Id")) or None
+    except zmq.ZMQError:
+        return None
