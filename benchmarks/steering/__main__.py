@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     for number, run in enumerate(runs, start=1):
         print(f"{number}/{len(runs)} {run.study}, {run.sampler}, seed {run.seed}", end=": ", flush=True)
+        was_done = run.path_in(options.to).exists()
         try:
             result = run.result(options.to)
         except KeyboardInterrupt:
@@ -72,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = ", ".join(f"{name} {float(of(errors)):.3g}" for name, of in MEASURES.items())
         print(f"{shown}, {result['wall_s']:.0f} s", flush=True)
         results.append(result)
-        write(options.to, results)
+        # Pictures take seconds, of which results that are only read again need none.
+        if not was_done or run is runs[-1]:
+            write(options.to, results)
     print((options.to / "table.md").read_text(), end="")
     return 0
 

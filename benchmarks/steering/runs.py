@@ -55,14 +55,18 @@ class Run:
         firo = ["buffer.policy=firo", f"buffer.pseudo_epochs={draws:.0f}", "training.draws_per_sample=null"]
         return [*self.settings, *firo, f"parameters.sampler={self.sampler}", f"study.seed={self.seed}"]
 
+    def path_in(self, folder: Path) -> Path:
+        """The file of the result."""
+        return folder / self.study / f"{self.sampler}-{self.seed}.json"
+
     def result(self, folder: Path) -> Result:
         """Run the study, unless `folder` has the result, and apply the model to the held-out trajectories.
 
         Raises:
             SystemExit: the study failed, or was interrupted; or the result is that of other settings.
         """
-        folder = folder / self.study
-        path, output = folder / f"{self.sampler}-{self.seed}.json", folder / f"{self.sampler}-{self.seed}"
+        path = self.path_in(folder)
+        folder, output = path.parent, path.with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             done: Result = json.loads(path.read_text())
