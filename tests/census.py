@@ -1,4 +1,7 @@
-"""Counts what a test may leave behind: threads, processes, sockets, open files, temporary folders, shared memory."""
+"""Counts what a test may leave behind.
+
+Threads, processes, sockets, open files, temporary folders, shared memory, and files in the folder of the project.
+"""
 
 import gc
 import os
@@ -18,8 +21,11 @@ from tests.resources.shared_things import shared_things, unused
 from tests.support.timing import Deadline
 
 GRACE_S = 2.0
+PROJECT = Path(__file__).parent.parent
 HARMLESS_FILES = ("/dev/", "anon_inode:[eventpoll]", "/proc/")
 HARMLESS_FOLDERS = ("pytest-of-", "ompi.", "prte.", "pmix", "torchinductor_")
+# What tools keep in a project, and git does not.
+HARMLESS_IN_PROJECT = (".", "build", "dist", "site", "__pycache__", "stream_server.egg-info")
 
 _sockets_and_contexts: "weakref.WeakSet[zmq.Socket | zmq.Context]" = weakref.WeakSet()
 
@@ -48,6 +54,7 @@ class Census:
     files: frozenset[tuple[int, str]]
     temporary: frozenset[str]
     shared: frozenset[str]
+    project: frozenset[str]
 
     @classmethod
     def take(cls, temporary: Path) -> "Census":
@@ -58,6 +65,7 @@ class Census:
             files=frozenset(_open_files()),
             temporary=frozenset(str(it) for it in temporary.iterdir() if not it.name.startswith(HARMLESS_FOLDERS)),
             shared=shared_things(),
+            project=frozenset(name for name in os.listdir(PROJECT) if not name.startswith(HARMLESS_IN_PROJECT)),
         )
 
     def since(self, before: "Census") -> list[str]:
@@ -74,6 +82,7 @@ class Census:
             *(_describe_file(number, target) for number, target in self.files - before.files),
             *(f"temporary {path}" for path in self.temporary - before.temporary),
             *unused(self.shared - before.shared),
+            *(f"{PROJECT / name}" for name in self.project - before.project),
         ]
 
 

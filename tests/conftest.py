@@ -58,7 +58,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a thread, process, socket, open file or temporary folder behind."""
+    """Fails a test that leaves a thread, process, socket, open file, temporary folder or file of the project behind."""
     temporary = request.config.stash[TEMPORARY]
     before = Census.take(temporary)
     yield

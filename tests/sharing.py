@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-# What waits for processes of its own comes first, and of that the folders with a file of minutes, so that the last
-# files are short ones. A cluster is waited for most: it goes on beside all that computes.
-LONGEST_FIRST = ("cluster", "dashboard", "study", "launcher", "chaos", "mpi", "configs", "native", "install")
+# Minutes that are mostly waited for, beside all that computes: these begin at once.
+FIRST = ("cluster/test_nodes.py", "cluster/test_allocations.py", "cluster/test_server_jobs.py")
+# Then what starts processes of its own, and of that the folders with a file of minutes, so that the last files are
+# short ones.
+LONGEST_FIRST = ("study", "launcher", "dashboard", "cluster", "chaos", "mpi", "configs", "native", "install")
 QUIET = "quiet"
 
 
@@ -153,6 +155,10 @@ def _files(node: pytest.Item | pytest.Collector) -> Iterator[pytest.Item | pytes
         yield from _files(each)
 
 
-def _order(node: pytest.Item | pytest.Collector) -> tuple[int, Path]:
-    folder = node.path.parent.name
-    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST), node.path
+def _order(node: pytest.Item | pytest.Collector) -> tuple[int, int, Path]:
+    folder, file = node.path.parent.name, f"{node.path.parent.name}/{node.path.name}"
+    return (
+        FIRST.index(file) if file in FIRST else len(FIRST),
+        LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST),
+        node.path,
+    )

@@ -1,4 +1,4 @@
-"""Studies whose server is on two nodes, and their simulations on a third; what befalls nodes, networks and time."""
+"""Studies whose server is on two nodes, and their simulations on a third; what befalls nodes, networks and clocks."""
 
 import json
 import shutil
@@ -6,20 +6,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stream_server.messages.connection import ConnectionFile
+from tests.cluster.allocations import Job, submitted
 from tests.resources.clocks import built, jumping
 from tests.support.cluster import LOGIN, NETWORK, PROJECT, Cluster, missing
 from tests.support.launch import OPENMPI_PREFIX
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete, launcher_log
-from tests.support.timing import until
+from tests.support.runs import NUMPY_STUDY, assert_complete
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,11 +24,8 @@ pytestmark = [
 ]
 # Longer than a cable is pulled: the controller takes no node for lost.
 LOST_AFTER_S = 150
-LIMIT_S = 150.0
 SUBNET = f"{NETWORK}.0/24"
-LOOK_S = 0.5
 MINUTES_S = 600
-SAVED_S = 25.0
 PACED = ["python", "paced.py", "0.1"]
 # A server on the first two of three nodes, and simulations on the third.
 SPREAD = {
@@ -68,64 +62,6 @@ def study(nodes: Cluster) -> Path:
     folder = nodes.shared / f"study {len(list(nodes.shared.iterdir()))}"
     shutil.copytree(NUMPY_STUDY.parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job of Slurm that runs a study in the folder `study`."""
-
-    cluster: Cluster
-    study: Path
-    number: str
-
-    def queue(self, what: str) -> str:
-        """What squeue says of it, also for some minutes after its end."""
-        lines = self.cluster.run(LOGIN, "squeue", "-h", "-t", "all", "-o", f"%i {what}").splitlines()
-        return next((line.partition(" ")[2] for line in lines if line.split()[0] == self.number), "")
-
-    @property
-    def has_ended(self) -> bool:
-        return self.queue("%T") not in ("RUNNING", "PENDING", "COMPLETING")
-
-    @property
-    def output(self) -> str:
-        file = self.study / "output"
-        return file.read_text() if file.exists() else ""
-
-    @property
-    def log(self) -> str:
-        return launcher_log(self.study / "run")
-
-    def wait_until(self, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
-        def is_so() -> bool:
-            if condition():
-                return True
-            assert not self.has_ended, self._story()
-            return False
-
-        until(is_so, limit_s, look_s=LOOK_S, told=self._story)
-
-    def end(self, limit_s: float = LIMIT_S) -> Run:
-        """Wait for its end."""
-        until(lambda: self.has_ended, limit_s, look_s=LOOK_S, told=self._story)
-        exit_code = 0 if self.queue("%T") == "COMPLETED" else 1
-        return Run(exit_code=exit_code, output=self.output + self.log, output_dir=self.study / "run", wall_s=0)
-
-    def cancel(self) -> None:
-        """See that nothing of it is left."""
-        self.cluster.run(LOGIN, "scancel", self.number)
-        until(lambda: self.has_ended, LIMIT_S, look_s=LOOK_S)
-
-    def _story(self) -> str:
-        return f"{self.queue('%T %r')}\n{self.output}\n{self.log[-5000:]}"
-
-
-def submitted(cluster: Cluster, study: Path, script: str, *words: str, **environment: str) -> Job:
-    """A job that was submitted from the folder of the study."""
-    told = [f"{name}={value}" for name, value in environment.items()]
-    command = [*cluster.on(LOGIN, study), *told, "sbatch", "--parsable", "--output=output", script, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return Job(cluster=cluster, study=study, number=done.stdout.strip())
 
 
 @pytest.fixture
@@ -177,8 +113,15 @@ def test_a_study_over_three_nodes_hears_and_sees_all_ranks_whatever_their_clocks
     assert not list((study / "run").glob("stream-launcher-*"))
 
 
-def test_a_server_and_simulations_that_are_cut_off_for_a_minute_lose_nothing(
-    nodes: Cluster, spread: Callable[..., Job]
+@pytest.mark.parametrize(
+    "cut_s",
+    [
+        pytest.param(0, id="until it is noticed"),
+        pytest.param(60, id="for a minute", marks=pytest.mark.full),
+    ],
+)
+def test_a_server_and_simulations_that_are_cut_off_lose_nothing(
+    nodes: Cluster, spread: Callable[..., Job], cut_s: float
 ) -> None:
     job = spread({"study.simulations": 6}, mpi="openmpi")
     job.wait_until(lambda: "simulation 1 finished" in job.log)
@@ -187,7 +130,7 @@ def test_a_server_and_simulations_that_are_cut_off_for_a_minute_lose_nothing(
         nodes.cut(node)
     job.wait_until(lambda: "rank 1 of the server does not answer any more" in job.log)
     assert time.monotonic() - began < 30
-    time.sleep(60 - (time.monotonic() - began))
+    time.sleep(max(0, cut_s - (time.monotonic() - began)))
     for node in ("n2", "n3"):
         nodes.reconnect(node)
     done = job.end()
@@ -256,66 +199,3 @@ def test_torchs_ranks_meet_on_two_nodes_and_an_interface_that_one_of_them_lacks_
     assert f"there is no {NETWORK}.3 on node n1, which has lo (127.0.0.1), eth0 ({NETWORK}.2)" in job.output
     assert "do not reach each other by lo (127.0.0.1)" in job.output
     assert job.output.count("ended with 2") == 2
-
-
-def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes: Cluster, study: Path) -> None:
-    """The script of configs/heat, with a smaller study, a walltime of a minute, and nodes that are taken by others."""
-    shutil.copy(PROJECT / "configs" / "heat" / "chain.sh", study)
-    plain = json.loads((PROJECT / "tests" / "study" / "numpy_study" / "study.json").read_text())
-    example = (PROJECT / "configs" / "heat" / "one-allocation.json").read_text()
-    assert '"ranks": {"min": 1, "max": 4}' in example
-    plain["study"] |= {"simulations": 64, "output_dir": "run"}
-    plain["simulation"] |= {"command": ["python", "paced.py", "0.2"], "timeout_s": 60}
-    plain["server"]["ranks"] = {"min": 1, "max": 2}
-    plain["launcher"] = {"backend": "slurm-steps", "max_running": 4}
-    (study / "one-allocation.json").write_text(json.dumps(plain))
-    job = submitted(
-        *(nodes, study, "chain.sh"),
-        SBATCH_TIMELIMIT="1",
-        SBATCH_SIGNAL="B:USR1@45",
-        PATH=f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        PYTHONPATH=str(PROJECT),
-        OMP_NUM_THREADS="1",
-    )
-    others: list[Job] = []
-    try:
-        for taken in (2, 1):
-            job.wait_until(lambda: job.queue("%T") == "PENDING" and job.queue("%r") == "BeginTime")
-            for other in others:
-                other.cancel()
-            (study / "sleep.sh").write_text("#!/bin/sh\nsleep 600\n")
-            others = [
-                submitted(nodes, study, "sleep.sh", SBATCH_EXCLUSIVE="exclusive", SBATCH_TIMELIMIT="10")
-                for _ in range(taken)
-            ]
-            for other in others:
-                until(lambda other=other: other.queue("%T") == "RUNNING", look_s=0.1)  # type: ignore[misc]
-            # Slurm lets a job that is queued again wait for two minutes.
-            nodes.run(LOGIN, "scontrol", "update", f"jobid={job.number}", "starttime=now")
-        for other in others:
-            other.cancel()
-        until(lambda: _queued_again(nodes, job) or job.has_ended, 2 * LIMIT_S, look_s=LOOK_S)
-        done = job.end(2 * LIMIT_S)
-    finally:
-        for it in (*others, job):
-            it.cancel()
-    assert_complete(done, num_simulations=64)
-    assert done.report["restarts"] >= 2
-    starts = [line for line in job.log.splitlines() if "server, start" in line]
-    # The third of three nodes has no room for more than one rank.
-    assert [2 if "'-n', '2'" in line else 1 for line in starts][:3] == [2, 1, 2]
-    saved = [line for line in job.log.splitlines() if "stopped by SIGUSR1:" in line or "Committed" in line]
-    pairs = [pair for pair in pairwise(saved) if "SIGUSR1" in pair[0]]
-    assert len(pairs) >= 2
-    assert all(_told_at(committed) - _told_at(stopped) < SAVED_S for stopped, committed in pairs)
-
-
-def _told_at(line: str) -> float:
-    """The time of a line of the launcher's log, in seconds."""
-    return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-
-
-def _queued_again(nodes: Cluster, job: Job) -> bool:
-    if job.queue("%r") == "BeginTime":
-        nodes.run(LOGIN, "scontrol", "update", f"jobid={job.number}", "starttime=now")
-    return False

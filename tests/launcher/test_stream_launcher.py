@@ -108,7 +108,7 @@ def test_a_committed_checkpoint_gives_the_restarts_back(tmp_path: Path) -> None:
         assert run.num_starts == 4, run.errors
 
 
-@pytest.mark.parametrize("code", [0, 2, 4, 5, 6, 75])
+@pytest.mark.parametrize("code", [0, 5, 75, *(pytest.param(code, marks=pytest.mark.full) for code in (2, 4, 6))])
 def test_what_a_restart_would_not_mend_is_the_exit_code_of_the_command(tmp_path: Path, code: int) -> None:
     with StudyRun(tmp_path, [["live"], ["plan", 1], ["wait_for_output"], ["report", code, 9]], ranks=2) as run:
         assert run.end() == code, run.errors
@@ -160,7 +160,9 @@ def test_a_report_of_an_earlier_run_is_not_believed(tmp_path: Path) -> None:
         assert run.end() == 7, run.errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
+)
 def test_a_signal_makes_the_server_save_and_leave(tmp_path: Path, number: signal.Signals) -> None:
     with StudyRun(tmp_path, [["live"], ["plan", 1], ["wait_for_leave"]], ranks=2) as run:
         run.wait_for_output(0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.census import Census
+from tests.census import PROJECT, Census
 
 C = ctypes.CDLL(None, use_errno=True)
 PRIVATE, MODE, REMOVE, ATTACHED_TO_NOBODY = 0, 0o600, 0, 4096
@@ -52,6 +52,14 @@ def a_zombie(folder: Path) -> Iterator[str]:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     yield f"process {pid} (zombie)"
     os.waitpid(pid, 0)
+
+
+@contextmanager
+def a_file_in_the_project(folder: Path) -> Iterator[str]:
+    path = PROJECT / f"planted-{os.getpid()}"
+    path.touch()
+    yield str(path)
+    path.unlink()
 
 
 @contextmanager
@@ -150,6 +158,7 @@ LEAKS: list[Leak] = [
     system_v_memory,
     a_system_v_semaphore,
     a_system_v_queue,
+    a_file_in_the_project,
 ]
 
 

@@ -27,6 +27,12 @@ from tests.support.buffer_saving import load, save
 LONG_S = 60.0
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that runs no study keeps the sample that its class could not process in the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 @contextmanager
 def prefetching(buffer: Buffer, server: StreamServer, *, num: int = 1, batch_size: int = 2) -> Iterator[BatchStream]:
     server.prepare_training_attributes()

@@ -73,7 +73,9 @@ def test_parallel_simulations_outlive_their_server(start: Start, tmp_path: Path)
     assert set(done.attempts.values()) == {1}
 
 
-@pytest.mark.parametrize(("trouble", "mpi"), [("crash", "mpich"), ("kill", "openmpi")])
+@pytest.mark.parametrize(
+    ("trouble", "mpi"), [pytest.param("crash", "mpich", marks=pytest.mark.full), ("kill", "openmpi")]
+)
 def test_a_simulation_that_fails_takes_those_that_share_its_job_down_only_once(
     run: Callable[..., Run], trouble: str, mpi: str
 ) -> None:

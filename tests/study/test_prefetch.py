@@ -67,10 +67,15 @@ def test_what_was_drawn_ahead_of_the_last_batch_is_trained_when_the_study_goes_o
 
 
 @pytest.mark.parametrize(
-    "point", ["server.trained=kill@4", pytest.param("server.before_end=kill", marks=pytest.mark.full)]
+    ("point", "num_ranks"),
+    [
+        ("server.trained=kill@4", 1),
+        pytest.param("server.trained=kill@4", 2, marks=pytest.mark.full),
+        pytest.param("server.before_end=kill", 2, marks=pytest.mark.full),
+    ],
 )
-def test_a_live_study_with_torch_and_it_is_killed_and_loses_nothing(tmp_path: Path, point: str) -> None:
+def test_a_live_study_with_torch_and_it_is_killed_and_loses_nothing(tmp_path: Path, point: str, num_ranks: int) -> None:
     settings = {"checkpoint.every_batches": 2, "server.class": "torch_server.py:TinyServer", **PREFETCH}
-    done = run_through([point], NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
+    done = run_through([point], NUMPY_STUDY, tmp_path / "run", num_ranks=num_ranks, settings=settings)
     assert_complete(done, num_simulations=6)
     assert done.account["trained"] == done.report["draws"] == 120

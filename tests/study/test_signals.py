@@ -49,7 +49,7 @@ def assert_stopped_in_order(done: Run, name: str) -> None:
         pytest.param(2, "mpich", "SIGINT", marks=pytest.mark.full),
         (2, "mpich", "SIGTERM"),
         # Open MPI's mpirun leaves its ranks no time after the other two; this one it passes on.
-        (2, "openmpi", "SIGUSR1"),
+        pytest.param(2, "openmpi", "SIGUSR1", marks=pytest.mark.full),
     ],
 )
 def test_a_signal_to_mpirun_or_the_server_stops_a_study_in_order(

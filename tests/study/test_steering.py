@@ -29,7 +29,9 @@ def parameters(run: Run) -> dict[int, tuple[float, float]]:
     return {int(row["simulation"]): (float(row["offset"]), float(row["slope"])) for row in rows(run)}
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full), 3]
+)
 def test_simulations_get_their_parameters_one_after_the_other(run: Callable[..., Run], num_ranks: int) -> None:
     done = run(num_ranks=num_ranks, settings=STRICT)
     assert_complete(done, num_simulations=6)
@@ -84,7 +86,9 @@ def told(file: Path) -> list[dict[int, dict[str, float]]]:
     return [{row["offset"]: row for row in json.loads(line)} for line in file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full), 3]
+)
 def test_the_class_is_told_the_losses_of_each_simulation_on_all_ranks(
     run: Callable[..., Run], tmp_path: Path, num_ranks: int
 ) -> None:

@@ -22,6 +22,7 @@ IMPATIENT = str(Path(__file__).parent / "impatient_launcher.py")
 LIMIT_S = 60.0
 SUPERVISED: dict[str, Any] = {"program": "stream-launcher", "mpi": None}
 SETTINGS: dict[str, Any] = {"study.simulations": 3, "server.ranks": 2, "checkpoint.every_batches": 2}
+ALONE = SETTINGS | {"server.ranks": 1}
 PACED = SETTINGS | {"study.simulations": 4, "simulation.command": ["python", "paced.py", "0.05"]}
 
 
@@ -161,7 +162,7 @@ def test_a_simulation_that_did_not_hear_that_it_is_finished_hears_it_from_the_ne
 def test_a_server_that_always_dies_is_given_up_after_launcher_restarts(supervise: Callable[..., Run]) -> None:
     # Without a folder, each process dies at it.
     environment = {"STREAM_FAILPOINTS": "server.model_ready=kill"}
-    done = supervise(settings=SETTINGS | {"launcher.restarts": 1}, environment=environment)
+    done = supervise(settings=ALONE | {"launcher.restarts": 1}, environment=environment)
     assert done.exit_code == 7
     assert "1 restarts in a row brought no new checkpoint, launcher.restarts allows no more" in done.output
     assert str(done.output_dir / "logs") in done.output
@@ -172,14 +173,14 @@ def test_a_server_that_always_dies_is_given_up_after_launcher_restarts(supervise
 def test_a_users_class_that_raises_is_started_again_once_and_in_set_up_never(
     supervise: Callable[..., Run], method: str, starts: int
 ) -> None:
-    done = supervise(settings=SETTINGS | {"user.trouble": method})
+    done = supervise(settings=ALONE | {"user.trouble": method})
     assert done.exit_code == 3
     assert f"trouble in {method} of rank 0" in done.output
     assert num_starts(done) == starts
 
 
 def test_too_many_failed_simulations_are_no_reason_to_start_the_server_again(supervise: Callable[..., Run]) -> None:
-    done = supervise(settings=SETTINGS | {"simulation.command": ["python", "-c", "exit(3)"]})
+    done = supervise(settings=ALONE | {"simulation.command": ["python", "-c", "exit(3)"]})
     assert (done.exit_code, done.report["exit_code"]) == (4, 4)
     assert num_starts(done) == 1
 

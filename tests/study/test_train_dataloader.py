@@ -40,7 +40,8 @@ def assert_all_accounted_for(run: Run, num_simulations: int) -> None:
     assert abs(account["added"] - account["trained"] / 2) <= 8
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_study_that_is_killed_trains_drops_and_adds_each_sample_once(
     tmp_path: Path, loaded: dict[str, Any], num_ranks: int
 ) -> None:
@@ -50,9 +51,9 @@ def test_a_study_that_is_killed_trains_drops_and_adds_each_sample_once(
     assert_all_accounted_for(done, num_simulations=6)
 
 
-def test_it_goes_on_with_another_number_of_ranks(tmp_path: Path, loaded: dict[str, Any]) -> None:
+def test_killed_it_goes_on_with_another_number_of_ranks(tmp_path: Path, loaded: dict[str, Any]) -> None:
     settings = loaded | {"checkpoint.every_batches": 1}
-    killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, tmp_path / "run", num_ranks=3, settings=settings)
+    killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
     done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=1, settings=settings)
     assert_all_accounted_for(done, num_simulations=6)
 

@@ -41,7 +41,7 @@ def holder(program: str, pid: int) -> str:
 @pytest.mark.parametrize(
     "point", ["server.before_announcement", pytest.param("server.before_end", marks=pytest.mark.full)]
 )
-@pytest.mark.parametrize("second", list(PROGRAMS))
+@pytest.mark.parametrize("second", ["stream-server", pytest.param("stream-launcher", marks=pytest.mark.full)])
 def test_a_study_that_runs_by_hand_is_not_started_again(start: Start, tmp_path: Path, point: str, second: str) -> None:
     waits = failpoints(tmp_path / "met", f"{point}=stop")
     with start(**BY_HAND, settings=SETTINGS, environment=waits) as first:
@@ -58,7 +58,7 @@ def test_a_study_that_runs_by_hand_is_not_started_again(start: Start, tmp_path: 
     ("second", "arguments"),
     [
         ("stream-server", ["--fresh"]),
-        ("stream-launcher", []),
+        pytest.param("stream-launcher", [], marks=pytest.mark.full),
         pytest.param("stream-server", [], marks=pytest.mark.full),
         pytest.param("stream-launcher", ["--fresh"], marks=pytest.mark.full),
     ],

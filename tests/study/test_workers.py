@@ -74,7 +74,7 @@ def test_a_worker_that_hangs_is_killed_and_only_the_simulation_that_it_was_at_ha
     assert "no new time step for 3 s" in counted(done)[0]
 
 
-@pytest.mark.parametrize("trouble", ["leaves", "never asks", "asks twice"])
+@pytest.mark.parametrize("trouble", ["leaves", "never asks", pytest.param("asks twice", marks=pytest.mark.full)])
 def test_what_a_worker_leaves_out_of_its_list_is_given_to_another(run: Callable[..., Run], trouble: str) -> None:
     done = run(settings=workers(trouble, per_worker=3, **{"study.simulations": 5, "launcher.max_running": 1}))
     assert_complete(done, 5)

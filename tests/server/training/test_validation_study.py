@@ -30,11 +30,13 @@ class SignalledServer(LinearServer):
             os.kill(os.getpid(), signal.SIGUSR1)
         return super().validation_step(batch, batch_idx)
 """
-# One simulation after the other: the held-out one is complete when the training begins.
+# One simulation after the other: the held-out one is complete when the training begins, unless it is given up for slow
+# and tried again behind the others.
 SETTINGS: dict[str, Any] = {
     "server.class": "signalled.py:SignalledServer",
     "study.simulations": 3,
     "launcher.max_running": 1,
+    "simulation.timeout_s": 600,
 }
 
 
