@@ -6,8 +6,10 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from stream_server.config import load
 from tests.support.runs import Run, run_study
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
@@ -91,3 +93,37 @@ def test_lorenz_learns(tmp_path: Path) -> None:
     assert_all_finished(done, num_simulations=8)
     first, last = first_and_last_loss(done)
     assert last < first / 3
+
+
+# A few simulations teach a network only what others are like that differ little.
+TRAJECTORIES = {
+    "ks": {},
+    "gray-scott": {"parameters.bounds.feed": [0.05, 0.052], "parameters.bounds.removal": [0.05, 0.052]},
+    "advection": {"parameters.bounds.velocity": [0.8, 1]},
+}
+
+
+@pytest.mark.parametrize("study", TRAJECTORIES)
+def test_a_study_of_trajectories_forecasts_them_better_and_better(study: str, tmp_path: Path) -> None:
+    settings = TRAJECTORIES[study] | {
+        "study.simulations": 5,
+        "buffer.watermark": 60,
+        "training.draws_per_sample": 8,
+        "validation.simulations": 2,
+        "validation.every_batches": None,
+        "validation.at": [1],
+    }
+    done = run_study(CONFIGS / study / "study.json", tmp_path / "run", mpi=None, settings=settings, limit_s=150)
+    assert_all_finished(done, num_simulations=7)
+    config = load(CONFIGS / study / "study.json")
+    assert config.window is not None
+    assert config.study.time_steps is not None
+    num_windows, num_steps = config.window.num_in(config.study.time_steps.num), config.study.time_steps.num
+    assert done.account["windows"]["made"] == done.account["trained"] == 5 * num_windows
+    curves = done.report["rollout"]
+    assert curves["lead_times"] == list(range(1, num_steps))
+    first, last = done.report["validation"][0]["rollout"], done.report["validation"][-1]["rollout"]
+    for name in config.study.fields:
+        assert np.isfinite(curves["mse"][name]).all()
+        assert last[name] == pytest.approx(np.mean(curves["mse"][name]))
+        assert last[name] < first[name]
