@@ -51,7 +51,8 @@ class StaticIntake:
 
     def free(self) -> None:
         """Let go of the static fields of which no sample is here, or will come."""
-        self.buffer.free_statics(self._may_be_needed)
+        if self.state.static_fields:
+            self.buffer.free_statics(self._may_be_needed)
 
     def _may_be_needed(self, simulation: int) -> bool:
         attempt = self.state.attempts.get(simulation)
