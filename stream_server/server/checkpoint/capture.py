@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 
 from stream_server.buffers import Buffer
-from stream_server.buffers.frozen import Frozen
-from stream_server.buffers.statics import FrozenStatics
 from stream_server.config import StudyConfig
 from stream_server.server.checkpoint.folder import (
     HELD_OUT,
@@ -117,7 +115,7 @@ class StudyCapture:
         frozen, buffer = taken.buffer, self.buffer
 
         def write(file: ChecksumFile) -> None:
-            layout = _layout_of(frozen)
+            layout = _layout_of_samples(taken)
             for chunk in write_rows(file, layout, lambda name, rows: frozen.rows(name, rows.start, rows.stop)):
                 buffer.thaw(frozen, chunk.start, chunk.stop)
 
@@ -138,7 +136,7 @@ class StudyCapture:
         statics = taken.buffer.statics
 
         def write(file: ChecksumFile) -> None:
-            for _ in write_rows(file, _layout_of_statics(statics), statics.rows):
+            for _ in write_rows(file, _layout_of_statics(taken), statics.rows):
                 pass
 
         return [PendingFile(path=f"{self._folder}/{STATICS}", write=write)]
@@ -158,14 +156,14 @@ class StudyCapture:
             buffer, held_out, statics = taken.buffer, taken.validation, taken.buffer.statics
             more = {
                 "buffer": buffer.state(),
-                "samples": _layout_of(buffer).to_plain(),
+                "samples": _layout_of_samples(taken).to_plain(),
                 "held_out": held_out.state(),
                 "held_out_samples": held_out.layout.to_plain(),
                 "statics": {
                     "simulations": np.array(statics.simulations, np.int64),
                     "observed": np.array(statics.observed, bool),
                 },
-                "static_fields": _layout_of_statics(statics).to_plain(),
+                "static_fields": _layout_of_statics(taken).to_plain(),
             }
             reception = {**taken.state, "record": taken.sync_record()}
             write_state(file, {**state, **more, "reception": reception})
@@ -199,11 +197,13 @@ def _state_file(path: str, state: Mapping[str, Any]) -> PendingFile:
     return PendingFile(path=path, write=lambda file: write_state(file, state))
 
 
-def _layout_of(kept: Frozen) -> SampleLayout:
-    return SampleLayout(num_rows=len(kept), fields=_described(kept.fields), lengths=kept.lengths)
+def _layout_of_samples(taken: ReceptionSnapshot) -> SampleLayout:
+    frozen = taken.buffer
+    return SampleLayout(num_rows=len(frozen), fields=_described(frozen.fields), lengths=frozen.lengths)
 
 
-def _layout_of_statics(statics: FrozenStatics) -> SampleLayout:
+def _layout_of_statics(taken: ReceptionSnapshot) -> SampleLayout:
+    statics = taken.buffer.statics
     return SampleLayout(num_rows=len(statics), fields=_described(statics.fields))
 
 
