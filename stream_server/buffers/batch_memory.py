@@ -4,7 +4,8 @@ import sys
 
 import numpy as np
 
-from stream_server.buffers.slots import FieldArrays, Slots
+from stream_server.buffers.slots import Slots
+from stream_server.buffers.statics import FieldArrays
 
 MAX_SETS = 4
 
@@ -48,7 +49,7 @@ class BatchMemory:
                 return arrays
         arrays = {
             name: np.empty((*self._shape, *array.shape[1:]), array.dtype) for name, array in self._slots.arrays.items()
-        }
+        } | self._slots.statics.empty(self._shape[0])
         if len(self._sets) < self._max_sets:
             self._sets.append(arrays)
         return arrays

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from stream_server.buffers.frozen import Frozen, FurtherState, SlotRetention
 from stream_server.buffers.pins import Draw, Pins
 from stream_server.buffers.policy import NO_SLOTS, Policy, SlotArray, State
-from stream_server.buffers.slots import Contents, FieldArrays, Slots
+from stream_server.buffers.slots import Contents, Slots
+from stream_server.buffers.statics import FieldArrays
 from stream_server.buffers.windows import Windows
 from stream_server.errors import Closed, ProducerFailed, UserCodeError
 from stream_server.failpoints import failpoint
@@ -156,6 +157,16 @@ class Buffer:
             self._closed = True
             self._changed.notify_all()
         failpoint("buffer.closed")
+
+    def free_statics(self, is_running: Callable[[int], bool]) -> None:
+        """Let go of the static fields of simulations that have no sample here and do not run. Receiver thread."""
+
+        def is_needed() -> Callable[[int], bool]:
+            with self._lock:
+                with_samples = self.slots.simulations()
+            return lambda simulation: simulation in with_samples or is_running(simulation)
+
+        self.slots.statics.keep(is_needed)
 
     def reopen(self) -> None:
         """More will come after all, after a `close`. Before any other thread uses what was loaded."""

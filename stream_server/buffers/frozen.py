@@ -19,7 +19,8 @@ class Frozen:
     """The samples of a buffer as they were: row i is that of the i-th of `slots`, which ascend.
 
     The rows, their keys and `present` are those of the live buffer, which does not change them before they are thawed
-    with `Buffer.thaw`, chunk by chunk as they are on disk. For one thread, any. `retention` is the buffer's.
+    with `Buffer.thaw`, chunk by chunk as they are on disk. For one thread, any. `retention` is the buffer's, `statics`
+    are the fields that the samples of a simulation share.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Frozen:
     ) -> None:
         self.slots = slots
         self.retention = retention
+        self.statics = store.statics.freeze()
         self._store = store
         self._policy = policy
         self._backlog = backlog

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stream_server.buffers.policy import SlotArray
+from stream_server.buffers.statics import FieldArrays, StaticFields
 
-FieldArrays = dict[str, npt.NDArray[Any]]
+NONE = -1
 
 
 class Slots:
@@ -20,20 +20,27 @@ class Slots:
         simulation_ids, time_steps: the keys of the samples; time steps are labels.
         seen: how often each sample was drawn.
         present: per field whether the sample has it; see `leave_out`.
+        statics: the fields that all samples of a simulation share.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], num_slots: int) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        num_slots: int,
+        static_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
         if num_slots < 1:
             raise ValueError(f"There must be at least 1 slot, but num_slots is {num_slots}.")
         if not shapes:
             raise ValueError("A sample must have at least 1 field, but there are none.")
-        for name, shape in shapes.items():
+        for name, shape in {**shapes, **(static_shapes or {})}.items():
             if any(extent < 1 for extent in shape):
                 raise ValueError(f"Every extent of field {name!r} must be at least 1, but its shape is {shape}.")
         self.shapes = dict(shapes)
         self.num_slots = num_slots
         self.arrays: FieldArrays = {}
-        self.simulation_ids = np.full(num_slots, -1, np.int64)
+        self.statics = StaticFields(static_shapes or {})
+        self.simulation_ids = np.full(num_slots, NONE, np.int64)
         self.time_steps = np.zeros(num_slots, np.int64)
         self.seen = np.zeros(num_slots, np.uint32)
         self.present = {name: np.ones(num_slots, bool) for name in shapes}
@@ -97,6 +104,7 @@ class Slots:
         del self._free[-num:]
         claimed.reverse()
         self.seen[claimed] = 0
+        self.simulation_ids[claimed] = NONE
         for name in self._partial:
             self.present[name][claimed] = True
         return claimed
@@ -105,6 +113,12 @@ class Slots:
         """Give slots back; the caller has seen to it that nobody reads them any more."""
         self._free.extend(slots)
         assert len(self._free) <= self.num_slots, "a slot was freed twice"
+
+    def simulations(self) -> set[int]:
+        """The simulations that have rows here, filled and not free."""
+        is_used = np.ones(self.num_slots, bool)
+        is_used[self._free] = False
+        return set(np.unique(self.simulation_ids[is_used]).tolist()) - {NONE}
 
     def leave_out(self, name: str, slots: Sequence[int]) -> None:
         """Mark that these claimed slots have no such field, and zero its rows."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from stream_server.client_api.handshake import ask
 from stream_server.client_api.session import Session
@@ -28,6 +29,7 @@ def connect(
     simulation_id: int | None = None,
     parameters: Mapping[str, float] | None = None,
     timeout_s: float = TIMEOUT_S,
+    **fields: Any,
 ) -> Simulation:
     """Take part in a study as one simulation, or as one rank of a parallel one.
 
@@ -40,9 +42,12 @@ def connect(
         parameters: what is simulated, when it attaches by itself; by default the server's.
         timeout_s: how long the server may say nothing while it is waited for. Later it is away after that time, and
             the study says what then happens (`client.if_server_away`).
+        fields: those that are sent once per simulation, such as `mesh=array`; what depends on the parameters is given
+            to `Simulation.send_static` instead, which says more.
 
     Raises:
         ConfigError: the connection file is missing or cannot be read.
+        TypeError, ValueError: as for `send_static`.
         Refused: the study does not want this simulation.
         Unreachable: the server said nothing for `timeout_s`.
     """
@@ -54,7 +59,9 @@ def connect(
     hello = _hello(file, rank=rank, num_ranks=num_ranks, simulation_id=simulation_id, parameters=parameters)
     answer = ask(hello, watched, who=_who(hello), timeout_s=timeout_s)
     if isinstance(answer, Welcome):
-        return _simulation(watched, hello, answer, timeout_s)
+        simulation = _simulation(watched, hello, answer, timeout_s)
+        simulation.send_static(**fields)
+        return simulation
     if isinstance(answer, Stop) and hello.simulation is not None:
         known = parameters or file.parameters or {}
         return Simulation(

@@ -96,6 +96,9 @@ class PendingSteps:
 class DataConnection:
     """Sends this client rank's steps to one server rank; small ones travel several to a message.
 
+    `statics` are the arrays of `static_blocks` of the opening. They go before the first step, so that a server rank
+    that gets no step is spared them; from a client rank that sends no step, at once.
+
     Nothing here waits: a caller that wants to send checks whether there is `room`, and reads the answers if not. What
     was sent is in the `retention`.
 
@@ -111,6 +114,7 @@ class DataConnection:
         self,
         dealer: Dealer,
         opening: Open,
+        statics: Sequence[np.ndarray],
         retention: Retention,
         *,
         server_rank: int,
@@ -129,6 +133,7 @@ class DataConnection:
         self.stale = ""
         self._is_unknown = False
         self._opening = opening
+        self._unsent_statics = statics
         self._server_rank = server_rank
         self._stride = stride
         self._message_bytes = min(MESSAGE_BYTES, PENDING_BYTES // num_server_ranks)
@@ -259,9 +264,18 @@ class DataConnection:
         steps_per_message = min(self._message_bytes // max(1, sum(map(wire.block_bytes, blocks))), opened.credit // 2)
         if steps_per_message > 1:
             self._pending = PendingSteps(blocks, capacity=steps_per_message, stride=self._stride)
+        if not blocks:
+            self._send_statics()
+
+    def _send_statics(self) -> None:
+        statics, self._unsent_statics = self._unsent_statics, ()
+        if statics:
+            pieces = self._send_parts(0, (1 << len(statics)) - 1, statics, static=True)
+            self._window.sent(num_steps=0, num_messages=sum(map(len, pieces)))
 
     def _send(self, indices: range, present: int, payload: Sequence[np.ndarray]) -> None:
         """Send steps in one message, or one of more than MAX_PART_BYTES in parts."""
+        self._send_statics()
         if len(indices) > 1 or sum(array.nbytes for array in payload) <= MAX_PART_BYTES:
             copies = self._send_data(indices.start, present, payload, num_steps=len(indices))
             pieces, num_messages = [[copy] for copy in copies], 1
@@ -272,15 +286,19 @@ class DataConnection:
         self._window.sent(num_steps=len(indices), num_messages=num_messages)
         self._backlog.add(self._window.sequence, Steps(indices, present, pieces))
 
-    def _send_parts(self, index: int, present: int, payload: Sequence[np.ndarray]) -> list[list[memoryview]]:
-        numbers = [i for i in range(len(self._opening.blocks)) if present >> i & 1]
+    def _send_parts(
+        self, index: int, present: int, payload: Sequence[np.ndarray], *, static: bool = False
+    ) -> list[list[memoryview]]:
+        numbers = [i for i in range(present.bit_length()) if present >> i & 1]
         arrays = [array.reshape(-1).view(np.uint8) for array in payload]
         parts = [(i, at) for i, array in enumerate(arrays) for at in range(0, array.nbytes, MAX_PART_BYTES)]
         pieces: list[list[memoryview]] = [[] for _ in arrays]
         for count, (i, at) in enumerate(parts):
             part = arrays[i][at : at + MAX_PART_BYTES]
             last = count == len(parts) - 1
-            pieces[i] += self._send_data(index, present, [part], field=numbers[i], offset=at, last=last, sequence=count)
+            pieces[i] += self._send_data(
+                index, present, [part], field=numbers[i], offset=at, last=last, static=static, sequence=count
+            )
         return pieces
 
     def _send_data(
@@ -293,6 +311,7 @@ class DataConnection:
         field: int = ALL_FIELDS,
         offset: int = 0,
         last: bool = True,
+        static: bool = False,
         sequence: int = 0,
     ) -> list[memoryview]:
         data = Data(
@@ -306,6 +325,7 @@ class DataConnection:
             field=field,
             offset=offset,
             last=last,
+            static=static,
             checksum=wire.checksum(payload) if self.dealer.needs_checksum else None,
         )
         return self.dealer.send(data, payload)

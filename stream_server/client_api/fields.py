@@ -13,12 +13,16 @@ UNDECLARED_DTYPE = "<f8"
 class Fields:
     """Turns the arguments of `send` into arrays in the order and of the types that were opened.
 
-    The first sample settles the blocks: which part of which field this rank sends, and in which type.
+    The first sample settles the blocks: which part of which field this rank sends, and in which type. Of the fields
+    that are sent once per simulation, each has its own when it is given, and all must be there by then.
     """
 
     def __init__(self, specs: Sequence[FieldSpec], *, rank: int, num_ranks: int) -> None:
         self.blocks: tuple[Block, ...] | None = None
         self._specs = {spec.name: spec for spec in specs}
+        self._step_specs = [spec for spec in specs if not spec.is_static]
+        self._static_specs = [spec for spec in specs if spec.is_static]
+        self._statics: dict[str, tuple[Block, np.ndarray] | None] = {}
         self._rank = rank
         self._num_ranks = num_ranks
         self._declared: dict[str, tuple[int, ...] | None] = {}
@@ -49,8 +53,8 @@ class Fields:
             ValueError: a field is unknown or missing, or a block does not fit into its field.
         """
         for name in sample:
-            self._spec(name)
-        blocks = [self._block(spec, sample.get(spec.name)) for spec in self._specs.values()]
+            self._step_spec(name)
+        blocks = [self._block(spec, sample.get(spec.name)) for spec in self._step_specs]
         if not any(blocks) and self._num_ranks == 1:
             raise ValueError("a sample needs at least one field")
         self.blocks = tuple(block for block in blocks if block is not None)
@@ -59,6 +63,47 @@ class Fields:
             for i, block in enumerate(self.blocks)
         ]
         return self.blocks
+
+    def add_statics(self, values: Mapping[str, Any]) -> None:
+        """Take fields that are sent once per simulation, as copies.
+
+        Raises:
+            TypeError: a value is not numeric, or cannot become what the study keeps.
+            ValueError: a field is unknown, belongs to each time step or was given before, a block does not fit into its
+                field, or steps were sent already.
+        """
+        for name, value in values.items():
+            spec = self._spec(name)
+            if not spec.is_static:
+                raise ValueError(f"field {name!r} belongs to each time step: pass it to send")
+            if name in self._statics:
+                raise ValueError(f"field {name!r} was given before: it is sent once per simulation")
+            if self.blocks is not None:
+                raise ValueError(f"field {name!r} is sent once per simulation, and must be given before the first send")
+            if value is None:
+                raise ValueError(f"field {name!r} must be an array, but is None")
+            block = self._block(spec, value)
+            if block is None:
+                self._statics[name] = None
+                continue
+            array = self._converted(name, value, np.dtype(block.dtype), block.count)
+            self._statics[name] = block, np.array(array, order="C")
+
+    def settle_statics(self) -> tuple[tuple[Block, ...], list[np.ndarray]]:
+        """This rank's blocks of the fields that are sent once per simulation, and their arrays.
+
+        Raises:
+            ValueError: one was not given.
+        """
+        for spec in self._static_specs:
+            # A rank of a parallel code may have no part of a field.
+            if spec.name not in self._statics and (self._num_ranks == 1 or spec.name in self._declared):
+                raise ValueError(
+                    f"field {spec.name!r} is missing: it is sent once per simulation, and must be given before the "
+                    "first send"
+                )
+        given = [it for it in (self._statics.get(spec.name) for spec in self._static_specs) if it is not None]
+        return tuple(block for block, _ in given), [array for _, array in given]
 
     def arrays(self, sample: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:
         """Which blocks are present (as bits), and their arrays, in any memory layout.
@@ -96,6 +141,14 @@ class Fields:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"the study has no field {name!r}, only {', '.join(map(repr, self._specs))}{hint}")
         return self._specs[name]
+
+    def _step_spec(self, name: str) -> FieldSpec:
+        spec = self._spec(name)
+        if spec.is_static:
+            raise ValueError(
+                f"field {name!r} is sent once per simulation: pass it to connect or send_static, and not to send"
+            )
+        return spec
 
     def _block(self, spec: FieldSpec, value: Any) -> Block | None:
         if value is None:
@@ -185,7 +238,7 @@ class Fields:
     def _refuse_surplus(self, sample: Mapping[str, Any]) -> None:
         opened = {name for _, name, *_ in self._expected}
         for name, value in sample.items():
-            self._spec(name)
+            self._step_spec(name)
             if value is not None and name not in opened and not self._is_empty(np.asarray(value)):
                 raise ValueError(f"rank {self._rank} left field {name!r} out of its first sample without declaring it")
 

@@ -33,7 +33,8 @@ class _StudyEnded(Exception):
 class Session:
     """Sends steps to the server, and again to one that was started again, or has lost them, and does not know them.
 
-    It connects to all server ranks with the first step, or with the end if there is none, and then announces `blocks`.
+    It connects to all server ranks with the first step, or with the end if there is none, and then announces `blocks`
+    and `static_blocks`, whose arrays are `statics`.
     `has_stopped` says that the study has ended, `stop_reason` why, as far as the server told. `hello` is said to each
     new server; `welcome` is what the last one answered.
 
@@ -52,6 +53,8 @@ class Session:
         self.welcome = welcome
         self.who = f"simulation {welcome.simulation} rank {hello.rank}"
         self.blocks: tuple[Block, ...] = ()
+        self.static_blocks: tuple[Block, ...] = ()
+        self.statics: Sequence[np.ndarray] = ()
         self.has_stopped = False
         self.stop_reason = ""
         self._watch = watch
@@ -214,6 +217,7 @@ class Session:
             rank=self.hello.rank,
             num_ranks=self.hello.num_ranks,
             blocks=self.blocks,
+            static_blocks=self.static_blocks,
         )
         num_ranks = len(welcome.endpoints)
         self._transport = Transport(host=file.host, security=file.security, num_connections=num_ranks)
@@ -221,6 +225,7 @@ class Session:
             DataConnection(
                 self._transport.connect(addresses),
                 opening,
+                self.statics,
                 self._retention,
                 server_rank=rank,
                 stride=routing.stride(welcome.routing, num_ranks),

@@ -92,6 +92,23 @@ class Simulation:
         if self._fields is not None:
             self._fields.declare(name, tuple(map(operator.index, shape)), offset)
 
+    def send_static(self, /, **fields: Any) -> None:
+        """Send fields that are the same in all time steps, once: a mesh, a coefficient, a geometry.
+
+        These are the fields with `"per": "simulation"` in study.json. All of them must be given before the first
+        `send`, in one call or several, or to `connect`. In a parallel simulation each rank gives its block, as to
+        `send`; a rank that gives nothing has no part of the field. The arrays are copied and may change at once. They
+        go to the server with the first step, and again to a server that was started again.
+
+        Raises:
+            TypeError: a field is not numeric, or of a type that cannot become what the study keeps.
+            ValueError: a field is unknown, of a wrong shape, belongs to each time step, or was given before; or a
+                step was sent already.
+        """
+        self._check_failure()
+        if self._fields is not None:
+            self._fields.add_statics(fields)
+
     def send(self, time_step: SupportsIndex, /, **fields: Any) -> bool:
         """Send one sample: all fields of one time step, or this rank's blocks of them.
 
@@ -176,6 +193,7 @@ class Simulation:
     def _send(self, session: Session, fields: Fields, index: int, sample: Mapping[str, Any]) -> None:
         failpoint("client.before_send")
         if fields.blocks is None:
+            session.static_blocks, session.statics = fields.settle_statics()
             session.blocks = fields.settle(sample)
         present, arrays = fields.arrays(sample)
         if self._server is ServerPresence.THERE or self._may_resume(session):

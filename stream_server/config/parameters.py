@@ -71,10 +71,13 @@ class Bounds(Section):
             "maxItems": 4,
         }
         names = {"type": "array", "items": {"type": "string"}, "minItems": 2, "uniqueItems": True}
-        size = {"type": "integer", "minimum": 1, "maximum": MAX_SIZE}
+        size = {"description": "How many numbers the vector has.", "type": "integer", "minimum": 1, "maximum": MAX_SIZE}
         vector = {
             "type": "object",
-            "properties": {"range": {"anyOf": [numbers, names]}, "size": size},
+            "properties": {
+                "range": {"description": "The range of each number.", "anyOf": [numbers, names]},
+                "size": size,
+            },
             "required": ["range", "size"],
             "additionalProperties": False,
         }

@@ -330,6 +330,21 @@ def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
                     f"{shown(name)} is not a field of the study",
                     f"Write {shown(meant)}" if meant else f"Write {one_of(config.study.fields)}",
                 )
+            elif key == "validation.rollout.fields" and config.study.fields[name].is_static:
+                yield Problem(
+                    key,
+                    f"{shown(name)} is sent once per simulation: there is nothing to forecast",
+                    f"Write {one_of(config.study.step_fields)}",
+                )
+
+
+def _static_fields_are_not_recorded(config: StudyConfig) -> Iterator[Problem]:
+    names = ", ".join(config.study.static_fields)
+    is_recorded = {"checkpoint.record": config.checkpoint.record, "offline.write_files": config.offline.write_files}
+    for key, wanted in is_recorded.items():
+        if names and wanted:
+            found = f"{names} would be missing: what is sent once per simulation is not recorded yet"
+            yield Problem(key, found, "Leave it out")
 
 
 CHECKS: tuple[Check, ...] = (
@@ -345,6 +360,7 @@ CHECKS: tuple[Check, ...] = (
     _something_is_validated,
     *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
     _named_fields_exist,
+    _static_fields_are_not_recorded,
     *COMMAND_CHECKS,
     *FILE_CHECKS,
     _routing_fits_the_policy,

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -38,6 +38,20 @@ class SampleField(Section):
         default=None, description="NumPy type that is kept; null keeps what is sent."
     )
     optional: bool = Field(default=False, description="Whether a simulation may leave the field out of a step.")
+    per: Literal["step", "simulation"] = Field(
+        default="step", description='"simulation": the field is sent once per simulation, and given with every sample.'
+    )
+
+    @model_validator(mode="after")
+    def _check_optional(self) -> Self:
+        if self.optional and self.is_static:
+            raise wrong("a field that is sent once per simulation cannot be optional", 'Leave "optional" out')
+        return self
+
+    @property
+    def is_static(self) -> bool:
+        """It is sent once per simulation."""
+        return self.per == "simulation"
 
     @property
     def num_bytes(self) -> int:

@@ -1,12 +1,13 @@
 """The sections `study`, `parameters` and `offline` of study.json: each key with type, default and meaning."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stream_server.config.parameters import Bounds, SamplerSettings, scalars_of
-from stream_server.config.samples import MAX_FIELDS, CountOrTimeSteps, ShapeOrField
+from stream_server.config.problems import wrong
+from stream_server.config.samples import MAX_FIELDS, CountOrTimeSteps, SampleField, ShapeOrField
 from stream_server.config.values import (
     Count,
     FilePath,
@@ -47,6 +48,25 @@ class StudySettings(Section):
         description="Units of fields, parameters and whatever render names, for pictures.",
         examples=[{"temperature": "K"}],
     )
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if not self.step_fields:
+            raise wrong(
+                'all fields are "per": "simulation": a time step would have none',
+                "Leave it out for the fields that are sent with each time step",
+            )
+        return self
+
+    @property
+    def step_fields(self) -> dict[str, SampleField]:
+        """The fields that are sent with each time step."""
+        return {name: field for name, field in self.fields.items() if not field.is_static}
+
+    @property
+    def static_fields(self) -> dict[str, SampleField]:
+        """The fields that are sent once per simulation."""
+        return {name: field for name, field in self.fields.items() if field.is_static}
 
 
 class Parameters(Section):

@@ -87,7 +87,9 @@ class StudyConfig(Section):
             return raw
         samples = info.data.get("samples")
         num_steps = 1 if samples is None else samples.window.length
-        num = (size_in_bytes(capacity) or 0) // (num_steps * sum(field.num_bytes for field in study.fields.values()))
+        num = (size_in_bytes(capacity) or 0) // (
+            num_steps * sum(field.num_bytes for field in study.step_fields.values())
+        )
         return {**raw, "capacity": num or capacity}
 
     @field_validator("training", mode="before")
@@ -111,7 +113,7 @@ class StudyConfig(Section):
         if study is not None and isinstance(rollout := raw.get("rollout"), dict):
             # Without windows another rule refuses the section.
             input_steps = 1 if samples is None else samples.window.length - 1
-            filled_in = {"fields": tuple(study.fields), "input_steps": input_steps}
+            filled_in = {"fields": tuple(study.step_fields), "input_steps": input_steps}
             raw = {**raw, "rollout": {**filled_in, **rollout}}
         return raw
 

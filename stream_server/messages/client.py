@@ -14,12 +14,13 @@ import numpy as np
 
 from stream_server.storage.typed import Length, OneOf, Range
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_PART_BYTES = 4 * 1024 * 1024
 MAX_FIELDS = 64
 MAX_CLIENT_RANKS = 2**16
 MAX_DIMENSIONS = 8
 ALL_FIELDS = 0xFFFF
+PER_STEP, PER_SIMULATION = "step", "simulation"
 ATTACHING = 0xFFFFFFFF
 MAX_UNKNOWN_STEPS = 1_000_000
 LARGEST = 2**63 - 1
@@ -93,12 +94,21 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldSpec:
-    """One field of a sample: its global shape in C order; `dtype` "" keeps what is sent."""
+    """One field of a sample: its global shape in C order; `dtype` "" keeps what is sent.
+
+    `per`: it is sent with each time step, or once per simulation.
+    """
 
     name: Name
     shape: Shape
     dtype: Annotated[str, OneOf(DTYPES)] = ""
     optional: bool = False
+    per: Annotated[str, OneOf((PER_STEP, PER_SIMULATION))] = PER_STEP
+
+    @property
+    def is_static(self) -> bool:
+        """It is sent once per simulation."""
+        return self.per == PER_SIMULATION
 
     def problem(self) -> str | None:
         """The problem of the attributes together; None if there is none."""
@@ -187,7 +197,10 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Open:
-    """First message on a data connection: the blocks that this client rank will send, in this order."""
+    """First message on a data connection: the blocks that this client rank will send, in this order.
+
+    `static_blocks` are those of the fields that are sent once per simulation.
+    """
 
     study: Text
     simulation: Count
@@ -196,10 +209,12 @@ class Open:
     rank: U32
     num_ranks: NumRanks
     blocks: Annotated[tuple[Block, ...], Length(0, MAX_FIELDS)]
+    static_blocks: Annotated[tuple[Block, ...], Length(0, MAX_FIELDS)] = ()
 
     def problem(self) -> str | None:
         """The problem of the attributes together; None if there is none."""
-        return _rank_problem(self.rank, self.num_ranks) or _repetition(block.field for block in self.blocks)
+        blocks = (*self.blocks, *self.static_blocks)
+        return _rank_problem(self.rank, self.num_ranks) or _repetition(block.field for block in blocks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +239,8 @@ class Data:
     one payload frame, at byte `offset` of that block. `checksum` is the CRC-32 of the payload frames in
     order, or None where the transport already guards the bytes.
     `sequence` counts the Data messages of one connection from 0; `last` is False for all parts of a step
-    but the last.
+    but the last. `static`: a part of a block in `static_blocks` of `Open`, all of which come, in parts and with the
+    index 0, before the first step of the connection.
     """
 
     simulation: int
@@ -237,6 +253,7 @@ class Data:
     field: int = ALL_FIELDS
     offset: int = 0
     last: bool = True
+    static: bool = False
     checksum: int | None = None
 
 

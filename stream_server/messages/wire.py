@@ -1,4 +1,4 @@
-"""Messages as frames and back: protocol version 2, as in docs/reference/protocol.md. No sockets, no clock.
+"""Messages as frames and back: protocol version 3, as in docs/reference/protocol.md. No sockets, no clock.
 
 `Data` and `Ack`, which come a hundred thousand times a second, are packed; `Data` has payload frames behind its header.
 All others are one frame of JSON. The decoder is total: any bytes give a message or `MalformedMessage`, in time and
@@ -39,7 +39,7 @@ PREFIX = struct.Struct("<4sHH")
 DATA = struct.Struct("<4sHHQIIQQQQIHBBI")
 ACK = struct.Struct("<4sHHQQB")
 DATA_KIND, ACK_KIND = 1, 2
-LAST, CHECKED = 1, 2
+LAST, CHECKED, STATIC = 1, 2, 4
 ENDED, STOP = 1, 2
 MAX_CONTROL_BYTES = 4 * 1024 * 1024
 MAX_PROSE_BYTES = 4096
@@ -149,7 +149,7 @@ def _frame(payload: Frame | np.ndarray) -> Frame:
 def _encode_data(data: Data) -> bytes:
     if problem := _data_problem(data):
         raise ValueError(problem)
-    flags = LAST * data.last | CHECKED * (data.checksum is not None)
+    flags = LAST * data.last | CHECKED * (data.checksum is not None) | STATIC * data.static
     try:
         return DATA.pack(
             MAGIC,
@@ -192,7 +192,7 @@ def _decode_data(header: bytes | memoryview) -> Data:
         unused,
         crc,
     ) = DATA.unpack(header)
-    if flags & ~(LAST | CHECKED) or unused or (crc and not flags & CHECKED):
+    if flags & ~(LAST | CHECKED | STATIC) or unused or (crc and not flags & CHECKED):
         raise MalformedMessage(f"flags {flags}, unused byte {unused} and checksum {crc} do not go together")
     data = Data(
         simulation=simulation,
@@ -205,6 +205,7 @@ def _decode_data(header: bytes | memoryview) -> Data:
         field=field,
         offset=offset,
         last=bool(flags & LAST),
+        static=bool(flags & STATIC),
         checksum=crc if flags & CHECKED else None,
     )
     if problem := _data_problem(data):
@@ -217,6 +218,8 @@ def _data_problem(data: Data) -> str | None:
         return "a Data message carries at least one field of one step"
     if (data.simulation | data.sequence | data.index | data.offset) > LARGEST:
         return "a number is above 2^63 - 1"
+    if data.static and (data.field == ALL_FIELDS or data.index):
+        return "a field that is sent once per simulation comes block by block, with the index 0"
     if data.field == ALL_FIELDS:
         return None if data.last and data.offset == 0 else "a whole step has offset 0 and is the last of itself"
     if data.field >= MAX_FIELDS or not data.present >> data.field & 1:

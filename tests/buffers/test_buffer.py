@@ -295,3 +295,24 @@ def test_a_policy_that_evicts_a_sample_before_its_first_draw_is_refused() -> Non
     fill(buffer, 1)
     with pytest.raises(UserCodeError, match=r"Hasty\.put evicted a sample that was never drawn"):
         buffer.admit()
+
+
+@for_all_policies
+def test_each_sample_is_told_to_be_drawn_for_the_first_time_once(new_policy: Callable[[int, int], Policy]) -> None:
+    buffer = buffer_of(new_policy(8, 0))
+    fill(buffer, 8)
+    buffer.admit()
+    buffer.close()
+    first: list[int] = []
+    while True:
+        try:
+            draw = buffer.draw(3, timeout_s=0.0)
+        except Closed:
+            break
+        assert draw is not None
+        is_first = buffer.is_first(draw)
+        assert np.count_nonzero(is_first) == draw.num_first
+        first += draw.slots[is_first].tolist()
+        buffer.release(draw)
+    assert sorted(first) == sorted(set(first))
+    assert len(first) == 8

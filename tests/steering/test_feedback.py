@@ -189,7 +189,7 @@ def test_the_class_of_the_user_reports_scores_of_its_own() -> None:
     server.report([3, 3, 4], [0, 1, 0], difficulty=[1.0, 2.0, float("nan")], rough=1)
     assert scores.take() == {
         3: {"difficulty": [3.0, 2.0], "rough": [2.0, 2.0]},
-        4: {"difficulty": [0.0, 0.0], "rough": [1.0, 1.0]},
+        4: {"rough": [1.0, 1.0]},
     }
     with pytest.raises(ValueError, match="loss is a result that every simulation has"):
         server.report([3], [0], loss=1.0)

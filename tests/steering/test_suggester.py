@@ -141,7 +141,7 @@ def test_what_goes_wrong_later_costs_no_simulation_and_is_told(suggesting: Start
 def test_a_class_that_hangs_is_killed_in_time_and_asked_anew_a_few_times(
     suggesting: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    live = suggesting(later("time.sleep(1000)"), sampler={"timeout_s": 1.5})
+    live = suggesting(later("time.sleep(1000)"), sampler={"timeout_s": 3.0})
     for num in range(7, 13):
         assert list(live.next(num)) == [num - 1]
     assert by(live)[6:] == ["sobol"] * 6

@@ -45,7 +45,8 @@ class FakeServer:
     """Set the attributes before a client comes, or by `do` from then on; read them after the client is done.
 
     `steps[simulation, index][field]` is the assembled array; `messages[rank]` all that a server rank got, and
-    `num_sent[index]` how often it got a step, both since its last start. `names[i]` is that of the
+    `num_sent[index]` how often it got a step, both since its last start. `statics[simulation, rank]` are the
+    fields that a server rank was sent once. `names[i]` is that of the
     client of `hellos[i]`. `path` is the connection file.
     """
 
@@ -84,7 +85,9 @@ class FakeServer:
         self.num_sent: Counter[int] = Counter()
         self.failure: BaseException | None = None
         self._transport = transport
+        self.statics: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
         self._blocks: dict[tuple[int, bytes], tuple[Block, ...]] = {}
+        self._static_blocks: dict[tuple[int, bytes], tuple[Block, ...]] = {}
         self._received: dict[tuple[int, bytes], int] = defaultdict(int)
         self._durable: dict[tuple[int, bytes], int] = defaultdict(int)
         self._ended: set[tuple[int, bytes]] = set()
@@ -305,12 +308,14 @@ class FakeServer:
                 answer = self.answers_to_open.pop(0) if self.answers_to_open else None
                 if answer is None:
                     self._blocks[key] = message.blocks
+                    self._static_blocks[key] = message.static_blocks
                     answer = Opened(incarnation=self.incarnation, credit=self.credit, known=self.known.get(rank, b""))
                 self._reply(self._data[rank], peer, answer)
             case Data():
                 assert message.sequence == self._received[key]
                 self._received[key] += 1
-                self._keep(rank, message, self._blocks[key], payload)
+                blocks = self._static_blocks if message.static else self._blocks
+                self._keep(rank, message, blocks[key], payload)
                 answer = self.answers_to_data.pop(0) if self.answers_to_data else None
                 if answer is not None:
                     self._reply(self._data[rank], peer, answer)
@@ -330,7 +335,8 @@ class FakeServer:
         if data.checksum is not None:
             assert data.checksum == zlib.crc32(b"".join(payload))
         if data.field != ALL_FIELDS:
-            flat = self._field(data.simulation, data.index, blocks[data.field]).reshape(-1).view(np.uint8)
+            fields = self.statics[data.simulation, rank] if data.static else self.steps[data.simulation, data.index]
+            flat = _whole(fields, blocks[data.field]).reshape(-1).view(np.uint8)
             flat[data.offset : data.offset + len(payload[0])] = np.frombuffer(payload[0], np.uint8)
             return
         present = [block for i, block in enumerate(blocks) if data.present >> i & 1]
@@ -342,10 +348,7 @@ class FakeServer:
                 index = data.index + i * stride
                 assert routing.server_rank(self.routing, data.simulation, index, self.num_ranks) == rank
                 self.num_sent[index] += block is present[0]
-                self._field(data.simulation, index, block)[place] = row
-
-    def _field(self, simulation: int, index: int, block: Block) -> np.ndarray:
-        return self.steps[simulation, index].setdefault(block.field, np.zeros(block.shape, block.dtype))
+                _whole(self.steps[data.simulation, index], block)[place] = row
 
     def _acknowledge(self, rank: int, peer: bytes) -> None:
         mark = 0 if self.withholds_acks else self._received[rank, peer]
@@ -356,3 +359,7 @@ class FakeServer:
 
     def _reply(self, router: "zmq.Socket[bytes]", peer: bytes, message: Message) -> None:
         router.send_multipart([peer, *wire.encode(message)])
+
+
+def _whole(fields: dict[str, np.ndarray], block: Block) -> np.ndarray:
+    return fields.setdefault(block.field, np.zeros(block.shape, block.dtype))

@@ -83,7 +83,11 @@ class Rank:
         num_slots = shape.capacity + room + shape.held
         if restored is not None:
             num_slots = num_slots_to_load(restored.buffer, capacity=shape.capacity, planned=num_slots)
-        slots = Slots({spec.name: spec.shape for spec in shape.fields}, num_slots)
+        step, static = (
+            {spec.name: spec.shape for spec in shape.fields if spec.is_static is is_static}
+            for is_static in (False, True)
+        )
+        slots = Slots(step, num_slots, static)
         self.buffer = Buffer(shape.policy(shape.capacity), slots)
         self.validation = ValidationStore(shape.num_validation)
         self.access = CurveAccess(
@@ -147,7 +151,7 @@ class Rank:
         for i, slot in enumerate(draw.slots):
             key = (int(slots.simulation_ids[slot]), int(slots.time_steps[slot]))
             self.drawn.append(key)
-            self.rows[key] = {name: values[i] for name, values in rows.items()}
+            self.rows[key] = {name: values[i] for name, values in rows.items()} | slots.statics[key[0]]
         self.buffer.release(draw)
 
     def wait_for(self, kind: type[mailbox.Event]) -> mailbox.Event:

@@ -120,7 +120,10 @@ STREAM_API int stream_field_shape(stream_simulation *simulation, const char *nam
 STREAM_API int stream_declare_field(stream_simulation *simulation, const char *name, stream_dtype dtype, int ndim,
                                     const int64_t shape[], const int64_t offset[], const int64_t count[]);
 
-/* Copy this rank's block of a declared field into the next time step. */
+/* Copy this rank's block of a declared field into the next time step.
+ *
+ * A field that study.json sends once per simulation ("per": "simulation": a mesh, a coefficient) is put once, before the
+ * first stream_send, by this function or one of the next two; it goes with all time steps. */
 STREAM_API int stream_put(stream_simulation *simulation, const char *name, const void *data);
 
 /* The same for a block inside a larger array, for instance without ghost layers: `data` is its first element,

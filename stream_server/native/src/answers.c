@@ -33,7 +33,7 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
         .capacity = num > 1 ? num : 0,
         .stride = opening->stride,
     };
-    return STREAM_OK;
+    return opening->layout->num_blocks == 0 ? sc_data_connection_send_statics(connection, error) : STREAM_OK;
 }
 
 static void take_ack(sc_data_connection *connection, const sc_ack *ack) {

@@ -129,18 +129,46 @@ int sc_data_connection_end(sc_data_connection *connection, int64_t total, sc_err
     return code;
 }
 
-/* Send steps, and keep them. */
-static int send_steps(sc_data_connection *connection, sc_steps *steps, sc_error *error) {
+static sc_data next_data(const sc_data_connection *connection) {
     const sc_welcome *welcome = connection->opening->welcome;
-    sc_data data = {
+    return (sc_data){
         .simulation = welcome->simulation,
         .attempt = welcome->attempt,
         .incarnation = connection->incarnation,
         .sequence = connection->window.sequence,
     };
+}
+
+int sc_data_connection_send_statics(sc_data_connection *connection, sc_error *error) {
+    const sc_opening *opening = connection->opening;
+    const sc_statics *statics = opening->statics;
+    if (connection->has_sent_statics || statics->num == 0)
+        return STREAM_OK;
+    connection->has_sent_statics = true;
+    sc_data data = next_data(connection);
+    data.is_static = true;
+    data.num_steps = 1;
+    data.present = UINT64_MAX >> (SC_MAX_FIELDS - statics->num);
+    sc_steps steps;
+    int code = sc_steps_begin(&steps, opening->pool, &statics->layout, data.present, 1, error);
+    if (code != STREAM_OK)
+        return code;
+    sc_steps_add(&steps, &statics->layout, statics->arrays);
+    code = send_parts(connection->dealer, &statics->layout, &steps, &data, error);
+    sc_steps_release(&steps);
+    if (code != STREAM_OK)
+        return code;
+    return sc_window_sent(&connection->window, 0, data.sequence - connection->window.sequence, error);
+}
+
+/* Send steps, and keep them. */
+static int send_steps(sc_data_connection *connection, sc_steps *steps, sc_error *error) {
     int64_t num_messages;
     uint32_t num_steps = steps->num;
-    int code = send_messages(connection->dealer, connection->opening->layout, steps, data, &num_messages, error);
+    int code = sc_data_connection_send_statics(connection, error);
+    if (code == STREAM_OK)
+        code = send_messages(connection->dealer, connection->opening->layout, steps, next_data(connection),
+                             &num_messages, error);
     if (code == STREAM_OK)
         code = sc_window_sent(&connection->window, num_steps, num_messages, error);
     if (code != STREAM_OK) {

@@ -13,6 +13,7 @@ typedef struct {
     const sc_welcome *welcome;
     const sc_layout *layout;
     sc_pool *pool;
+    const sc_statics *statics;
     sc_message open; /* announces the blocks */
     uint32_t num_server_ranks;
     int64_t stride;
@@ -40,6 +41,7 @@ typedef struct {
     double silent_s;
     char *stale;
     bool is_unknown;
+    bool has_sent_statics;
     uint32_t incarnation;
     sc_window window;
     sc_backlog *backlog;
@@ -67,6 +69,10 @@ int sc_data_connection_keep(sc_data_connection *connection, const sc_unsent *uns
 int sc_data_connection_ask_to_open(sc_data_connection *connection, sc_error *error);
 /* Ask for a new acknowledgement. */
 int sc_data_connection_ping(sc_data_connection *connection, sc_error *error);
+
+/* Send what is sent once, if that was not done yet. It goes before the first step, so that a server rank that gets no
+ * step is spared it; from a client rank that sends no step, at once. */
+int sc_data_connection_send_statics(sc_data_connection *connection, sc_error *error);
 
 /* Send one step, now (*is_sent) or together with the next ones; the arrays are copied. Needs room. */
 int sc_data_connection_send(sc_data_connection *connection, int64_t index, uint64_t present,

@@ -55,6 +55,7 @@ static void converse(sc_delivery *delivery) {
     delivery->client.blocks = sc_fields_blocks(delivery->fields, &delivery->client.num_blocks);
     if (delivery->client.num_blocks < 0)
         delivery->client.num_blocks = 0;
+    delivery->client.statics = sc_fields_statics(delivery->fields);
     sc_conversation_begin(&delivery->conversation, &delivery->client, &delivery->hello, &delivery->welcome);
 }
 

@@ -13,6 +13,9 @@ struct sc_fields {
     int num_blocks; /* -1: the first sample is still to come */
     sc_block blocks[SC_MAX_FIELDS];
     sc_own_field *of_block[SC_MAX_FIELDS];
+    int num_statics;
+    sc_block static_blocks[SC_MAX_FIELDS];
+    const void *static_arrays[SC_MAX_FIELDS];
     sc_own_field own[SC_MAX_FIELDS];
 };
 
@@ -45,6 +48,15 @@ const sc_block *sc_fields_blocks(const sc_fields *fields, int *num) {
     return fields->blocks;
 }
 
+sc_statics sc_fields_statics(const sc_fields *fields) {
+    return (sc_statics){
+        .num = fields->num_statics,
+        .blocks = fields->static_blocks,
+        .arrays = fields->static_arrays,
+        .layout = sc_layout_of(fields->static_blocks, fields->num_statics),
+    };
+}
+
 /* NULL: there is no such field. */
 static sc_own_field *find(sc_fields *fields, const char *name, sc_error *error) {
     if (name == NULL) {
@@ -64,21 +76,57 @@ int sc_fields_declare(sc_fields *fields, const char *name, stream_dtype dtype, i
     return own == NULL ? STREAM_ERROR_ARGUMENT : sc_own_declare(own, dtype, ndim, shape, offset, count, error);
 }
 
-int sc_fields_put(sc_fields *fields, const char *name, const void *data, const int64_t strides[], sc_error *error) {
+/* A field that may be put now; NULL: there is none of this name, or it was sent. */
+static sc_own_field *find_open(sc_fields *fields, const char *name, sc_error *error) {
     sc_own_field *own = find(fields, name, error);
+    if (own == NULL || !own->field->is_static || (!own->is_put && fields->num_blocks < 0))
+        return own;
+    if (own->is_put)
+        sc_fail(error, STREAM_ERROR_ARGUMENT, "field '%s' was given before: it is sent once per simulation", name);
+    else
+        sc_fail(error, STREAM_ERROR_ARGUMENT,
+                "field '%s' is sent once per simulation, and must be given before the first send", name);
+    return NULL;
+}
+
+int sc_fields_put(sc_fields *fields, const char *name, const void *data, const int64_t strides[], sc_error *error) {
+    sc_own_field *own = find_open(fields, name, error);
     return own == NULL ? STREAM_ERROR_ARGUMENT : sc_own_put(own, data, strides, error);
 }
 
 int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype, int ndim, const int64_t count[],
                         const int64_t strides[], const void *data, sc_error *error) {
-    sc_own_field *own = find(fields, name, error);
+    sc_own_field *own = find_open(fields, name, error);
     return own == NULL ? STREAM_ERROR_ARGUMENT : sc_own_put_array(own, dtype, ndim, count, strides, data, error);
+}
+
+static int settle_statics(sc_fields *fields, sc_error *error) {
+    fields->num_statics = 0;
+    for (int i = 0; i < fields->num; ++i) {
+        sc_own_field *own = &fields->own[i];
+        if (!own->field->is_static)
+            continue;
+        if (!own->is_put && sc_own_settle_unseen(own, error) != STREAM_OK)
+            return sc_fail(error, STREAM_ERROR_ARGUMENT,
+                           "field '%s' is missing: it is sent once per simulation, and must be given before the first send",
+                           own->field->name);
+        if (!own->has_block)
+            continue;
+        fields->static_blocks[fields->num_statics] = own->block;
+        fields->static_arrays[fields->num_statics++] = own->memory;
+    }
+    return STREAM_OK;
 }
 
 static int settle(sc_fields *fields, sc_error *error) {
     int num_blocks = 0;
+    int code = settle_statics(fields, error);
+    if (code != STREAM_OK)
+        return code;
     for (int i = 0; i < fields->num; ++i) {
         sc_own_field *own = &fields->own[i];
+        if (own->field->is_static)
+            continue;
         int status = own->is_put ? STREAM_OK : sc_own_settle_unseen(own, error);
         if (status != STREAM_OK)
             return status;
@@ -121,5 +169,5 @@ int sc_fields_take(sc_fields *fields, uint64_t *present, const void *arrays[SC_M
 
 void sc_fields_drop(sc_fields *fields) {
     for (int i = 0; i < fields->num; ++i)
-        fields->own[i].is_put = false;
+        fields->own[i].is_put &= fields->own[i].field->is_static;
 }

@@ -1,11 +1,11 @@
 /* The fields of a study as one client rank sends them: checks what is declared and put, and holds the next sample.
  *
  * The rules are those of stream_server/client_api/fields.py. The first sample settles the blocks: which part of which
- * field this rank sends, and in which type. */
+ * field this rank sends, and in which type. A field that is sent once per simulation is put once, before it. */
 #ifndef SC_FIELDS_H
 #define SC_FIELDS_H
 
-#include "wire.h"
+#include "steps.h"
 
 typedef struct sc_fields sc_fields;
 
@@ -27,7 +27,10 @@ int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype,
  * sample is dropped. */
 int sc_fields_take(sc_fields *fields, uint64_t *present, const void *arrays[SC_MAX_FIELDS], sc_error *error);
 
-/* Nothing is put any more. */
+/* What is sent once per simulation, once the blocks are settled. It belongs to the fields. */
+sc_statics sc_fields_statics(const sc_fields *fields);
+
+/* Nothing is put any more, but what is sent once per simulation. */
 void sc_fields_drop(sc_fields *fields);
 
 /* The blocks, once they are settled; `num` -1 before. */

@@ -95,8 +95,10 @@ static sc_opening opening_of(const sc_client *client, const sc_welcome *welcome)
     return (sc_opening){
         .welcome = welcome,
         .layout = &client->layout,
+        .statics = &client->statics,
         .pool = client->pool,
-        .open = sc_encode_open(welcome, client->rank, client->num_ranks, client->blocks, client->num_blocks),
+        .open = sc_encode_open(welcome, client->rank, client->num_ranks, client->blocks, client->num_blocks,
+                               client->statics.blocks, client->statics.num),
         .num_server_ranks = (uint32_t)welcome->num_server_ranks,
         .stride = welcome->routing == SC_BY_STEPS ? welcome->num_server_ranks : 1,
     };

@@ -22,6 +22,7 @@ typedef struct {
     double silence_s;
     const sc_block *blocks;
     int num_blocks;
+    sc_statics statics;
     sc_layout layout;
     sc_retention retention;
 } sc_client;

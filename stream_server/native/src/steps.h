@@ -13,6 +13,14 @@ typedef struct {
 
 sc_layout sc_layout_of(const sc_block *blocks, int num_blocks);
 
+/* What a client rank sends once per simulation: its blocks, and their bytes. */
+typedef struct {
+    int num;
+    const sc_block *blocks;
+    const void *const *arrays;
+    sc_layout layout;
+} sc_statics;
+
 /* Bytes of one step with these blocks; SIZE_MAX if they cannot be counted. */
 size_t sc_layout_bytes(const sc_layout *layout, uint64_t present);
 

@@ -1,4 +1,4 @@
-/* Messages as bytes and back: protocol version 2, as in docs/reference/protocol.md. No sockets, no clock. */
+/* Messages as bytes and back: protocol version 3, as in docs/reference/protocol.md. No sockets, no clock. */
 #ifndef SC_WIRE_H
 #define SC_WIRE_H
 
@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-#define SC_PROTOCOL_VERSION 2
+#define SC_PROTOCOL_VERSION 3
 #define SC_MAX_TEXT_BYTES 65535
 #define SC_MAX_PART_BYTES (4 * 1024 * 1024)
 #define SC_MAX_FIELDS 64
@@ -38,6 +38,7 @@ typedef struct {
     int64_t shape[STREAM_MAX_DIMENSIONS];
     stream_dtype dtype; /* 0: kept as sent */
     bool optional;
+    bool is_static; /* sent once per simulation */
 } sc_field;
 
 /* The part of one field that this client rank sends. `field` belongs to the field table. */
@@ -134,8 +135,9 @@ typedef struct {
 int sc_check_parameters(const sc_parameters *parameters, sc_error *error);
 
 sc_message sc_encode_hello(const sc_hello *hello);
+/* The blocks of each step, and those that are sent once. */
 sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks,
-                          int num_blocks);
+                          int num_blocks, const sc_block *static_blocks, int num_static_blocks);
 sc_message sc_encode_end(const sc_welcome *welcome, uint32_t incarnation, int64_t share, int64_t total);
 sc_message sc_encode_ping(void);
 sc_message sc_encode_invalidate(const sc_welcome *welcome, const char *reason);
@@ -152,6 +154,7 @@ typedef struct {
     uint32_t num_steps;
     int field; /* SC_ALL_FIELDS, or the block that this is a part of */
     bool last;
+    bool is_static; /* `field` is one of the static blocks */
     bool has_checksum;
     uint32_t checksum;
 } sc_data;

@@ -151,13 +151,15 @@ static void read_shape(sc_reader *reader, const sc_json_value *list, sc_field *f
 }
 
 static void read_field(sc_reader *reader, const sc_json_value *object, sc_field *field) {
-    static const char *const keys[] = {"name", "shape", "dtype", "optional", NULL};
+    static const char *const keys[] = {"name", "shape", "dtype", "optional", "per", NULL};
+    static const char *const per[] = {"step", "simulation"};
     sc_read_keys(reader, object, keys);
     field->name = sc_read_text(reader, sc_read_member(reader, object, "name"), 1, SC_MAX_TEXT_BYTES);
     read_shape(reader, sc_read_member(reader, object, "shape"), field);
     field->dtype = (stream_dtype)sc_read_choice(reader, sc_read_default(reader, object, "dtype"), sc_dtype_codes,
                                                 SC_NUM_DTYPES);
     field->optional = sc_read_flag(reader, sc_read_default(reader, object, "optional"));
+    field->is_static = sc_read_choice(reader, sc_read_default(reader, object, "per"), per, 2) == 1;
 }
 
 static void read_fields(sc_reader *reader, const sc_json_value *list, sc_welcome *welcome) {

@@ -6,7 +6,7 @@
 #include "text.h"
 #include "writer.h"
 
-enum { LAST = 1, CHECKED = 2, DATA_UNUSED = 0, MAX_NAMES = 65535 };
+enum { LAST = 1, CHECKED = 2, STATIC = 4, DATA_UNUSED = 0, MAX_NAMES = 65535 };
 
 sc_message sc_encode_hello(const sc_hello *hello) {
     sc_writer writer = sc_begin_message("Hello");
@@ -39,8 +39,15 @@ static void write_block(sc_writer *writer, const sc_block *block) {
     sc_write_end(writer, '}');
 }
 
+static void write_blocks(sc_writer *writer, const char *name, const sc_block *blocks, int num_blocks) {
+    sc_write_begin(writer, name, '[');
+    for (int i = 0; i < num_blocks; ++i)
+        write_block(writer, &blocks[i]);
+    sc_write_end(writer, ']');
+}
+
 sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks,
-                          int num_blocks) {
+                          int num_blocks, const sc_block *static_blocks, int num_static_blocks) {
     sc_writer writer = sc_begin_message("Open");
     sc_write_text(&writer, "study", welcome->study);
     sc_write_whole(&writer, "simulation", welcome->simulation);
@@ -48,10 +55,8 @@ sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num
     sc_write_whole(&writer, "incarnation", welcome->incarnation);
     sc_write_whole(&writer, "rank", rank);
     sc_write_whole(&writer, "num_ranks", num_ranks);
-    sc_write_begin(&writer, "blocks", '[');
-    for (int i = 0; i < num_blocks; ++i)
-        write_block(&writer, &blocks[i]);
-    sc_write_end(&writer, ']');
+    write_blocks(&writer, "blocks", blocks, num_blocks);
+    write_blocks(&writer, "static_blocks", static_blocks, num_static_blocks);
     return sc_end_message(&writer);
 }
 
@@ -98,7 +103,7 @@ void sc_encode_data(const sc_data *data, uint8_t header[SC_DATA_BYTES]) {
     at = put(at, (uint64_t)data->offset, 8);
     at = put(at, data->num_steps, 4);
     at = put(at, (uint64_t)data->field, 2);
-    at = put(at, (data->last ? LAST : 0) | (data->has_checksum ? CHECKED : 0), 1);
+    at = put(at, (data->last ? LAST : 0) | (data->has_checksum ? CHECKED : 0) | (data->is_static ? STATIC : 0), 1);
     at = put(at, DATA_UNUSED, 1);
     put(at, data->has_checksum ? data->checksum : 0, 4);
 }

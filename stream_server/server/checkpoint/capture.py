@@ -13,7 +13,16 @@ import numpy as np
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
-from stream_server.server.checkpoint.folder import HELD_OUT, MODEL, RANK, SAMPLES, STUDY, Manifest, rank_folder
+from stream_server.server.checkpoint.folder import (
+    HELD_OUT,
+    MODEL,
+    RANK,
+    SAMPLES,
+    STATICS,
+    STUDY,
+    Manifest,
+    rank_folder,
+)
 from stream_server.server.checkpoint.user_state import callbacks_file, user_file
 from stream_server.server.intake.source import ReceptionSnapshot, Source
 from stream_server.server.progress.phases import Phases
@@ -76,7 +85,8 @@ class StudyCapture:
         require_equal(self.ranks, self.step.fingerprints)
         taken = self._taken = self.source.snapshot()
         self._batches = self.progress.batches
-        return [self._samples(taken), self._held_out(taken), self._rank(taken), *self._shared(taken)]
+        rows = [self._samples(taken), self._held_out(taken), *self._statics(taken)]
+        return [*rows, self._rank(taken), *self._shared(taken)]
 
     def manifest(self, checkpoint: int, files: Mapping[str, FileRecord]) -> Manifest:
         return Manifest(
@@ -105,7 +115,7 @@ class StudyCapture:
         frozen, buffer = taken.buffer, self.buffer
 
         def write(file: ChecksumFile) -> None:
-            layout = _layout_of(taken)
+            layout = _layout(len(frozen), frozen.fields)
             for chunk in write_rows(file, layout, lambda name, rows: frozen.rows(name, rows.start, rows.stop)):
                 buffer.thaw(frozen, chunk.start, chunk.stop)
 
@@ -120,6 +130,17 @@ class StudyCapture:
 
         return PendingFile(path=f"{self._folder}/{HELD_OUT}", write=write)
 
+    def _statics(self, taken: ReceptionSnapshot) -> list[PendingFile]:
+        if not self.buffer.slots.statics.shapes:
+            return []
+        statics = taken.buffer.statics
+
+        def write(file: ChecksumFile) -> None:
+            for _ in write_rows(file, _layout(len(statics), statics.fields), statics.rows):
+                pass
+
+        return [PendingFile(path=f"{self._folder}/{STATICS}", write=write)]
+
     def _rank(self, taken: ReceptionSnapshot) -> PendingFile:
         state = {
             "num_drawn": self.stream.num_drawn,
@@ -132,12 +153,17 @@ class StudyCapture:
         }
 
         def write(file: ChecksumFile) -> None:
-            buffer, held_out = taken.buffer, taken.validation
+            buffer, held_out, statics = taken.buffer, taken.validation, taken.buffer.statics
             more = {
                 "buffer": buffer.state(),
-                "samples": _layout_of(taken).to_plain(),
+                "samples": _layout(len(buffer), buffer.fields).to_plain(),
                 "held_out": held_out.state(),
                 "held_out_samples": held_out.layout.to_plain(),
+                "statics": {
+                    "simulations": np.array(statics.simulations, np.int64),
+                    "observed": np.array(statics.observed, bool),
+                },
+                "static_fields": _layout(len(statics), statics.fields).to_plain(),
             }
             reception = {**taken.state, "record": taken.sync_record()}
             write_state(file, {**state, **more, "reception": reception})
@@ -171,6 +197,6 @@ def _state_file(path: str, state: Mapping[str, Any]) -> PendingFile:
     return PendingFile(path=path, write=lambda file: write_state(file, state))
 
 
-def _layout_of(taken: ReceptionSnapshot) -> SampleLayout:
-    fields = tuple((name, dtype.str, shape) for name, (dtype, shape) in taken.buffer.fields.items())
-    return SampleLayout(num_rows=len(taken.buffer), fields=fields)
+def _layout(num_rows: int, fields: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> SampleLayout:
+    described = tuple((name, dtype.str, shape) for name, (dtype, shape) in fields.items())
+    return SampleLayout(num_rows=num_rows, fields=described)

@@ -29,6 +29,7 @@ MILESTONE_FILE = "milestone.txt"
 RANK = "rank.state"
 SAMPLES = "samples.rows"
 HELD_OUT = "held-out.rows"
+STATICS = "static-fields.rows"
 
 REASON_FILE = "reason.txt"
 

@@ -1,7 +1,7 @@
 """Restore: the state that a rank takes back from a checkpoint, on as many ranks as saved it or on others."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer, Policy, WindowShape
 from stream_server.buffers.redeal import Dealt, redeal
+from stream_server.buffers.statics import StaticFields
 from stream_server.buffers.window_buffer import num_windows_waiting
 from stream_server.buffers.windows import WINDOWS
 from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.client import Routing
 from stream_server.messages.routing import server_rank
-from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, rank_folder
+from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, STATICS, rank_folder
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.saved_ledger import redealt, saved_entries
 from stream_server.server.intake.source import REPLAY
@@ -54,6 +55,18 @@ class SavedRank:
             for name, array in arrays.items():
                 array[rows.start : rows.stop] = values[name]
         return arrays
+
+    def into_statics(self, statics: StaticFields, simulations: Collection[int] | None) -> None:
+        """Load the static fields of these simulations, or of all."""
+        if not statics.shapes:
+            return
+        saved = self.state["statics"]
+        for rows, values in read_rows(self.folder / STATICS, SampleLayout.from_plain(self.state["static_fields"])):
+            for place, row in enumerate(rows):
+                simulation = int(saved["simulations"][row])
+                if simulations is None or simulation in simulations:
+                    arrays = {name: array[place].copy() for name, array in values.items()}
+                    statics.put(simulation, arrays, observed=bool(saved["observed"][row]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +109,20 @@ class RankRestore:
                 here, there = self._places(rank, rows)
                 for name, array in arrays.items():
                     array[there] = values[name] if self.is_own else values[name][here]
+        for part in self.parts:
+            part.into_statics(buffer.slots.statics, self._with_samples)
         buffer.load(self.buffer)
+
+    @property
+    def _with_samples(self) -> set[int] | None:
+        """The simulations that have samples here, or are held out, on any rank; None: all that this rank had.
+
+        The others run, and their clients send what they share again.
+        """
+        if self.is_own:
+            return None
+        held_out = [part.state["held_out"]["simulation_ids"] for part in self.parts]
+        return set(np.concatenate([self.buffer["simulation_ids"], *held_out]).tolist())
 
     def into_store(self, store: ValidationStore, rank: int, num_ranks: int) -> None:
         """Fill a new validation store with this rank's rows: all of its own part, or a share of all parts.

@@ -21,7 +21,7 @@ from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.run.build import window_shape
+from stream_server.server.run.build import make_slots, window_shape
 from stream_server.server.study.saved_server import set_up_saved
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
@@ -86,6 +86,7 @@ def read_held_out(saved: SavedModel, config: StudyConfig, ranks: Ranks) -> HeldO
         DamagedCheckpoint: a file cannot be what was saved.
     """
     store, windows = ValidationStore(config.validation.simulations), window_shape(config)
+    statics = make_slots(config, 1).statics
     parameters = SimulationParameters()
     if saved.checkpoint is not None:
         is_own = saved.num_ranks == ranks.size
@@ -96,7 +97,8 @@ def read_held_out(saved: SavedModel, config: StudyConfig, ranks: Ranks) -> HeldO
                 parameters.load_state_dict(reception["parameters"])
             rows = held_out_rows(part, ranks.rank, ranks.size, is_own=is_own, whole_simulations=windows is not None)
             store.load(_rows_of(part.state["held_out"], rows), {name: it[rows] for name, it in part.held_out().items()})
-    return HeldOutSamples(store=store, parameters_of=parameters.__getitem__, window_shape=windows)
+            part.into_statics(statics, range(config.validation.simulations))
+    return HeldOutSamples(store=store, parameters_of=parameters.__getitem__, window_shape=windows, statics=statics)
 
 
 def table(values: Mapping[str, float]) -> Table:

@@ -136,7 +136,10 @@ def measure(config: StudyConfig, ranks: Ranks, seconds: float, folder: Path, sta
     composition.make_stream(source, stack)
     composition.make_validation(
         HeldOutSamples(
-            store=source.validation_store, parameters_of=source.parameters_of, window_shape=window_shape(config)
+            store=source.validation_store,
+            parameters_of=source.parameters_of,
+            window_shape=window_shape(config),
+            statics=source.buffer.slots.statics,
         ),
         settle=composition.stream.settle,
     )

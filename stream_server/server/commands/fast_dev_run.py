@@ -108,6 +108,7 @@ class Trial:
                     store=source.validation_store,
                     parameters_of=source.parameters_of,
                     window_shape=window_shape(config),
+                    statics=source.buffer.slots.statics,
                 ),
                 settle=trial.stream.settle,
                 record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),

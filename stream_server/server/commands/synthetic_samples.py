@@ -1,6 +1,6 @@
 """Samples that no simulation made: right in shape and type, random in value."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer, Fifo
 from stream_server.config import StudyConfig
+from stream_server.config.samples import SampleField
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.run.build import make_buffer
@@ -51,6 +52,7 @@ class SyntheticSource:
         }
         self.buffer = samples.buffer(trained, num_batches * batch_size)
         self.validation_store = samples.store(held_out, config.validation.batch_size + 1)
+        samples.add_statics(self.buffer, (*held_out, *trained))
         self._events: list[mailbox.Event] = [
             *(mailbox.SimulationFinished(simulation=simulation) for simulation in trained),
             mailbox.ReceptionEnded(),
@@ -74,7 +76,8 @@ class SyntheticSamples:
 
     def __init__(self, config: StudyConfig) -> None:
         self._config = config
-        self._fields = config.study.fields
+        self._fields = config.study.step_fields
+        self._statics = config.study.static_fields
         window, steps = config.window, config.study.time_steps
         num_unknown = NUM_UNKNOWN_STEPS + (0 if window is None else window.span)
         self._labels = range(num_unknown) if steps is None else steps.labels
@@ -129,13 +132,22 @@ class SyntheticSamples:
             store.complete(simulation)
         return store
 
+    def add_statics(self, buffer: Buffer, simulations: Sequence[int]) -> None:
+        """Put the fields that are sent once per simulation beside the samples."""
+        for simulation in simulations if self._statics else ():
+            buffer.slots.statics.put(simulation, self._arrays(self._statics))
+
     def _num_kept(self, simulations: Sequence[int]) -> int:
         """The steps of these simulations that windows may wait for, or that wait for others."""
         return 0 if self._config.window is None else 2 * (self._config.window.span + 1) * len(simulations)
 
     def _values(self, without_optional: bool) -> dict[str, NDArray[Any]]:
-        wanted = {name: spec for name, spec in self._fields.items() if not (spec.optional and without_optional)}
-        return {name: self._array(spec.shape, np.dtype(spec.dtype or UNKNOWN_DTYPE)) for name, spec in wanted.items()}
+        return self._arrays(
+            {name: spec for name, spec in self._fields.items() if not (spec.optional and without_optional)}
+        )
+
+    def _arrays(self, specs: Mapping[str, SampleField]) -> dict[str, NDArray[Any]]:
+        return {name: self._array(spec.shape, np.dtype(spec.dtype or UNKNOWN_DTYPE)) for name, spec in specs.items()}
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         if dtype.kind in "fc":

@@ -1,8 +1,10 @@
 """Admission: which client ranks may send, checked against the study and held back while there is no credit. Pure."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from stream_server.messages.client import Block, Open, Reason, Refusal
+from stream_server.messages.client import Block, FieldSpec, Open, Reason, Refusal
 from stream_server.server.intake.attempts import AttemptState, Connection
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.layout import place_of
@@ -65,30 +67,40 @@ class Admission:
         if layout.blocks and layout.num_ranks != message.num_ranks:
             text = f"client rank {message.rank} says {message.num_ranks} ranks, others said {layout.num_ranks}"
             return self.state.refuse(Reason.WRONG_BLOCKS, text)
-        problem = next(filter(None, map(self._field_problem, message.blocks)), None)
+        fields, static_fields = self.state.fields, self.state.static_fields
+        problems = [self._field_problem(block, fields) for block in message.blocks]
+        problems += [self._field_problem(block, static_fields) for block in message.static_blocks]
+        problem = next(filter(None, problems), None)
         if problem is not None:
             return self.state.refuse(Reason.WRONG_FIELDS, problem)
-        layout.num_ranks = message.num_ranks
+        layout.num_ranks = attempt.statics.layout.num_ranks = message.num_ranks
         problem = layout.add(message.rank, message.blocks)
+        problem = problem or attempt.statics.layout.add(message.rank, message.static_blocks)
         return None if problem is None else self.state.refuse(Reason.WRONG_BLOCKS, problem)
 
-    def _field_problem(self, block: Block) -> str | None:
-        if block.field not in self.state.fields:
-            return f"the study has no field {block.field}, only {', '.join(self.state.fields)}"
+    def _field_problem(self, block: Block, fields: Mapping[str, FieldSpec]) -> str | None:
+        if block.field in {**self.state.fields, **self.state.static_fields} and block.field not in fields:
+            once = block.field in self.state.static_fields
+            return f"field {block.field} is sent {'once per simulation' if once else 'with each time step'}"
+        if block.field not in fields:
+            return f"the study has no field {block.field}, only {', '.join(fields)}"
         kept = self.state.dtypes.get(block.field)
         if kept is not None and not np.can_cast(np.dtype(block.dtype), kept, "same_kind"):
             return f"field {block.field} is kept as {kept}, which {np.dtype(block.dtype)} cannot become"
         return None
 
     def _learn_dtypes(self, message: Open, attempt: AttemptState) -> None:
-        for block in message.blocks:
+        for block in (*message.blocks, *message.static_blocks):
             self.state.dtypes.setdefault(block.field, np.dtype(block.dtype))
         if attempt.layout.complete:
             for name in self.state.fields:
                 self.state.dtypes.setdefault(name, np.dtype(DTYPE_OF_THE_NEVER_SENT))
 
     def _connection(self, peer: bytes, message: Open, attempt: AttemptState) -> Connection:
-        places = tuple(place_of(block, self.state.dtypes[block.field]) for block in message.blocks)
+        places, static_places = (
+            tuple(place_of(block, self.state.dtypes[block.field]) for block in blocks)
+            for blocks in (message.blocks, message.static_blocks)
+        )
         everything = (1 << len(places)) - 1
         optional = sum(1 << i for i, place in enumerate(places) if self.state.fields[place.field].optional)
         connection = Connection(
@@ -97,9 +109,11 @@ class Admission:
             attempt=attempt,
             rank=message.rank,
             places=places,
+            static_places=static_places,
             required=everything & ~optional,
             everything=everything,
             alone=message.num_ranks == 1,
+            static_bytes=[0] * len(static_places),
         )
         attempt.connections[message.rank] = connection
         return connection

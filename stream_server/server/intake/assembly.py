@@ -6,7 +6,13 @@ Pure: no arrays are written here. Receiver thread.
 from collections.abc import Iterable, Sequence
 
 from stream_server.messages.client import ALL_FIELDS, MAX_PART_BYTES, Data, Reason, Refusal
-from stream_server.server.intake.attempts import Connection, MessageSeries, PartialStep, StepRun
+from stream_server.server.intake.attempts import (
+    AttemptState,
+    Connection,
+    MessageSeries,
+    PartialStep,
+    StepRun,
+)
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
 
@@ -81,9 +87,12 @@ class Assembly:
         return self._whole_steps(connection, data, steps)
 
     def complete_waiting(self, connection: Connection) -> list[StepRun]:
-        """The steps of this simulation that waited only to know that no other client rank sends a part of them."""
+        """The steps of this simulation that waited only for the fields that are sent once.
+
+        Or to know that no other client rank sends a part of them.
+        """
         attempt, layout = connection.attempt, connection.attempt.layout
-        if not attempt.partial_steps or not layout.closed:
+        if not attempt.partial_steps or not layout.closed or not self._has_statics(attempt):
             return []
         steps = list(attempt.partial_steps.values())
         return [self._run_of(step) for step in steps if step.senders == layout.senders and not step.torn_field()]
@@ -123,6 +132,10 @@ class Assembly:
             return Reason.WRONG_STEP, f"time step {numbering.label(last)} is behind the last, {end}"
         if data.index < attempt.first or (data.index - attempt.first) % numbering.stride:
             return Reason.WRONG_STEP, f"time step {numbering.label(data.index)} belongs to another server rank"
+        if not connection.has_statics:
+            names = ", ".join(place.field for place in connection.static_places)
+            text = f"time step {numbering.label(data.index)} came before all of {names}, sent once per simulation"
+            return Reason.WRONG_STEP, text
         if data.present & ~connection.everything:
             return Reason.WRONG_BLOCKS, f"only {len(connection.places)} blocks were opened"
         if lacking := connection.required & ~data.present:
@@ -208,7 +221,7 @@ class Assembly:
             step.senders |= sender
             for place in places:
                 step.present[place.field] = step.present.get(place.field, 0) | sender
-            if step.senders == layout.senders and layout.closed:
+            if step.senders == layout.senders and layout.closed and self._has_statics(connection.attempt):
                 if torn := step.torn_field():
                     # The message is refused as a whole: its steps come again with the next attempt.
                     self.abandon(connection, [step])
@@ -233,6 +246,9 @@ class Assembly:
                     text = f"the last part of time step {label} came before all of field {place.field}"
                     return self.state.refuse(Reason.WRONG_STEP, text, data.sequence)
         return None
+
+    def _has_statics(self, attempt: AttemptState) -> bool:
+        return not self.state.static_fields or attempt.simulation in self.settlement.buffer.slots.statics
 
     def _run_of(self, step: PartialStep) -> StepRun:
         del step.attempt.partial_steps[step.index]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from stream_server.messages.client import Ack, Data, End, Open
+from stream_server.server.intake.filling import Array
 from stream_server.server.intake.layout import BlockLayout, Place
 from stream_server.server.intake.ledger import LedgerEntry
 
@@ -218,6 +219,20 @@ class PartialStep:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
+class PartialStatics:
+    """The fields that are sent once per simulation, until all has come; `senders` has a bit for each client rank."""
+
+    layout: BlockLayout
+    arrays: dict[str, Array] = field(default_factory=dict)
+    senders: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Every client rank that has a part of them has sent it."""
+        return self.layout.closed and self.senders == self.layout.owners
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
 class AttemptState:
     """One attempt of a simulation as this rank sees it: the steps from `first` on are this rank's.
 
@@ -251,6 +266,7 @@ class AttemptState:
     ends: dict[int, End] = field(default_factory=dict)
     connections: dict[int, "Connection"] = field(default_factory=dict)
     sender: "Connection | None" = None
+    statics: PartialStatics = field(default_factory=lambda: PartialStatics(layout=BlockLayout(fields={}, num_ranks=1)))
 
     @classmethod
     def restored(cls, simulation: int, entry: LedgerEntry) -> "AttemptState":
@@ -301,9 +317,9 @@ class Connection:
     `next_sequence` is what its next Data message must carry; all messages below `received` are settled and in the
     stream. The acknowledgements keep those below which all are in a committed checkpoint, `durable`, and the client
     was told that they are received, `acknowledged`; `num_owed` steps, or more, lie between that and `received`.
-    `required` has a bit for each block that no step may lack,
-    `everything` one for each block. `alone`: the simulation has no other client rank. `series` tells which message is
-    likely to come next.
+    `required` has a bit for each block that no step may lack, `everything` one for each block. `alone`: the simulation
+    has no other client rank. `static_bytes` have come for each of `static_places`, the blocks that are sent once.
+    `series` tells which message is likely to come next.
     """
 
     peer: bytes
@@ -311,9 +327,11 @@ class Connection:
     attempt: AttemptState
     rank: int
     places: tuple[Place, ...]
+    static_places: tuple[Place, ...]
     required: int
     everything: int
     alone: bool
+    static_bytes: list[int]
     phase: ConnectionPhase = ConnectionPhase.SENDING
     next_sequence: int = 0
     received: int = 0
@@ -322,6 +340,11 @@ class Connection:
     num_owed: int = 0
     pending: deque[PendingMessages] = field(default_factory=deque)
     series: MessageSeries | None = None
+
+    @property
+    def has_statics(self) -> bool:
+        """All blocks of the fields that are sent once have come."""
+        return all(place.num_bytes == num for place, num in zip(self.static_places, self.static_bytes, strict=True))
 
     @property
     def ended(self) -> bool:

@@ -34,6 +34,7 @@ from stream_server.server.intake.filling import Payload, Unfit, fill_part, fill_
 from stream_server.server.intake.ledger import LedgerEntry
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
+from stream_server.server.intake.statics import StaticIntake
 from stream_server.server.intake.validation_store import ValidationStore
 
 NO_LIMIT = 2**62
@@ -66,6 +67,7 @@ class Intake:
             buffer, validation, credit, state.numbering, nonfinite=nonfinite, max_unsaved=max_unsaved
         )
         self.assembly = Assembly(state, self.settlement)
+        self.statics = StaticIntake(state, buffer, validation, nonfinite=nonfinite)
         self._in_series: list[AttemptState] = []
 
     def attempt(self, simulation: int) -> AttemptState | None:
@@ -100,6 +102,7 @@ class Intake:
             self._end(current, AttemptEvent.CLOSE)
             current.ends.clear()
             current.layout.blocks.clear()
+            current.statics.layout.blocks.clear()
         if end_state == "finished":
             self._finish(simulation)
         elif end_state == "invalid":
@@ -156,7 +159,7 @@ class Intake:
         return Opened(incarnation=self.state.incarnation, credit=self.state.credit, known=known)
 
     def settle_waiting(self, connection: Connection) -> None:
-        """Settle the steps that are complete now that an admitted client rank is known to send no part of them."""
+        """Settle the steps that waited for what this client rank sends once, or whether it has a part of them."""
         for run in self.assembly.complete_waiting(connection):
             self.settlement.settle(run)
 
@@ -191,6 +194,11 @@ class Intake:
         """
         self._settle_series(connection.attempt)
         connection.series = None
+        if data.static:
+            self.settlement.touched[connection.peer] = connection
+            refusal = self.statics.take(connection, data, payload)
+            self.settle_waiting(connection)
+            return refusal
         placed = self.assembly.place(connection, data, header)
         if isinstance(placed, MessageSeries):
             connection.series = placed
@@ -266,6 +274,7 @@ class Intake:
         """
         self._settle_all_series()
         self.settlement.flush()
+        self.statics.free()
 
     def pop_touched(self) -> list[Connection]:
         """The connections that may be owed an acknowledgement since the last call."""
@@ -362,6 +371,7 @@ class Intake:
     def _end(self, attempt: AttemptState, event: AttemptEvent) -> None:
         self._settle_series(attempt)
         attempt.hear(event)
+        attempt.statics.arrays.clear()
         self.settlement.release(attempt)
 
     def _settle_all_series(self) -> None:

@@ -16,7 +16,7 @@ from stream_server.messages.client import (
     TimeSteps,
 )
 from stream_server.messages.routing import share, stride
-from stream_server.server.intake.attempts import AttemptState
+from stream_server.server.intake.attempts import AttemptState, PartialStatics
 from stream_server.server.intake.layout import BlockLayout
 from stream_server.server.intake.ledger import Ledger
 
@@ -41,8 +41,9 @@ class IntakeState:
     """The simulations as one server rank knows them. Receiver thread.
 
     `attempts` are the current ones, by simulation. `credit` is how many steps a simulation may have under way.
-    `dtypes` are the types in which fields are kept: the study's, or else those in which the first simulation sends
-    them. `refused` counts by reason how often something was refused.
+    `static_fields` are sent once per simulation, `fields` with each time step. `dtypes` are the types in which both are
+    kept: the study's, or else those in which the first simulation sends them. `refused` counts by reason how often
+    something was refused.
     """
 
     def __init__(
@@ -65,19 +66,21 @@ class IntakeState:
             stride=stride(routing, num_ranks),
             limit=MAX_UNKNOWN_STEPS if time_steps.num is None else time_steps.num,
         )
-        self.fields = {spec.name: spec for spec in fields}
+        specs = {spec.name: spec for spec in fields}
+        self.fields = {name: spec for name, spec in specs.items() if not spec.is_static}
+        self.static_fields = {name: spec for name, spec in specs.items() if spec.is_static}
         self.study = study
         self.incarnation = incarnation
         self.credit = credit
-        self.dtypes = {spec.name: np.dtype(spec.dtype) for spec in self.fields.values() if spec.dtype}
+        self.dtypes = {spec.name: np.dtype(spec.dtype) for spec in specs.values() if spec.dtype}
         self.attempts: dict[int, AttemptState] = {}
         self.ledger = Ledger()
         self.refused: Counter[str] = Counter()
 
     @property
     def dtypes_known(self) -> bool:
-        """The types of all fields are known, so that the slots can be allocated."""
-        return len(self.dtypes) == len(self.fields)
+        """The types of all fields of a time step are known, so that the slots can be allocated."""
+        return self.dtypes.keys() >= self.fields.keys()
 
     def begin(self, simulation: int, attempt: int, *, goes_on: bool) -> AttemptState:
         """Make an attempt the current one; `goes_on`: it ran in an earlier incarnation, and repeats nothing known."""
@@ -88,6 +91,7 @@ class IntakeState:
             attempt=attempt,
             entry=self.ledger[simulation],
             layout=BlockLayout(fields=self.fields, num_ranks=1),
+            statics=PartialStatics(layout=BlockLayout(fields=self.static_fields, num_ranks=1)),
             first=ours.start if ours else self.numbering.limit,
             num_expected=None if total is None and ours else len(ours),
             total=total,

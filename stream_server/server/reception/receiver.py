@@ -1,6 +1,7 @@
 """The receiver thread of one server rank."""
 
 import logging
+import math
 import queue
 import time
 from collections import deque
@@ -319,5 +320,9 @@ class Receiver:
 
 def _most_messages(intake: Intake) -> int:
     """How many messages one client rank may have under way: its credit, each step in as many parts as it has."""
-    sizes = [int(np.prod(spec.shape, dtype=np.int64)) * LARGEST_ITEM_BYTES for spec in intake.state.fields.values()]
-    return intake.state.credit * sum(-(-size // MAX_PART_BYTES) for size in sizes) + MESSAGES_PER_TURN
+    state = intake.state
+    parts, static_parts = (
+        sum(-(-math.prod(spec.shape) * LARGEST_ITEM_BYTES // MAX_PART_BYTES) for spec in fields.values())
+        for fields in (state.fields, state.static_fields)
+    )
+    return state.credit * parts + static_parts + MESSAGES_PER_TURN

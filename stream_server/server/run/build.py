@@ -52,7 +52,11 @@ def make_policy(config: StudyConfig, rank: int) -> Policy:
 
 def make_slots(config: StudyConfig, num_slots: int) -> Slots:
     """The rows in which samples wait."""
-    return Slots({name: spec.shape for name, spec in config.study.fields.items()}, num_slots)
+    step, static = (
+        {name: spec.shape for name, spec in fields.items()}
+        for fields in (config.study.step_fields, config.study.static_fields)
+    )
+    return Slots(step, num_slots, static)
 
 
 def window_shape(config: StudyConfig) -> WindowShape | None:
@@ -86,6 +90,7 @@ def field_specs(config: StudyConfig) -> tuple[FieldSpec, ...]:
             shape=spec.shape,
             dtype=np.dtype(spec.dtype).newbyteorder("<").str if spec.dtype else "",
             optional=spec.optional,
+            per=spec.per,
         )
         for name, spec in config.study.fields.items()
     )

@@ -51,7 +51,7 @@ def make_plan(config: StudyConfig) -> RankPlan:
     With fewer spare slots than all windows have together, samples that waited for the buffer and were withdrawn while
     a checkpoint is written could keep others from finding a slot.
     """
-    size = sum(spec.num_bytes for spec in config.study.fields.values())
+    size = sum(spec.num_bytes for spec in config.study.step_fields.values())
     max_clients = config.max_simulations_at_once
     capacity = config.buffer.capacity
     credit = credit_per_simulation(

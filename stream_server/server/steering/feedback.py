@@ -47,14 +47,13 @@ class SampleScores:
             losses = numbers(outcome.sample_losses).astype(np.float64)
         spread = float(losses.std())
         deviations = np.maximum(losses - losses.mean(), 0.0) / spread if spread > 0 else np.zeros(len(losses))
-        self._add(simulations, LOSS, losses)
-        self._add(simulations, DEVIATION, deviations)
-        self._add(simulations[batch.is_first], FIRST_LOSS, losses[batch.is_first])
+        firsts = np.where(batch.is_first, losses, np.nan)
+        self._add(simulations, {LOSS: losses, DEVIATION: deviations, FIRST_LOSS: firsts})
 
     def note_held_out(self, name: str, simulations: NDArray[np.int64], values: NDArray[Any]) -> None:
         """Take one of the errors `OF_HELD_OUT` of held-out samples."""
         assert name in OF_HELD_OUT
-        self._add(simulations, name, np.asarray(values, np.float64))
+        self._add(simulations, {name: np.asarray(values, np.float64)})
 
     def report(self, simulation_ids: ArrayLike, time_steps: ArrayLike, scores: Mapping[str, ArrayLike]) -> None:
         """Take what the user's class says of samples: see `StreamServer.report`."""
@@ -66,25 +65,26 @@ class SampleScores:
                 raise ValueError(f"report: {name} is a result that every simulation has: choose another name")
             if name in self._parameters:
                 raise ValueError(f"report: {name} is a parameter of the study: choose another name")
-            self._add(simulations, name, np.broadcast_to(np.asarray(values, np.float64), simulations.shape))
+            self._add(simulations, {name: np.broadcast_to(np.asarray(values, np.float64), simulations.shape)})
 
     def take(self) -> dict[int, dict[str, list[float]]]:
         """Sum and count of each score of each simulation, from which the next ones are counted anew."""
         taken, self._sums = dict(self._sums), defaultdict(dict)
         return taken
 
-    def _add(self, simulations: NDArray[np.int64], name: str, values: NDArray[np.float64]) -> None:
+    def _add(self, simulations: NDArray[np.int64], scores: Mapping[str, NDArray[np.float64]]) -> None:
+        """Add scores of samples; those that are not finite are none."""
         ids, places = np.unique(simulations, return_inverse=True)
-        is_finite = np.isfinite(values)
-        sums = np.bincount(places, np.where(is_finite, values, 0.0), len(ids)).tolist()
-        counts = np.bincount(places, is_finite, len(ids)).tolist()
-        for simulation, total, num in zip(ids.tolist(), sums, counts, strict=True):
-            self._add_one(simulation, name, total, num)
-
-    def _add_one(self, simulation: int, name: str, value: float, num: float = 1.0) -> None:
-        known = self._sums[simulation].setdefault(name, [0.0, 0.0])
-        known[0] += value
-        known[1] += num
+        sums_of = [self._sums[simulation] for simulation in ids.tolist()]
+        for name, values in scores.items():
+            is_finite = np.isfinite(values)
+            totals = np.bincount(places, np.where(is_finite, values, 0.0), len(ids)).tolist()
+            counts = np.bincount(places, is_finite, len(ids)).tolist()
+            for sums, total, num in zip(sums_of, totals, counts, strict=True):
+                if num:
+                    known = sums.setdefault(name, [0.0, 0.0])
+                    known[0] += total
+                    known[1] += num
 
 
 class Feedback(Callback):

@@ -1,8 +1,11 @@
 """Rank 0's child in which a user's class suggests parameters: asked, waited for within bounds, and killed."""
 
 import json
+import math
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -18,6 +21,7 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.environment import scrubbed
 
 LEAVE_S = 5.0
+LATE = "it did not answer within parameters.sampler.timeout_s"
 
 
 class NoAnswer(Exception):
@@ -51,15 +55,18 @@ class GeneratorProcess:
             ConfigError, UserCodeError: the class cannot be used, or raised.
         """
         try:
-            connection = self._connection or self._start()
+            connection = self._connection or self._start(timeout_s)
         except OSError as error:
             raise NoAnswer(f"its process cannot be started: {error}") from error
         until = time.monotonic() + timeout_s
         try:
             connection.send_bytes(json.dumps(request).encode())
             if not connection.poll(max(0.0, until - time.monotonic())):
-                raise NoAnswer("it did not answer within parameters.sampler.timeout_s")
+                raise NoAnswer(LATE)
             answer: dict[str, Any] = json.loads(connection.recv_bytes())
+        except BlockingIOError as error:
+            self._end()
+            raise NoAnswer(LATE) from error
         except (EOFError, OSError) as error:
             raise NoAnswer(f"its process {self._end()}") from error
         except NoAnswer:
@@ -90,8 +97,13 @@ class GeneratorProcess:
             process.wait(LEAVE_S)
         _kill(process)
 
-    def _start(self) -> Connection:
+    def _start(self, timeout_s: float) -> Connection:
         ours, theirs = Pipe()
+        # A process that is stopped, or holds its interpreter for ever, reads nothing and may leave an answer half-way.
+        limit = struct.pack("ll", max(1, math.ceil(timeout_s)), 0)
+        with socket.socket(fileno=os.dup(ours.fileno())) as pair:
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                pair.setsockopt(socket.SOL_SOCKET, option, limit)
         with self._lock, theirs:
             if self._is_closed:
                 raise NoAnswer("it was switched off")

@@ -383,6 +383,7 @@ class StudySetUp(Composition):
                 store=source.validation_store,
                 parameters_of=source.parameters_of,
                 window_shape=window_shape(self.config),
+                statics=self.buffer.slots.statics,
             ),
             schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= self.leave_at_s,

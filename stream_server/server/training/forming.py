@@ -59,7 +59,7 @@ class BatchForming:
         """The samples of a draw one by one, with arrays of their own, which stay after its release."""
         rows, keys, parameters, present = self._keys(draw)
         with self._phases.measure("gather"):
-            fields = self._buffer.slots.gather(rows)
+            fields = self._buffer.slots.gather(rows) | self._buffer.slots.statics.gather(keys[0])
         return list(self._batch(rows, keys, parameters, present, fields).own_samples())
 
     def process(self, sample: SimulationData) -> Any:
@@ -87,7 +87,8 @@ class BatchForming:
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
     ) -> SimulationBatch:
         with self._phases.measure("gather"):
-            fields = self._buffer.slots.gather(rows, self._memory.take())
+            memory, slots = self._memory.take(), self._buffer.slots
+            fields = slots.gather(rows, memory) | slots.statics.gather(keys[0], memory)
         return self._batch(rows, keys, parameters, present, fields)
 
     def _keys(self, draw: Draw) -> tuple[SlotArray, NDArray[np.int64], NDArray[np.float64], Present]:
@@ -99,6 +100,7 @@ class BatchForming:
             slots.time_steps.take(draw.slots, 0, keys[1], "clip")
             parameters = self._parameters.take(keys[0])
             present = {name: sent.take(rows) for name, sent in slots.present.items()}
+            present |= {name: np.ones(len(draw.slots), bool) for name in slots.statics.shapes}
         return rows, keys, parameters, present
 
     def _batch(
@@ -132,12 +134,13 @@ class BatchForming:
     def _samples(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
     ) -> Iterator[SimulationData]:
-        fields = {name: read_only(array) for name, array in self._buffer.slots.arrays.items()}
+        slots = self._buffer.slots
+        fields = {name: read_only(array) for name, array in slots.arrays.items()}
         partial = [(name, sent) for name, sent in present.items() if not sent.all()]
         for number, (row, simulation, time_step) in enumerate(
             zip(rows.tolist(), keys[0].tolist(), keys[1].tolist(), strict=True)
         ):
-            sent = {name: array[row, ...] for name, array in fields.items()}
+            sent = {name: array[row, ...] for name, array in fields.items()} | slots.statics[simulation]
             for name, in_row in partial:
                 if not in_row[number]:
                     del sent[name]

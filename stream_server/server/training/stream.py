@@ -113,8 +113,15 @@ class SampleStream(Callback):
         """Let the statistics see the time steps that were drawn for the first time, each once."""
         slots, normalization, rows = self._buffer.slots, self._server.normalization, self._buffer.observe(draw)
         with self._phases.measure("gather"):
-            fields = {name: slots.arrays[name][rows[slots.present[name][rows]]] for name in normalization.fields}
-            normalization.observe(fields, self._parameters.take(slots.simulation_ids[rows]))
+            simulations, statics = slots.simulation_ids[rows], slots.statics
+            fields = {
+                name: statics.take_new(simulations.tolist(), name)
+                if name in statics.shapes
+                else slots.arrays[name][rows[slots.present[name][rows]]]
+                for name in normalization.fields
+            }
+            normalization.observe(fields, self._parameters.take(simulations))
+            statics.observe(simulations.tolist())
 
 
 class BatchStream(SampleStream):

@@ -47,5 +47,7 @@ def render(sample: SimulationData, prediction: Prediction, denormalize: Callable
 
 def _last_steps(window: Array, size: int) -> Array:
     """The last steps of a field that have so many values in all; one alone comes without an axis for steps."""
+    if not window.ndim:
+        return window
     num = size // max(1, window[0].size)
     return window[-1] if num == 1 else window[-num:] if num else window

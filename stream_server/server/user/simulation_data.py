@@ -15,9 +15,11 @@ class SimulationData:
     `parameters` has shape (P,), float64, in the order of study.json. The arrays are read-only views, valid until
     the batch is formed: copy what must live longer. An optional field is in `fields` only when it was sent.
 
-    Of a window the arrays in `fields` have shape (length, …), `time_steps` has shape (length,), and `time_step` is the
-    first of them. An optional field is there only if it was sent in all of these steps. `time_steps` is None where a
-    sample is one time step.
+    A field that is sent once per simulation is in `fields` of each of its samples.
+
+    Of a window the arrays in `fields` have shape (length, …), but for those that are sent once per simulation;
+    `time_steps` has shape (length,), and `time_step` is the first of them. An optional field is there only if it was
+    sent in all of these steps. `time_steps` is None where a sample is one time step.
     """
 
     simulation_id: int
@@ -32,7 +34,8 @@ class SimulationBatch:
     """B samples, stacked along a first axis; `len()` is B. The arrays are the batch's own: write into them at will.
 
     `time_steps` has shape (B,), of windows (B, length); the arrays in `fields` have this shape before that of the
-    field. `present` says for each field, in the same shape, where it was sent; it is zero elsewhere.
+    field, those of fields that are sent once per simulation (B,). `present` says for each field, in the same shape,
+    where it was sent; it is zero elsewhere.
     """
 
     simulation_ids: NDArray[np.int64]

@@ -270,7 +270,7 @@ class StreamServer:
         self._end_early = end_early
 
     def stop_simulation(self, simulation_id: int, reason: str = "it teaches nothing more") -> None:
-        """Stop one training simulation early: what it has sent is trained on, and nothing more comes of it.
+        """Stop one training simulation early: what has come of it is trained on, and nothing more comes.
 
         Its client sees the end of the study: `send` returns False (STREAM_STOP in C and Fortran). It is neither a
         failure nor started again. One that waits to be started never is. Any rank may call this, at any time and

@@ -37,6 +37,7 @@ DTYPES = (
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
 HUGE = (3, 262144)
+MESH = FieldSpec(name="mesh", shape=(6, 2), per="simulation")
 
 
 def steps(num: int, dtype: str = "float64", count: str = "4", first: int = 0) -> str:

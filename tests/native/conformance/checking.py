@@ -28,6 +28,10 @@ def check(case: Case, played: Sequence[tuple[str, str | None]], recorded: Sequen
     samples: dict[Step, list[Puts]] = defaultdict(list)
     for step, puts in _samples(case, played):
         samples[step].append(puts)
+    statics = [puts for of_step in samples.values() for puts in of_step]
+    for block, at, frame in _static_frames(recorded):
+        expected = [_bytes(block, *puts[block.field])[at : at + len(frame)] for puts in statics if block.field in puts]
+        assert frame in expected, f"block of {block.field} from byte {at} on is not what was put"
     for step, block, at, frame in _frames(recorded):
         expected = [_bytes(block, *puts[block.field])[at : at + len(frame)] for puts in samples[step]]
         assert frame in expected, f"{step}: block of {block.field} from byte {at} on is not what was put"
@@ -60,12 +64,24 @@ def _frames(recorded: Sequence[Recorded]) -> Iterator[tuple[Step, Block, int, by
             message = wire.decode(it.frames[0])
             if isinstance(message, Open):
                 opened = message
-            if isinstance(message, Data):
+            if isinstance(message, Data) and not message.static:
                 assert opened is not None
                 assert message.num_steps == 1
                 step = Step(message.simulation, opened.rank, message.index)
                 for block, frame in zip(_present(message, opened.blocks), it.frames[1:], strict=True):
                     yield step, block, message.offset, frame
+
+
+def _static_frames(recorded: Sequence[Recorded]) -> Iterator[tuple[Block, int, bytes]]:
+    """The same of what was sent once per simulation."""
+    for _, messages in by_place(list(recorded)):
+        blocks: tuple[Block, ...] = ()
+        for it in messages:
+            message = wire.decode(it.frames[0])
+            if isinstance(message, Open):
+                blocks = message.static_blocks
+            if isinstance(message, Data) and message.static:
+                yield blocks[message.field], message.offset, it.frames[1]
 
 
 def _present(data: Data, blocks: Sequence[Block]) -> list[Block]:

@@ -26,6 +26,7 @@ class Driver:
         self._simulation: Simulation | None = None
         self._others: Iterator[Simulation] = iter(())
         self._sample: dict[str, Any] = {}
+        self._statics: list[dict[str, Any]] = []
 
     def obey(self, line: str) -> str:
         """The result of a line."""
@@ -67,11 +68,19 @@ class Driver:
         return "ok"
 
     def put(self, name: str, dtype: str, count: str, seed: str, layout: str = "contiguous") -> str:
-        self._sample[name] = laid_out(dtype, extents(count), int(seed), layout)
+        array = laid_out(dtype, extents(count), int(seed), layout)
+        fields = self.simulation._fields
+        if fields is not None and any(spec.name == name for spec in fields._static_specs):
+            self._statics.append({name: array})
+        else:
+            self._sample[name] = array
         return "staged"
 
     def send(self, step: str) -> str:
         sample, self._sample = self._sample, {}
+        statics, self._statics = self._statics, []
+        for static in statics:
+            self.simulation.send_static(**static)
         return "ok" if self.simulation.send(int(step), **sample) else "stop"
 
     def invalidate(self, *reason: str) -> str:

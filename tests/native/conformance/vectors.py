@@ -27,7 +27,7 @@ DATA_PARTS = (
         (8, "present"),
         (8, "offset"),
     ),
-    *((4, "num_steps"), (2, "field"), (1, "last"), (1, "zero"), (4, "checksum")),
+    *((4, "num_steps"), (2, "field"), (1, "flags"), (1, "zero"), (4, "checksum")),
 )
 
 
@@ -66,7 +66,9 @@ def read(text: str) -> list[Recorded]:
 
 def _head(case: Case) -> list[str]:
     fields = [
-        f"{it.name} {list(it.shape)} {it.dtype or 'as sent'}{', optional' if it.optional else ''}" for it in case.fields
+        f"{it.name} {list(it.shape)} {it.dtype or 'as sent'}{', optional' if it.optional else ''}"
+        f"{', once per simulation' if it.is_static else ''}"
+        for it in case.fields
     ]
     return [f"# {case.about}", *(f"# field {it}" for it in fields), f"# server ranks: {case.num_ranks}", ""]
 
@@ -81,13 +83,15 @@ def _played(case: Case, played: Sequence[tuple[str, str | None]]) -> Iterator[st
 def _wire(recorded: Sequence[Recorded]) -> Iterator[str]:
     for (incarnation, place), messages in by_place(list(recorded)):
         yield f"\n[incarnation {incarnation}, {place}]"
-        blocks: tuple[Block, ...] = ()
+        opened: Open | None = None
         for it in messages:
             message = wire.decode(it.frames[0])
             yield type(message).__name__
             if isinstance(message, Open):
-                blocks = message.blocks
+                opened = message
             if isinstance(message, Data):
+                assert opened is not None
+                blocks = opened.static_blocks if message.static else opened.blocks
                 yield from (_line(part, comment) for part, comment in _data(it.frames[0]))
                 yield from _payload(message, it.frames[1:], blocks)
             else:
@@ -99,7 +103,7 @@ def _line(part: bytes, comment: str) -> str:
 
 
 def _data(header: bytes) -> Iterator[tuple[bytes, str]]:
-    yield header[:8], "version 2, kind 1"
+    yield header[:8], "version 3, kind 1"
     at = 8
     for size, name in DATA_PARTS:
         part = header[at : at + size]

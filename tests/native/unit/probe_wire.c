@@ -148,7 +148,7 @@ static void open_blocks(void) {
         next_extents(blocks[i].offset);
         next_extents(blocks[i].count);
     }
-    say_message(sc_encode_open(&welcome, rank, num_ranks, blocks, num));
+    say_message(sc_encode_open(&welcome, rank, num_ranks, blocks, num, NULL, 0));
     for (int i = 0; i < num; ++i) {
         say_natural(sc_block_bytes(&blocks[i]));
         free(names[i]);

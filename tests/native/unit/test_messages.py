@@ -266,7 +266,7 @@ def fields(*fields: tuple[str, tuple[int, ...], str]) -> list[dict[str, Any]]:
         {"wait_s": -0.0},
         {"wait_s": 5},
         {"wait_s": float("nan")},
-        {"protocol": 2.0},
+        {"protocol": 3.0},
         {"protocol": "2"},
         {"protocol": None},
         {"message": "Open"},
@@ -302,13 +302,13 @@ def test_a_number_in_another_form_gets_the_verdict_of_python(probe: Probe, key: 
 def test_a_refusal_at_the_bounds_gets_the_verdict_of_python(
     probe: Probe, reason: str | int | None, sequence: dict[str, Any]
 ) -> None:
-    values = {"message": "Refusal", "protocol": 2, "reason": reason, "text": "", **sequence}
+    values = {"message": "Refusal", "protocol": 3, "reason": reason, "text": "", **sequence}
     assert_same_verdict(probe, json.dumps(values).encode())
 
 
 @pytest.mark.parametrize("known", ["", "00ff", "0", "FF", "0 ", "\u00e9", 5])
 def test_known_steps_in_another_form_get_the_verdict_of_python(probe: Probe, known: str | int) -> None:
-    values = {"message": "Opened", "protocol": 2, "incarnation": 0, "credit": 1, "known": known}
+    values = {"message": "Opened", "protocol": 3, "incarnation": 0, "credit": 1, "known": known}
     assert_same_verdict(probe, json.dumps(values).encode())
 
 

@@ -12,7 +12,7 @@ from stream_server.config.training_sections import RolloutSettings
 from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.validation.validation_batches import HeldOut, HeldOutWindows, slices
+from stream_server.server.training.validation.validation_batches import HeldOut, SelectedSteps, slices
 from stream_server.server.user.forecast import array_of
 from stream_server.server.user.framework import Step
 from stream_server.server.user.simulation_data import SimulationBatch
@@ -139,14 +139,15 @@ class Rollouts:
     def _forecast_all(self, done: list[TrajectoryErrors]) -> Iterator[int]:
         """Forecast all trajectories of this rank; yields after each application of the model."""
         held_out = self._held_out()
-        if isinstance(held_out, HeldOutWindows):
+        if isinstance(held_out, SelectedSteps):
             found = trajectories(held_out.steps, self._shape, self.fields)
             found = [rows for rows in found if len(rows) > self._settings.input_steps]
             for batch in slices(len(found), self._batch_size):
-                yield from self._forecast(held_out.steps, found[batch], done)
+                yield from self._forecast(held_out, found[batch], done)
 
-    def _forecast(self, steps: SimulationBatch, found: Sequence[Rows], done: list[TrajectoryErrors]) -> Iterator[int]:
+    def _forecast(self, held_out: SelectedSteps, found: Sequence[Rows], done: list[TrajectoryErrors]) -> Iterator[int]:
         fields, given, length = self.fields, self._settings.input_steps, self._shape.length
+        steps = held_out.steps
         at_once = length - given
         num_steps = np.array([len(rows) - given for rows in found])
         if self._settings.horizon is not None:
@@ -161,7 +162,7 @@ class Rollouts:
             window_rows = rows[:, first : first + length]
             # A model that is not trained yet may well go to infinity.
             with np.errstate(over="ignore", invalid="ignore"):
-                forecasts = self._apply(steps, window_rows, known)
+                forecasts = self._apply(held_out, window_rows, known)
             for name, forecast in forecasts.items():
                 truth = steps.fields[name][window_rows[:, given:]]
                 mse[name][:, first : first + at_once] = squared_errors(forecast, truth)
@@ -174,20 +175,22 @@ class Rollouts:
             TrajectoryErrors(simulations=steps.simulation_ids[rows[:, 0]], spacing=self._shape.spacing, mse=mse)
         )
 
-    def _apply(self, steps: SimulationBatch, rows: Rows, known: Mapping[str, Array]) -> dict[str, Array]:
+    def _apply(self, held_out: SelectedSteps, rows: Rows, known: Mapping[str, Array]) -> dict[str, Array]:
         """The forecasts of the user's class after the known steps: by field, shape (n, steps, …)."""
         server, name = self._server, type(self._server).__name__
         # User code may write into the window.
-        made = call_user(f"{name}.process_batch", server.process_batch, window_of(steps, rows, known), server.config)
+        window = held_out.whole(window_of(held_out.steps, rows, known))
+        made = call_user(f"{name}.process_batch", server.process_batch, window, server.config)
         batch = call_user(f"converting what {name}.process_batch returned", server.collate.convert, made)
-        window, where = window_of(steps, rows, known), f"{name}.rollout_step"
+        window, where = held_out.whole(window_of(held_out.steps, rows, known)), f"{name}.rollout_step"
         returned = call_user(where, server.rollout_step, window, self._step.to_device(batch))
         if not isinstance(returned, Mapping) or set(returned) != set(known):
             found = (
                 f"the fields {sorted(map(str, returned))}" if isinstance(returned, Mapping) else repr(type(returned))
             )
             raise UserCodeError(f"{where} must return a dict of the fields {sorted(known)}, but returned {found}")
-        return {field: self._in_shape(where, field, returned[field], steps.fields[field], rows) for field in known}
+        fields = held_out.steps.fields
+        return {field: self._in_shape(where, field, returned[field], fields[field], rows) for field in known}
 
     def _in_shape(self, where: str, name: str, value: Any, field: Array, rows: Rows) -> Array:
         forecast, at_once = array_of(value), rows.shape[1] - self._settings.input_steps

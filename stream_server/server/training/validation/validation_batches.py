@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.buffers import WindowShape
+from stream_server.buffers.statics import StaticFields
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
@@ -26,37 +27,66 @@ _END = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutWindows:
-    """Windows of held-out simulations: of each the `rows` of its steps in a batch of all `steps`, shape (n, length)."""
+class SelectedSteps:
+    """Samples of held-out simulations: of each the `rows` in a batch of all `steps`.
+
+    `rows` has shape (n,), of windows (n, length). `statics` are the fields that the samples of a simulation share.
+    """
 
     steps: SimulationBatch
     rows: NDArray[np.int64]
+    statics: StaticFields
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def simulation_ids(self) -> NDArray[np.int64]:
-        return self.steps.simulation_ids[self.rows[:, 0]]
+        return self.steps.simulation_ids[self._first_rows]
 
     @property
     def time_steps(self) -> NDArray[np.int64]:
         return self.steps.time_steps[self.rows]
 
+    def whole(self, batch: SimulationBatch) -> SimulationBatch:
+        """A batch of some of these samples, with what those of a simulation share."""
+        shared = self.statics.gather(batch.simulation_ids)
+        present = {name: np.ones(len(batch), bool) for name in shared}
+        return replace(batch, fields=batch.fields | shared, present=batch.present | present)
 
-HeldOut = SimulationBatch | HeldOutWindows
+    def take(self, samples: slice) -> SimulationBatch:
+        """Some of them, as a copy."""
+        steps, rows, first_rows = self.steps, self.rows[samples], self._first_rows[samples]
+        return self.whole(
+            SimulationBatch(
+                simulation_ids=steps.simulation_ids[first_rows],
+                time_steps=steps.time_steps[rows],
+                parameters=steps.parameters[first_rows],
+                fields={name: array[rows] for name, array in steps.fields.items()},
+                present={name: array[rows] for name, array in steps.present.items()},
+            )
+        )
+
+    @property
+    def _first_rows(self) -> NDArray[np.int64]:
+        return self.rows if self.rows.ndim == 1 else self.rows[:, 0]
+
+
+HeldOut = SimulationBatch | SelectedSteps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutSamples:
     """Calling it gives all samples of this rank of the complete held-out simulations, with their parameters.
 
-    `window_shape` is None where each time step is a sample.
+    `window_shape` is None where each time step is a sample. `statics` are the fields that the samples of a simulation
+    share.
     """
 
     store: ValidationStore
     parameters_of: Callable[[int], NDArray[np.float64]]
     window_shape: WindowShape | None = None
+    statics: StaticFields = field(default_factory=lambda: StaticFields({}))
 
     def __call__(self) -> HeldOut | None:
         stacked = self.store.stacked()
@@ -69,15 +99,18 @@ class HeldOutSamples:
             fields=stacked.fields,
             present=stacked.present,
         )
-        return steps if self.window_shape is None else self._windows(steps, self.window_shape)
+        if self.window_shape is None:
+            rows = np.arange(len(steps))
+            return SelectedSteps(steps=steps, rows=rows, statics=self.statics) if self.statics.shapes else steps
+        return self._windows(steps, self.window_shape)
 
-    def _windows(self, steps: SimulationBatch, shape: WindowShape) -> HeldOutWindows | None:
+    def _windows(self, steps: SimulationBatch, shape: WindowShape) -> SelectedSteps | None:
         found = [np.empty((0, shape.length), np.int64)]
         for simulation in np.unique(steps.simulation_ids):
             rows = np.flatnonzero(steps.simulation_ids == simulation)
             found.append(rows[shape.places_among((steps.time_steps[rows] - shape.first) // shape.every)])
         windows = np.concatenate(found)
-        return HeldOutWindows(steps=steps, rows=windows) if len(windows) else None
+        return SelectedSteps(steps=steps, rows=windows, statics=self.statics) if len(windows) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,15 +271,8 @@ def slices(num: int, size: int) -> list[slice]:
 
 def take(batch: HeldOut, rows: slice) -> SimulationBatch:
     """Some samples of a batch, as a copy that its reader may write into."""
-    if isinstance(batch, HeldOutWindows):
-        steps, windows = batch.steps, batch.rows[rows]
-        return SimulationBatch(
-            simulation_ids=steps.simulation_ids[windows[:, 0]],
-            time_steps=steps.time_steps[windows],
-            parameters=steps.parameters[windows[:, 0]],
-            fields={name: array[windows] for name, array in steps.fields.items()},
-            present={name: array[windows] for name, array in steps.present.items()},
-        )
+    if isinstance(batch, SelectedSteps):
+        return batch.take(rows)
     return SimulationBatch(
         simulation_ids=batch.simulation_ids[rows].copy(),
         time_steps=batch.time_steps[rows].copy(),

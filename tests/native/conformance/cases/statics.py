@@ -1,0 +1,91 @@
+"""Cases: fields that are sent once per simulation."""
+
+from stream_server.messages.client import FieldSpec
+from tests.native.conformance.case import HUGE, MESH, SMALL, Case, U, steps
+
+STATICS = (
+    Case(
+        name="static",
+        about="A mesh goes to each server rank before its first step, and to none that gets no step.",
+        fields=(SMALL, MESH),
+        num_ranks=3,
+        script=f"""
+            connect 0 1
+            put mesh float32 6,2 7
+            {steps(2)}
+            finish
+        """,
+    ),
+    Case(
+        name="static_blocks",
+        about="Three ranks have a block of the mesh each, the last one none of the steps: it sends its block at once.",
+        fields=(U, MESH),
+        script=f"""
+            connect 0 3
+            declare mesh 6,2 0,0 float64 2,2
+            declare u 6,4 0,0 float64 3,4
+            put mesh float64 2,2 1
+            {steps(1, count="3,4")}
+            finish
+            connect 1 3
+            declare mesh 6,2 - float64 2,2
+            declare u 6,4 3,0 float64 3,4
+            put mesh float64 2,2 2
+            {steps(1, count="3,4")}
+            finish
+            connect 2 3
+            put mesh float64 2,2 3
+            send 0
+            finish
+        """,
+    ),
+    Case(
+        name="static_parts",
+        about="A field above 4 MiB travels in parts, as one below does; its type is what the study keeps.",
+        fields=(
+            SMALL,
+            FieldSpec(name="mesh", shape=HUGE, per="simulation"),
+            FieldSpec(name="area", shape=(), dtype="<f4", per="simulation"),
+        ),
+        script=f"""
+            connect 0 1
+            put area float64 . 2
+            put mesh float64 3,262144 1
+            {steps(1)}
+            finish
+        """,
+    ),
+    Case(
+        name="static_again",
+        about="A server that was started again is sent the mesh again, before the first step that it misses.",
+        fields=(SMALL, MESH),
+        script="""
+            connect 0 1
+            put mesh float64 6,2 7
+            put u float64 4 0
+            send 0
+            ! received 2
+            ! die
+            & finish
+            ! restart 4 -
+            wait
+        """,
+    ),
+    Case(
+        name="static_mistakes",
+        about="A mesh that is missing, of a wrong shape, or put twice. Mistakes leave the simulation as it was.",
+        fields=(SMALL, MESH),
+        script=f"""
+            connect 0 1
+            {steps(1)}
+            put mesh float64 6,3 1
+            {steps(1)}
+            put mesh float64 6,2 7
+            {steps(1)}
+            put mesh float64 6,2 7
+            {steps(1, first=1)}
+            {steps(1, first=1)}
+            finish
+        """,
+    ),
+)

@@ -1,0 +1,85 @@
+"""A whole study with a field that is sent once per simulation, held against plain torch."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.study.darcy_study.darcy import NUM_LOADS, coefficient_of, pressure_of
+from tests.study.darcy_study.server import make_model
+from tests.support.killing import killed_at
+from tests.support.runs import Run, run_study
+
+STUDY = Path(__file__).parent / "darcy_study" / "study.json"
+NUM_HELD_OUT, NUM_TRAINED = 2, 6
+
+
+def coefficients(run: Run) -> dict[int, np.ndarray]:
+    with (run.output_dir / "parameters.csv").open() as file:
+        rows = {int(row["simulation"]): row for row in csv.DictReader(file)}
+    return {
+        simulation: coefficient_of({name: float(row[name]) for name in ("first", "second")})
+        for simulation, row in rows.items()
+    }
+
+
+def loss_of(model: torch.nn.Module, samples: list[tuple[np.ndarray, int]]) -> torch.Tensor:
+    inputs = torch.tensor(np.stack([np.concatenate([a, np.eye(NUM_LOADS)[load]]) for a, load in samples]))
+    targets = torch.tensor(np.stack([pressure_of(a, load) for a, load in samples]))
+    return functional.mse_loss(model(inputs), targets)
+
+
+def trained_in(run: Run) -> dict[int, list[tuple[int, int]]]:
+    """The samples of each batch of all ranks together."""
+    batches: dict[int, list[tuple[int, int]]] = {}
+    for file in sorted(run.output_dir.glob("trained-*.txt")):
+        for number, simulation, load in np.loadtxt(file, int, ndmin=2).tolist():
+            batches.setdefault(number, []).append((simulation, load))
+    return batches
+
+
+def test_a_study_on_two_ranks_is_trained_as_by_plain_torch(run: Callable[..., Run]) -> None:
+    done = run(STUDY, num_ranks=2)
+    assert done.exit_code == 0, done.output
+    assert done.report["balanced"]
+    a, batches = coefficients(done), trained_in(done)
+    everything = [
+        (simulation, load) for simulation in range(NUM_HELD_OUT, NUM_HELD_OUT + NUM_TRAINED) for load in range(5)
+    ]
+    assert sorted(key for batch in batches.values() for key in batch) == everything
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(3)
+        model = make_model()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    saved = np.load(done.output_dir / "weights.npz")
+    model.load_state_dict({name: it.float().double() for name, it in model.state_dict().items()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _, batch in sorted(batches.items()):
+        optimizer.zero_grad()
+        loss_of(model, [(a[simulation], load) for simulation, load in batch]).backward()
+        optimizer.step()
+    for name, weights in model.state_dict().items():
+        np.testing.assert_allclose(saved[name], weights.numpy(), rtol=1e-6, atol=1e-9)
+    with torch.no_grad():
+        expected = float(loss_of(model, [(a[held], load) for held in range(NUM_HELD_OUT) for load in range(5)]))
+    assert done.report["validation"][-1]["loss"] == pytest.approx(expected, rel=1e-6)
+    of_trained = np.stack([a[simulation] for simulation, _ in everything])
+    np.testing.assert_allclose(saved["mean"], of_trained.mean(), rtol=1e-9)
+    np.testing.assert_allclose(saved["std"], of_trained.std(), rtol=1e-9)
+
+
+def test_a_study_that_is_killed_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"checkpoint.every_batches": 1, "launcher.max_running": 1}
+    output_dir = tmp_path / "run"
+    killed_at("checkpoint.renamed=kill@2", STUDY, output_dir, num_ranks=2, settings=settings)
+    done = run_study(STUDY, output_dir, num_ranks=1, settings=settings)
+    assert done.exit_code == 0, done.output
+    assert done.report["balanced"]
+    assert (done.account["trained"], done.account["untrained"]) == (NUM_TRAINED * NUM_LOADS, 0)
