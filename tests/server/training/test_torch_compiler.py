@@ -11,7 +11,9 @@ TRAINING = """
 import sys
 import torch
 from stream_server.server.training.torch import framework, reduction, step, weights
+from stream_server.config.training_sections import TrainingSettings
 from stream_server.server.training.torch.lightning import Fabric
+from stream_server.server.training.torch.precision import numerics
 
 def compiler_is_loaded():
     return "torch._dynamo.symbolic_convert" in sys.modules
@@ -33,7 +35,8 @@ optimizer = torch.optim.Adam(model.parameters())
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
 train(model, optimizer, torch.Tensor.backward)
 schedule.step()
-train(*fabric.setup(model, optimizer), fabric.backward)
+with numerics(TrainingSettings(batch_size=4)):
+    train(*fabric.setup(model, optimizer), fabric.backward)
 assert not compiler_is_loaded()
 marks = torch.optim.Optimizer.zero_grad.__wrapped__
 assert getattr(marks, "__dynamo_disable", None) is marks
