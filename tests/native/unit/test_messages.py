@@ -314,7 +314,7 @@ def test_known_steps_in_another_form_get_the_verdict_of_python(probe: Probe, kno
 
 @pytest.mark.parametrize("other", [b"STRM\x01\x00\x07\x00", b'{"message":"Stop","protocol":1,"text":""}'])
 def test_another_version_of_the_protocol_is_named(probe: Probe, other: bytes) -> None:
-    assert "of protocol version 1, but this is version 2" in text(probe.ask("decode", other)[1])
+    assert "of protocol version 1, but this is version 3" in text(probe.ask("decode", other)[1])
 
 
 def test_a_reply_of_more_than_four_mib_gets_the_verdict_of_python(probe: Probe) -> None:
