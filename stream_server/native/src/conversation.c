@@ -17,6 +17,7 @@ void sc_conversation_begin(sc_conversation *conversation, const sc_client *clien
     *conversation = (sc_conversation){.client = *client, .hello = hello, .welcome = welcome};
     conversation->incarnation = sc_incarnation_of(&client->watch->file, welcome);
     conversation->client.layout = sc_layout_of(client->blocks, client->num_blocks);
+    conversation->client.statics.layout = sc_layout_of(client->statics.blocks, client->statics.num);
     sc_retention_begin(&conversation->client.retention, &conversation->client.layout, welcome->window_bytes);
 }
 

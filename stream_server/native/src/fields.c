@@ -53,7 +53,6 @@ sc_statics sc_fields_statics(const sc_fields *fields) {
         .num = fields->num_statics,
         .blocks = fields->static_blocks,
         .arrays = fields->static_arrays,
-        .layout = sc_layout_of(fields->static_blocks, fields->num_statics),
     };
 }
 

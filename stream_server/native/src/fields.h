@@ -28,7 +28,8 @@ int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype,
  * sample is dropped. */
 int sc_fields_take(sc_fields *fields, uint64_t *present, sc_slice arrays[SC_MAX_FIELDS], sc_error *error);
 
-/* What is sent once per simulation, once the blocks are settled. It belongs to the fields. */
+/* What is sent once per simulation, once the blocks are settled. It belongs to the fields, but for the
+ * layout, which is left to the sender. */
 sc_statics sc_fields_statics(const sc_fields *fields);
 
 /* Nothing is put any more, but what is sent once per simulation. */
