@@ -1,5 +1,6 @@
 """The fields that are sent once per simulation, kept once for all samples of it."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,11 @@ import numpy.typing as npt
 
 FieldArrays = dict[str, npt.NDArray[Any]]
 
-# Between two looks at what is still needed, the number of simulations may grow by this part, and by so many.
+# Between two looks at what is still needed, the number of simulations may grow by this part, and by so many or, of
+# large fields, as many as have so many bytes.
 SURPLUS_SHARE = 4
 SURPLUS = 16
+SURPLUS_BYTES = 2**26
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,12 @@ class StaticFields:
 
     def put(self, simulation: int, arrays: Mapping[str, npt.NDArray[Any]], *, observed: bool = False) -> None:
         """Keep the static fields of a simulation, all of them; the arrays are not copied, and become read-only."""
-        assert {name: array.shape for name, array in arrays.items()} == self.shapes
-        for array in arrays.values():
+        kept = {name: np.asarray(array) for name, array in arrays.items()}
+        assert {name: array.shape for name, array in kept.items()} == self.shapes
+        for array in kept.values():
             array.flags.writeable = False
-        self._dtypes = {name: array.dtype for name, array in arrays.items()}
-        self._of[simulation] = dict(arrays)
+        self._dtypes = {name: array.dtype for name, array in kept.items()}
+        self._of[simulation] = kept
         if observed:
             self._observed.add(simulation)
 
@@ -94,8 +98,9 @@ class StaticFields:
         needed = is_needed()
         for simulation in [it for it in self._of if not needed(it)]:
             del self._of[simulation]
-            self._observed.discard(simulation)
-        self._limit = len(self._of) + len(self._of) // SURPLUS_SHARE + SURPLUS
+        num_bytes = sum(dtype.itemsize * math.prod(self.shapes[name]) for name, dtype in self._dtypes.items())
+        surplus = len(self._of) // SURPLUS_SHARE + SURPLUS
+        self._limit = len(self._of) + min(surplus, SURPLUS_BYTES // max(1, num_bytes))
 
     def gather(self, simulations: npt.NDArray[np.int64], out: FieldArrays | None = None) -> FieldArrays:
         """The static fields of these simulations, stacked along a first axis; written into `out`, or new arrays."""

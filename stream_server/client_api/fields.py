@@ -37,6 +37,8 @@ class Fields:
         spec = self._spec(name)
         if self.blocks is not None:
             raise ValueError(f"field {name!r} must be declared before the first send")
+        if name in self._statics:
+            raise ValueError(f"field {name!r} must be declared before it is given: pass it to send_static after that")
         if tuple(shape) != spec.shape:
             raise ValueError(
                 f"field {name!r} has the shape {spec.shape} in study.json, but is declared with {tuple(shape)}"

@@ -26,6 +26,21 @@ def node(tmp_path: Path, files: dict[str, str]) -> tuple[Path, Path]:
 MEMINFO = {"proc/meminfo": f"MemTotal:       {24 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {8 * 2**20} kB\n"}
 
 
+def test_what_is_sent_once_per_simulation_counts_for_the_simulations_that_are_here(tmp_path: Path) -> None:
+    fields = {"u": {"shape": [4]}, "mesh": {"shape": [1000], "dtype": "float32", "per": "simulation"}}
+    changes = {
+        "study.fields": fields,
+        "study.time_steps": 10,
+        "buffer.capacity": 95,
+        "validation.simulations": 3,
+    }
+    with_mesh = need(tmp_path, changes)
+    without = need(tmp_path, changes | {"study.fields": {"u": fields["u"]}})
+    at_once = make_plan(StudyFolder(tmp_path).load(changes)).max_clients
+    assert with_mesh.buffer - without.buffer == (at_once + 10) * 4000
+    assert with_mesh.validation - without.validation == 3 * 4000
+
+
 @pytest.mark.parametrize(
     ("files", "gib", "source"),
     [

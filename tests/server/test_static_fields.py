@@ -269,6 +269,13 @@ def test_what_is_stored_follows_the_simulations_that_have_samples() -> None:
         (lambda run: run.send_static(mesh="mesh.vtk"), "'mesh' must be numeric"),
         (lambda run: run.send_static(mash=np.zeros((6, 2))), "no field 'mash'.* did you mean 'mesh'"),
         (lambda run: [run.send_static(mesh=np.zeros((6, 2))) for _ in range(2)], "'mesh' was given before"),
+        (
+            lambda run: [
+                run.send_static(mesh=np.zeros((6, 2))),
+                run.declare_field("mesh", shape=[6, 2], offset=[0, 0]),
+            ],
+            "'mesh' must be declared before it is given",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_is_sent(give: Any, message: str) -> None:

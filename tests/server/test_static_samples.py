@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer, Fifo, Slots, WindowBuffer, WindowShape
-from stream_server.buffers.statics import SURPLUS, StaticFields
+from stream_server.buffers.statics import SURPLUS, SURPLUS_BYTES, StaticFields
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.phases import Phases
 from stream_server.server.ranks.communicator import SoloRanks
@@ -121,6 +121,26 @@ def test_held_out_samples_have_it_too(shape: WindowShape | None) -> None:
     for data in batch.samples():
         np.testing.assert_array_equal(data.fields["mesh"], mesh_of(data.simulation_id))
         assert data.parameters.tolist() == [data.simulation_id + 0.5]
+
+
+def test_a_value_taken_out_of_saved_rows_is_kept_as_an_array() -> None:
+    statics = StaticFields({"gravity": ()})
+    statics.put(3, {"gravity": np.arange(3.0)[1]})
+    assert statics[3]["gravity"].shape == ()
+    assert statics.gather(np.array([3, 3]))["gravity"].tolist() == [1.0, 1.0]
+
+
+def test_of_large_fields_only_those_are_kept_that_are_needed() -> None:
+    statics = StaticFields({"mesh": (SURPLUS_BYTES // 8,)})
+    mesh = np.zeros(SURPLUS_BYTES // 8)
+    for simulation in range(SURPLUS + 1):
+        statics.put(simulation, {"mesh": mesh})
+    statics.keep(lambda: lambda simulation: simulation == 2)
+    assert len(statics) == 1
+    for simulation in (5, 6):
+        statics.put(simulation, {"mesh": mesh})
+    statics.keep(lambda: lambda simulation: simulation == 2)
+    assert len(statics) == 1
 
 
 def test_what_has_samples_stays_and_all_else_goes() -> None:

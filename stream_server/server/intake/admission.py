@@ -98,10 +98,10 @@ class Admission:
 
     def _connection(self, peer: bytes, message: Open, attempt: AttemptState) -> Connection:
         fields, dtypes = self.state.fields, self.state.dtypes
-        places, static_places = (
-            tuple(place_of(block, dtypes[block.field], ragged=fields[block.field].ragged) for block in blocks)
-            for blocks in (message.blocks, message.static_blocks)
+        places = tuple(
+            place_of(block, dtypes[block.field], ragged=fields[block.field].ragged) for block in message.blocks
         )
+        static_places = tuple(place_of(block, dtypes[block.field]) for block in message.static_blocks)
         everything = (1 << len(places)) - 1
         optional = sum(1 << i for i, place in enumerate(places) if self.state.fields[place.field].optional)
         connection = Connection(

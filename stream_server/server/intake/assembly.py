@@ -89,7 +89,7 @@ class Assembly:
                 return []
         return self._whole_steps(connection, data, steps)
 
-    def complete_waiting(self, connection: Connection) -> list[StepRun]:
+    def complete_waiting(self, connection: Connection) -> list[StepRun] | Refusal:
         """The steps of this simulation that waited only for the fields that are sent once.
 
         Or to know that no other client rank sends a part of them.
@@ -97,8 +97,13 @@ class Assembly:
         attempt, layout = connection.attempt, connection.attempt.layout
         if not attempt.partial_steps or not layout.closed or not self._has_statics(attempt):
             return []
-        steps = list(attempt.partial_steps.values())
-        return [self._run_of(step) for step in steps if step.senders == layout.senders and not step.torn_field()]
+        steps = [step for step in attempt.partial_steps.values() if step.senders == layout.senders]
+        for step in steps:
+            if torn := step.torn_field():
+                for sender in list(attempt.connections.values()):
+                    self.abandon(sender, [step])
+                return self._refuse_torn(step, torn)
+        return [self._run_of(step) for step in steps]
 
     def abandon(self, connection: Connection, steps: Iterable[PartialStep | None]) -> None:
         """Forget what this client rank sent of these steps."""
@@ -233,11 +238,13 @@ class Assembly:
                     self.abandon(connection, [step])
                     for run in whole:
                         self.settlement.drop(run)
-                    label = self.state.numbering.label(step.index)
-                    text = f"only some client ranks sent field {torn} in time step {label}"
-                    return self.state.refuse(Reason.WRONG_FIELDS, text, data.sequence)
+                    return self._refuse_torn(step, torn, data.sequence)
                 whole.append(self._run_of(step))
         return whole
+
+    def _refuse_torn(self, step: PartialStep, field: str, sequence: int | None = None) -> Refusal:
+        text = f"only some client ranks sent field {field} in time step {self.state.numbering.label(step.index)}"
+        return self.state.refuse(Reason.WRONG_FIELDS, text, sequence)
 
     def _part_problem(
         self, connection: Connection, data: Data, steps: Iterable[PartialStep | None], num_bytes: int

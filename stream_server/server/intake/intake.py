@@ -157,10 +157,14 @@ class Intake:
         known = connection.attempt.entry.settled.packed()
         return Opened(incarnation=self.state.incarnation, credit=self.state.credit, known=known)
 
-    def settle_waiting(self, connection: Connection) -> None:
+    def settle_waiting(self, connection: Connection) -> Refusal | None:
         """Settle the steps that waited for what this client rank sends once, or whether it has a part of them."""
-        for run in self.assembly.complete_waiting(connection):
+        whole = self.assembly.complete_waiting(connection)
+        if isinstance(whole, Refusal):
+            return whole
+        for run in whole:
             self.settlement.settle(run)
+        return None
 
     def lose(self, connection: Connection) -> None:
         """Forget the parts of incomplete steps that came over a lost connection: they are sent again."""
@@ -196,8 +200,7 @@ class Intake:
         if data.static:
             self.settlement.touched[connection.peer] = connection
             refusal = self.statics.take(connection, data, payload)
-            self.settle_waiting(connection)
-            return refusal
+            return refusal or self.settle_waiting(connection)
         placed = self.assembly.place(connection, data, header)
         if isinstance(placed, MessageSeries):
             connection.series = placed

@@ -172,7 +172,8 @@ class Dispatcher:
         failpoint("receiver.before_open")
         self.connections[peer] = answer
         self.reply(peer, self.intake.opened(answer))
-        self.intake.settle_waiting(answer)
+        if refusal := self.intake.settle_waiting(answer):
+            self.reply(peer, refusal)
 
     def _leave(self, simulation: int) -> None:
         """Let go of the connections of an attempt that is over: they may still ask how it went, but not for ever."""

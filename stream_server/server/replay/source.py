@@ -107,6 +107,11 @@ class ReplaySource:
         buffer: Buffer,
         restored: Restored | None = None,
     ) -> None:
+        if config.study.static_fields:
+            names = ", ".join(config.study.static_fields)
+            raise ConfigError(
+                f"a replay has no {names}: what is sent once per simulation is not recorded yet. Run the simulations"
+            )
         self.config = config
         self.ranks = ranks
         self.folder = folder

@@ -93,14 +93,23 @@ class MemoryNeed:
 
     @classmethod
     def of(cls, config: StudyConfig, plan: RankPlan, num_ranks: int) -> "MemoryNeed":
-        """The need of a rank when the buffer is full; validation simulations of unknown length are not counted."""
+        """The need of a rank when the buffer is full; validation simulations of unknown length are not counted.
+
+        What is sent once per simulation counts for as few simulations as the samples in the buffer can be of.
+        """
         steps, num_held_out = config.study.time_steps, config.validation.simulations
-        num_rows = 0
-        if steps is not None and config.buffer.routing == "steps":
-            num_rows = -(-num_held_out * steps.num // num_ranks)
-        elif steps is not None:
-            num_rows = -(-num_held_out // num_ranks) * steps.num
-        return cls(buffer=plan.buffer_bytes, validation=num_rows * plan.sample_bytes)
+        share = num_held_out if config.buffer.routing == "steps" else -(-num_held_out // num_ranks)
+        num_rows, num_in_buffer = 0, 1
+        if steps is not None:
+            num_in_buffer = -(-plan.capacity // steps.num)
+            num_rows = share * steps.num
+            if config.buffer.routing == "steps":
+                num_rows = -(-num_held_out * steps.num // num_ranks)
+        static_bytes = sum(spec.num_bytes for spec in config.study.static_fields.values())
+        return cls(
+            buffer=plan.buffer_bytes + (plan.max_clients + num_in_buffer) * static_bytes,
+            validation=num_rows * plan.sample_bytes + share * static_bytes,
+        )
 
     @property
     def rank(self) -> int:

@@ -38,7 +38,8 @@ def render(sample: SimulationData, prediction: Prediction, denormalize: Callable
         return {}
     target, output = prediction.target, prediction.output
     for name, whole in sample.fields.items():
-        if is_ragged(whole):
+        if is_ragged(whole) or (sample.time_steps is not None and whole.shape[:1] != sample.time_steps.shape):
+            # It is no forecast of one shape.
             continue
         field = whole if sample.time_steps is None else _last_steps(whole, target.size)
         if target.size != field.size or output.size != field.size:
