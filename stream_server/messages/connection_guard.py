@@ -42,8 +42,16 @@ class ConnectionGuard:
     while user code keeps this thread from running.
     """
 
-    def __init__(self, name: str, *, max_connections: int, names: tuple[str, ...], wake: Callable[[], None]) -> None:
-        self.table = ConnectionTable(max_connections, names)
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_connections: int,
+        names: tuple[str, ...],
+        wake: Callable[[], None],
+        max_unfinished: float = MAX_UNFINISHED_BYTES,
+    ) -> None:
+        self.table = ConnectionTable(max_connections, names, max_unfinished=max_unfinished)
         self.routed = self.table.routed
         self.error: BaseException | None = None
         self.turn = 0
@@ -173,7 +181,7 @@ class ConnectionGuard:
             num_bytes = self._num_bytes(it)
             if why := self.table.offence(it, num_bytes, was_heard=was_heard, turn=self.turn, now=now):
                 self._cut(it, why)
-            elif num_bytes - it.bytes_heard > MAX_UNFINISHED_BYTES:
+            elif num_bytes - it.bytes_heard > self.table.max_unfinished:
                 self._tick_at = now + SUSPICION_TICK_S
                 self._wake()
 

@@ -59,12 +59,16 @@ class ConnectionTable:
     """The connections of some sockets, of which at most `max_connections` may come over TCP. Guard's thread.
 
     Those on the sockets in the private folder are known, so that no descriptor is taken for that of another, and left
-    alone. `routed` has the others by the routing id under which their messages come, for each socket. `penalties` says
-    until when the connections of which owners are cut: they have flooded us.
+    alone. An owner may have at most `max_unfinished` bytes under way of a message. `routed` has the others by the
+    routing id under which their messages come, for each socket. `penalties` says until when the connections of which
+    owners are cut: they have flooded us.
     """
 
-    def __init__(self, max_connections: int, names: Iterable[str]) -> None:
+    def __init__(
+        self, max_connections: int, names: Iterable[str], *, max_unfinished: float = MAX_UNFINISHED_BYTES
+    ) -> None:
         self.max_connections = max_connections
+        self.max_unfinished = max_unfinished
         self.routed: dict[str, dict[bytes, PeerConnection]] = {name: {} for name in names}
         self.strangers: dict[Key, PeerConnection] = {}
         self.clients: dict[Key, PeerConnection] = {}
@@ -162,7 +166,7 @@ class ConnectionTable:
             it.bytes_heard = num_bytes
         elif turn - it.turn_seen < WHOLE_TURNS:
             return ""
-        elif it.bytes_seen - it.bytes_heard > MAX_UNFINISHED_BYTES:
+        elif it.bytes_seen - it.bytes_heard > self.max_unfinished:
             return f"{it.bytes_seen - it.bytes_heard} bytes of one message"
         it.bytes_seen, it.turn_seen = num_bytes, turn
         return ""

@@ -279,6 +279,7 @@ def test_a_client_that_waits_learns_that_the_study_has_ended(client: NativeClien
         server.do(server.stop_study)
         assert sending()[-1] == "stop"
         assert client.ask("stop_reason") == "ok training converged"
+        server.do_now(lambda: server.answers_to_hello.append(Stop(text="over")))
         assert client.ask("next") == "stop"
         assert client.ask("finish") == "ok"
 

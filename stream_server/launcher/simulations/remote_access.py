@@ -1,5 +1,6 @@
 """How ranks on other nodes reach the launcher: over TCP, with keys that they find in a file of the output folder."""
 
+import math
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -91,8 +92,14 @@ class RemotePort:
         self.access = access
         self.questions: zmq.Socket[bytes] = guarded.context.socket(zmq.REP)
         self._socket = guarded
-        # Whoever has the keys is not watched for what he sends, so that nothing is to be read sooner for the guard.
-        self._guard = ConnectionGuard(name, max_connections=access.max_connections, names=(name,), wake=lambda: None)
+        # Whoever has the keys may send a message of any size, such as the plan of a large study.
+        self._guard = ConnectionGuard(
+            name,
+            max_connections=access.max_connections,
+            names=(name,),
+            wake=lambda: None,
+            max_unfinished=math.inf,
+        )
         self._guard.watch(name, guarded)
 
     def open(self, place: str | None) -> str:

@@ -182,10 +182,12 @@ int stream_next(stream_simulation *simulation) {
     code = sc_simulation_complete(simulation);
     if (code < 0)
         return code;
-    if (simulation->none_is_left || simulation->is_alone) {
+    if (simulation->none_is_left || simulation->is_alone || simulation->delivery == NULL) {
         simulation->none_is_left = true;
         return STREAM_STOP;
     }
+    /* Of a simulation that was stopped, which may have been that one alone. */
+    code = STREAM_OK;
     /* A worker that was started for some simulations, or chose one, is done with the last of them. */
     if (simulation->greeting.hello.simulation >= 0) {
         char path[PATH_MAX];

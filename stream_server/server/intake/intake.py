@@ -106,6 +106,8 @@ class Intake:
             self._finish(simulation)
         elif end_state == "invalid":
             self.withdraw(simulation)
+        elif end_state == "stopped_early":
+            self.settlement.end(simulation)
 
     def withdraw(self, simulation: int) -> None:
         """Withdraw the samples of a simulation that were not trained on yet."""

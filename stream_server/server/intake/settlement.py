@@ -218,6 +218,10 @@ class Settlement:
         if self.recorder is not None:
             self.recorder.finish(simulation)
 
+    def end(self, simulation: int) -> None:
+        """Note that no further step of a simulation comes, though some may be missing."""
+        self._finished.append(simulation)
+
     def restore_waiting(self, ledger: Ledger, simulations: Iterable[int]) -> None:
         """Let steps of these simulations, which waited in an earlier incarnation in this order, wait again."""
         for simulation in simulations:

@@ -289,6 +289,8 @@ class Roster:
             return []
         peer, hello = request
         entry = self.entries[simulation]
+        if entry.phase.terminal:
+            return [refuse(peer, Reason.BUSY, f"simulation {simulation} has ended meanwhile")]
         if hello.parameters is not None and entry.begun and hello.parameters != entry.parameters:
             text = "every simulation was begun with other parameters already"
             return [refuse(peer, Reason.NO_SIMULATION_LEFT, text)]

@@ -14,6 +14,10 @@ class LogVariable(ContinuousVariable):  # type: ignore[misc]
     """A variable that is sampled evenly in its logarithm. A generator that does not know it sees its domain."""
 
 
+class LogDiscreteVariable(DiscreteVariable):  # type: ignore[misc]
+    """Whole numbers that are sampled evenly in their logarithm. A generator that does not know it sees its values."""
+
+
 def vocs_of(bounds: Mapping[str, Bounds]) -> VOCS:
     """The `VOCS` of a study: its parameters are the variables, and the loss is what is looked for where it is high.
 
@@ -26,7 +30,9 @@ def vocs_of(bounds: Mapping[str, Bounds]) -> VOCS:
 
 def _variable(limits: Bounds) -> BaseVariable:
     if limits.integer and limits.high - limits.low < MOST_VALUES:
-        return DiscreteVariable(values=set(range(int(limits.low), int(limits.high) + 1)))
+        return (LogDiscreteVariable if limits.log else DiscreteVariable)(
+            values=set(range(int(limits.low), int(limits.high) + 1))
+        )
     return (LogVariable if limits.log else ContinuousVariable)(domain=[limits.low, limits.high])
 
 
@@ -46,4 +52,5 @@ def _bounds(name: str, variable: BaseVariable) -> Bounds:
     values = sorted(variable.values)
     if len(values) < 2 or values != list(range(values[0], values[0] + len(values))):
         raise ValueError(f"the values of {name} must be consecutive whole numbers, such as {{0, 1, 2}}, not {values}")
-    return Bounds.model_validate([values[0], values[-1], "integer"])
+    scale = ["log"] if isinstance(variable, LogDiscreteVariable) else []
+    return Bounds.model_validate([values[0], values[-1], *scale, "integer"])

@@ -167,7 +167,12 @@ class Suggester:
         num_known = len(self.suggestions)
         if num_known >= self._num_planned:
             # All that is left to suggest are redraws, each as soon as it is wanted.
-            self.lookahead, self.learns = self._num_planned, False
+            self.lookahead = self._num_planned
+            try:
+                self.learns = self._start_process()
+            except (NoAnswer, StreamServerError) as error:
+                self.learns = False
+                self._note(str(error))
             return
         try:
             self.learns = self._start_process()
@@ -254,9 +259,10 @@ class Suggester:
             self._hear(time.monotonic() + self._settings.timeout_s)
         except (NoAnswer, StreamServerError) as error:
             self._note(f"{self._settings.class_}: {error}" if isinstance(error, NoAnswer) else str(error))
-            with self._condition:
-                # It is told all of them when it has begun anew.
-                self._news = {}
+            if not self._process.runs:
+                with self._condition:
+                    # It is told all of them when it has begun anew.
+                    self._news = {}
 
     def _by_name(self, suggestion: Suggestion) -> dict[str, float]:
         return dict(zip(self._bounds, suggestion.values, strict=True))

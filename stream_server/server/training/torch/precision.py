@@ -117,8 +117,6 @@ def numerics(settings: "TrainingSettings") -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_float32_matmul_precision(matmul_precision)
-        if settings.deterministic:
-            # This imports torch's compiler.
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         if cublas is None:
             os.environ.pop(_CUBLAS, None)
