@@ -1,5 +1,7 @@
 """Which connections a rank cuts, and which it never does."""
 
+import math
+
 from stream_server.machine.descriptors import OWN, STRANGERS, most_connections, verdict
 from stream_server.messages.connection_table import (
     FIRST_MESSAGE_S,
@@ -134,6 +136,14 @@ def test_a_message_without_an_end_is_cut_once_the_receiver_has_read_all_that_is_
     assert table.offence(it, huge, was_heard=False, turn=2, now=1.1) == ""
     assert table.offence(it, huge, was_heard=False, turn=3, now=1.2) == "", "that may have come after it looked"
     assert "of one message" in table.offence(it, huge, was_heard=False, turn=4, now=1.3)
+
+
+def test_who_may_send_a_message_of_any_size_is_not_cut_for_it() -> None:
+    table = ConnectionTable(8, [DATA], max_unfinished=math.inf)
+    it = accept(table, 10)
+    identify(table, 10, "rank 0")
+    for turn in range(5):
+        assert table.offence(it, turn * 2**30, was_heard=False, turn=2 * turn, now=turn / 10) == ""
 
 
 def test_a_client_that_is_heard_may_send_as_much_as_it_likes() -> None:

@@ -326,6 +326,14 @@ def test_one_that_waits_is_stopped_before_it_starts_and_a_held_out_one_never(ros
     assert roster.end_early(notices.EndEarly(simulation=99, reason="unknown")) == []
 
 
+def test_a_client_that_is_given_a_simulation_which_was_stopped_meanwhile_asks_again(roster: Roster) -> None:
+    roster.handshake.hello(b"p", hello(None, attempt=ATTACHING))
+    roster.end_early(ENOUGH)
+    (refusal,) = replies(roster.attached(0, 1, 0))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.BUSY
+
+
 def test_steps_that_came_before_a_rank_heard_of_an_early_stop_count(roster: Roster) -> None:
     roster.launched(begun(1))
     roster.share(0, share(1, received=1, complete=False))

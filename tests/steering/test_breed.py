@@ -8,7 +8,8 @@ from gest_api.vocs import VOCS, DiscreteVariable
 from scipy.stats import multivariate_normal, norm, truncnorm
 
 from stream_server.config.parameters import Bounds, scalars_of
-from stream_server.server.simulations.vocs import vocs_of
+from stream_server.server.simulations.unit_cube import UnitCube
+from stream_server.server.simulations.vocs import cube_of, vocs_of
 from stream_server.server.steering.breed import Breed, Proposal
 
 SIGMA = 0.1
@@ -19,6 +20,14 @@ def bounds(**limits: Any) -> dict[str, Bounds]:
 
 
 SQUARE = bounds(x=[0, 2], y=[1, 100, "log"])
+
+
+def test_a_generator_sees_whole_numbers_on_the_scale_of_the_study() -> None:
+    names = bounds(n=[1, 512, "log", "integer"], m=[1, 512, "integer"])
+    places = np.linspace(0.001, 0.999, 9)[:, None].repeat(2, 1)
+    found = cube_of(vocs_of(names)).values(places)
+    np.testing.assert_array_equal(found, UnitCube(list(names.values())).values(places))
+    assert found[4].tolist() == [16, 256]
 
 
 def placed(point: dict[str, float]) -> np.ndarray:
