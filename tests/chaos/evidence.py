@@ -23,7 +23,7 @@ def gather(plan: Plan, output_dir: Path, exit_code: int, leftovers: Sequence[str
         incarnations=read_incarnations(output_dir),
         audit=read_audit(output_dir),
         suggested=read_suggested(output_dir) if plan.is_steered else {},
-        given=read_given(output_dir),
+        given=read_given(output_dir) if plan.is_steered else (),
         damage=tuple(damage(output_dir / "checkpoints")),
         leftovers=(*leftovers, *unfinished_files(output_dir)),
     )
