@@ -59,7 +59,7 @@ def solver_of(config: StudyConfig) -> Path:
 
 
 def trajectories(config: StudyConfig, parameters: NDArray[np.float64]) -> NDArray[np.float32]:
-    """What the solver of a study computes for parameters of shape (n, P): shape (n, steps, fields, …)."""
+    """The trajectories of a study's solver for parameters of shape (n, P), of shape (n, steps, fields, …)."""
     solve = runpy.run_path(str(solver_of(config)))["solve"]
     by_name = dict(zip(config.parameters.bounds or {}, parameters.T, strict=True))
     steps = [np.stack([fields[name] for name in config.study.fields], axis=1) for fields in solve(by_name)]

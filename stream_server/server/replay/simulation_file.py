@@ -204,7 +204,7 @@ class SimulationFile:
             raise DamagedRecord(f"{self.path}: time step {self.time_steps[row]} cannot be read: {error}") from error
 
     def _place(self, name: str, row: int) -> int | slice:
-        """Where a time step has its values in a dataset."""
+        """The rows of a dataset that hold the values of a time step."""
         if name not in self.lengths:
             return row
         end = int(self._ends[name][row])

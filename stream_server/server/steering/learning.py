@@ -1,6 +1,7 @@
 """What the built-in classes that learn share: the scores of simulations in the unit cube of their parameters."""
 
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,13 +86,13 @@ class ModelGenerator(LearningGenerator):
         """The next points; `_score` is the score that the model gives one, and missing for one that explores."""
         return [self._suggest_one() for _ in range(self._size if num_points is None else num_points)]
 
+    @abstractmethod
     def learn(self, places: Array, scores: Array, until: float) -> None:
         """Fit the model to scores from 0 to 1 at places of shape (n, d), no longer than `until`, of time.monotonic."""
-        raise NotImplementedError
 
+    @abstractmethod
     def choose(self, num: int) -> tuple[Array, Array]:
         """Places of shape (num, d) that the model suggests, and its scores."""
-        raise NotImplementedError
 
     def _suggest_one(self) -> dict[str, float]:
         if not self._ready:
