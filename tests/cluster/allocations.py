@@ -12,6 +12,8 @@ from tests.support.timing import until
 
 LIMIT_S = 150.0
 LOOK_S = 0.5
+# A job that ends and goes back into the queue is COMPLETING, and for a moment REQUEUED.
+NOT_OVER = ("RUNNING", "PENDING", "CONFIGURING", "COMPLETING", "REQUEUED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        return self.queue("%T") not in ("RUNNING", "PENDING", "COMPLETING")
+        return self.queue("%T") not in NOT_OVER
 
     @property
     def output(self) -> str:
