@@ -17,7 +17,7 @@ NATIVE = REPOSITORY / "stream_server" / "native"
 STRICT = ("-Wall", "-Wextra", "-Werror")
 # Debian's MPIs, since those of pip have no Fortran.
 MPIS = ("mpich", "openmpi")
-DEADLINE_S = 50
+DEADLINE_S = 200
 
 
 @dataclass(frozen=True)
