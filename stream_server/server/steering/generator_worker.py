@@ -108,7 +108,7 @@ def _end_with_rank_0(descriptor: int) -> None:
 
 
 def _end_session() -> None:
-    """End the processes of this session, with all threads and processes that the class has started."""
+    """End this process group, with all threads and processes that the class has started."""
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

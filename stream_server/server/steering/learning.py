@@ -1,4 +1,4 @@
-"""What the built-in classes that learn share: the scores of simulations in the unit cube of their parameters."""
+"""The common base of the built-in classes that learn: scores of simulations, by place in the unit cube."""
 
 import time
 from abc import abstractmethod
