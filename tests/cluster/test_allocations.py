@@ -73,7 +73,7 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
             nodes.run(LOGIN, "scontrol", "update", f"jobid={job.number}", "starttime=now")
         for other in others:
             other.cancel()
-        until(lambda: _queued_again(nodes, job) or job.has_ended, 2 * LIMIT_S, look_s=LOOK_S)
+        until(lambda: _queued_again(nodes, job) or job.has_ended(), 2 * LIMIT_S, look_s=LOOK_S)
         done = job.end(2 * LIMIT_S)
     finally:
         for it in (*others, job):
