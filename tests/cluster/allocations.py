@@ -42,11 +42,11 @@ class Job:
         return next((line.partition(" ")[2] for line in lines if line.split()[0] == self.number), "")
 
     def has_ended(self) -> bool:
-        """Whether its state is final, and stays so."""
-        if self.queue("%T") not in FINAL:
-            return False
-        time.sleep(STAYS_S)
-        return self.queue("%T") in FINAL
+        return _stays(lambda: self.queue("%T") in FINAL)
+
+    def waits_to_begin(self) -> bool:
+        """Whether it is in the queue again, and its old script is gone, whose exit code would end the new one."""
+        return _stays(lambda: self.queue("%T %r") == "PENDING BeginTime")
 
     @property
     def output(self) -> str:
@@ -84,6 +84,13 @@ class Job:
 
     def _story(self) -> str:
         return f"{self.queue('%T %r')}\n{self.output}\n{self.log[-5000:]}"
+
+
+def _stays(condition: Callable[[], bool]) -> bool:
+    if not condition():
+        return False
+    time.sleep(STAYS_S)
+    return condition()
 
 
 def submitted(cluster: Cluster, study: Path, script: str, *words: str, **environment: str) -> Job:
