@@ -13,9 +13,11 @@ ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "stud
 @pytest.mark.parametrize(
     ("settings", "num_ranks", "mpi", "reason", "message"),
     [
-        ({"user": {"trouble": None, "stop_at": 5}}, 2, "mpich", "early_stop", "good enough"),
+        pytest.param(
+            {"user": {"trouble": None, "stop_at": 5}}, 2, "mpich", "early_stop", "good enough", marks=pytest.mark.full
+        ),
         ({"training.max_batches": 6}, 2, "openmpi", "max_batches", "training.max_batches"),
-        ({"training.max_s": 4}, 1, None, "max_s", "training.max_s"),
+        pytest.param({"training.max_s": 4}, 1, None, "max_s", "training.max_s", marks=pytest.mark.full),
     ],
 )
 def test_a_study_that_ends_early_tells_its_simulations_and_counts_what_is_left(
@@ -52,7 +54,7 @@ def test_a_study_may_end_with_the_first_rank_that_has_no_more_data(run: Callable
 
 def test_a_training_that_has_converged_ends_the_study_and_tells_the_simulations(run: Callable[..., Run]) -> None:
     early_stop = {"monitor": "train/loss", "patience": 3, "min_delta": 1e9}
-    done = run(num_ranks=2, settings=ENDLESS | {"training.early_stop": early_stop, "training.log_every_batches": 2})
+    done = run(mpi=None, settings=ENDLESS | {"training.early_stop": early_stop, "training.log_every_batches": 2})
     assert done.exit_code == 0, done.output
     assert (done.report["exit_reason"], done.report["balanced"]) == ("early_stop", True)
     reason = "training converged: train/loss has not improved by 1e+09 for 3 log points"

@@ -93,8 +93,25 @@ def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_
 
 
 @pytest.mark.slow
-def test_a_study_that_fails_says_so_when_it_was_waited_for(folder: Path) -> None:
-    run = Study(plain(user__trouble="training_step", user__rank=0), folder).start()
+def test_what_the_launcher_refuses_is_raised_and_a_study_that_fails_says_so_when_it_was_waited_for(
+    folder: Path,
+) -> None:
+    """An earlier end is not taken for that of this start."""
+    settings = plain(training__max_batches=1, study__simulations=2)
+    first = Study(settings, folder).start(ranks=2).wait(LIMIT_S)
+    assert (first.state, first.exit_code) == ("finished", 0), first.log
+    assert "2 ranks" in first._repr_html_()
+    # Rank 0 refuses to go on with other parameters.
+    settings["study"]["seed"] = 5
+    refused = Study(settings, folder).start().wait(LIMIT_S)
+    assert (refused.state, refused.exit_code) == ("failed", 2), refused
+    assert "study.seed" in refused.log
+    troubled = Study(plain(user__trouble="training_step", user__rank=0, study__simulations=2), folder)
+    with pytest.raises(ConfigError, match=r"time-limit.*is no time"):
+        troubled.start(time_limit="soon")
+
+    run = troubled.start(fresh=True)
+    assert (folder / "runs" / "ripple.1" / "report.json").exists()
     status = run.wait(LIMIT_S)
     assert (status.state, status.exit_code) == ("failed", 3)
     assert "trouble in training_step of rank 0" in status.detail
@@ -103,27 +120,6 @@ def test_a_study_that_fails_says_so_when_it_was_waited_for(folder: Path) -> None
     assert status.log in run.log(num_lines=1000)
     with pytest.raises(NotRunning, match="is not running: its state is failed"):
         run.stop()
-
-
-@pytest.mark.slow
-def test_what_the_launcher_refuses_is_raised_and_an_earlier_end_is_not_taken_for_that_of_this_start(
-    folder: Path,
-) -> None:
-    settings = plain(training__max_batches=1, study__simulations=2)
-    first = Study(settings, folder).start(ranks=2).wait(LIMIT_S)
-    assert (first.state, first.exit_code) == ("finished", 0), first.log
-    assert "2 ranks" in first._repr_html_()
-    # Rank 0 refuses to go on with other parameters.
-    settings["study"]["seed"] = 5
-    other = Study(settings, folder)
-    refused = other.start().wait(LIMIT_S)
-    assert (refused.state, refused.exit_code) == ("failed", 2), refused
-    assert "study.seed" in refused.log
-    with pytest.raises(ConfigError, match=r"time-limit.*is no time"):
-        other.start(time_limit="soon")
-    run = other.start(fresh=True)
-    assert (folder / "runs" / "ripple.1" / "report.json").exists()
-    assert run.wait(LIMIT_S).state == "finished"
 
 
 def test_all_problems_of_a_dict_are_told_at_once(folder: Path) -> None:
