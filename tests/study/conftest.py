@@ -43,7 +43,7 @@ Here = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def stream_server_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
-    """`stream_server_here(study, "--check", settings={...})` runs the command in this process: its exit code and output."""
+    """`stream_server_here(study, "--check", settings={...})` runs it in this process: its exit code and output."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     names: set[str] = set()
 

@@ -191,7 +191,7 @@ class Overheard:
 def overheard(tmp_path_factory: pytest.TempPathFactory) -> Overheard:
     folder = tmp_path_factory.mktemp("overheard")
     settings = {"simulation.command": ["python", "patient.py", str(folder / "go")], "study.simulations": 2}
-    with start_study(NUMPY_STUDY, folder / "run", num_ranks=2, settings=settings) as live:
+    with start_study(NUMPY_STUDY, folder / "run", settings=settings) as live:
         live.wait_until(lambda: all("waiting" in live.log(simulation) for simulation in (0, 1)))
         own, whole = over_tcp(attempt_file(live, 0)), over_tcp(live.connection)
         wrong = (replace(own, simulation=1), replace(own, attempt=1), replace(whole, simulation=1))

@@ -14,7 +14,7 @@ from stream_server.server.commands.cli import main as stream_server_main
 from stream_server.server.run.plan import limit_of_node
 from tests.study.conftest import Here
 from tests.support.launch import mpirun
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 STUDIES = (
@@ -25,11 +25,9 @@ STUDIES = (
 
 
 def test_a_finished_study_says_so_and_fresh_starts_it_over_and_keeps_the_old_folder(run: Callable[..., Run]) -> None:
-    """The first of its starts is that of a launcher, which starts as many ranks as the study has."""
-    settings = {"study.simulations": 1, "server.ranks": 2}
-    first = run(program="stream-launcher", mpi=None, settings=settings)
+    settings = {"study.simulations": 1}
+    first = run(mpi=None, settings=settings)
     assert_complete(first, num_simulations=1)
-    assert first.report["ranks"] == 2
     report = first.output_dir / "report.json"
     written = report.read_bytes()
 
@@ -38,25 +36,21 @@ def test_a_finished_study_says_so_and_fresh_starts_it_over_and_keeps_the_old_fol
     assert again.output.count("ripple is finished") == 1
     assert report.read_bytes() == written
 
-    fresh = run(mpi=None, settings={"study.simulations": 1}, arguments=["--fresh"])
+    fresh = run(mpi=None, settings=settings, arguments=["--fresh"])
     assert_complete(fresh, num_simulations=1)
     assert fresh.report["restarts"] == 0
     assert (fresh.output_dir.with_name("run.1") / "report.json").read_bytes() == written
 
 
-@pytest.mark.full
-def test_stream_launcher_starts_a_study_of_one_rank(run: Callable[..., Run]) -> None:
-    done = run(program="stream-launcher", mpi=None, settings={"study.simulations": 1, "server.ranks": 1})
-    assert_complete(done, num_simulations=1)
-    assert done.report["ranks"] == 1
-
-
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.parent.name)
-def test_a_server_class_can_be_tried_without_a_simulation(study: Path, tmp_path: Path) -> None:
-    done = run_study(study, tmp_path / "run", mpi=None, arguments=["--fast-dev-run"])
-    assert done.exit_code == 0, done.output
-    assert "It works" in done.output
-    assert not done.output_dir.exists()
+def test_a_server_class_can_be_tried_without_a_simulation(
+    study: Path, stream_server_here: Here, tmp_path: Path
+) -> None:
+    output_dir = tmp_path / "run"
+    exit_code, output = stream_server_here(study, "--fast-dev-run", settings={"study.output_dir": str(output_dir)})
+    assert exit_code == 0, output
+    assert "It works" in output
+    assert not output_dir.exists()
 
 
 def test_check_tells_what_a_study_takes_and_starts_nothing(stream_server_here: Here, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_parameters_come_from_a_file_and_go_into_templates_and_time_steps_have_a
         "buffer.policy": "reservoir",
         "network.security": "none",
     }
-    done = run(num_ranks=2, settings=STRICT | settings)
+    done = run(settings=STRICT | settings)
     assert_complete(done, num_simulations=3, num_steps=6)
     assert sorted(row["offset"] for row in parameters(done)) == [-1.0, -0.7, -0.4, -0.1]
 

@@ -10,8 +10,8 @@ from tests.support.runs import Run, assert_complete
 
 RANKS = (1, 2, 4)
 POLICIES = ("fifo", "firo", "reservoir")
-# Open MPI and a reservoir are below, FIFO in most other studies, and 4 ranks in test_parallel_simulations.py.
-# `make test-all` runs the whole product.
+# Open MPI and a reservoir are below, FIFO and 1 rank in most other studies, and 4 ranks in tests/mpi. `make test-all`
+# runs the whole product.
 COVER = {(2, "mpich", "firo")}
 
 

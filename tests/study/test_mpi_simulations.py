@@ -110,7 +110,7 @@ REFUSALS = [
     pytest.param("stream-server", [], *NO_MPIRUN, id="server-mpirun"),
     pytest.param("stream-launcher", ["--check"], *NO_SOLVER, id="check-solver"),
     pytest.param("stream-launcher", [], *NO_SOLVER, id="launcher-solver", marks=pytest.mark.full),
-    pytest.param("stream-launcher", [], *NO_MPIRUN, id="launcher-mpirun"),
+    pytest.param("stream-launcher", [], *NO_MPIRUN, id="launcher-mpirun", marks=pytest.mark.full),
     pytest.param("stream-launcher", ["--check"], *NO_MPIRUN, id="check-mpirun", marks=pytest.mark.full),
     pytest.param("stream-server", [], *NO_SOLVER, id="server-solver", marks=pytest.mark.full),
 ]

@@ -51,7 +51,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A study that writes files and has come to a full disk; nobody but `written` goes on with it."""
     folder = tmp_path_factory.mktemp("written")
     full = failpoints(folder / "full", "record.appended=raise:ENOSPC@4")
-    return run_study(NUMPY_STUDY, folder / "run", num_ranks=2, settings=WRITING, environment=full)
+    return run_study(NUMPY_STUDY, folder / "run", settings=WRITING, environment=full)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stream_server.commands.cli import main
+from tests.study.test_prometheus import listens, scrape
 from tests.study.test_signals import ENDLESS, wait_for
 from tests.study.test_supervision import PACED, SUPERVISED, num_starts
 from tests.support.killing import checkpoints
@@ -52,9 +53,15 @@ def assert_finished_early(done: Run, num_started: int) -> None:
     assert all("stop --finish" in reason and num == 20 for reason, num in missing.items())
 
 
-def test_a_study_on_two_ranks_is_asked_followed_and_finished_early(start: Start, said: Said, tmp_path: Path) -> None:
+def test_a_study_on_two_ranks_is_asked_followed_scraped_and_finished_early(
+    start: Start, said: Said, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
-    settings = {"simulation.command": ["python", "patient.py", str(go)], "study.simulations": 3}
+    settings = {
+        "simulation.command": ["python", "patient.py", str(go)],
+        "study.simulations": 3,
+        "metrics.prometheus_port": 0,
+    }
     with start(num_ranks=2, settings=settings) as live:
         wait_for(live, "waiting")
         run = live.output_dir
@@ -71,6 +78,11 @@ def test_a_study_on_two_ranks_is_asked_followed_and_finished_early(start: Start,
         assert table[0]["seconds"] > 0
         assert table[3]["seconds"] is None
         assert (run / "operator.json").stat().st_mode & 0o777 == 0o600
+        [target] = json.loads((run / "prometheus.json").read_text())[0]["targets"]
+        live.wait_until(lambda: scrape(f"http://{target}/metrics").get(("batches_trained_total", None), 0) > 0)
+        values = scrape(f"http://{target}/metrics")
+        assert values["samples_received_total", None] >= values["samples_trained_total", None] > 0
+        assert values["buffer_capacity_samples", None] == 40
         assert main(["stop", str(run), "--finish"]) == 0
         live.wait_until(lambda: said("status", run)["server"]["simulations"]["stopped"] == 2)
         assert said("status", run)["server"]["stage"] == "finishing"
@@ -78,6 +90,8 @@ def test_a_study_on_two_ranks_is_asked_followed_and_finished_early(start: Start,
         done = live.end()
         assert logs.communicate(timeout=LIMIT_S)[0].startswith("waiting\n")
         assert logs.returncode == 0
+    assert not listens(target)
+    assert not (run / "prometheus.json").exists()
     assert_finished_early(done, num_started=2)
     status = said("status", run)
     assert (status["state"], status["report"]["exit_code"]) == ("finished", 0)
