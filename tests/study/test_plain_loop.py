@@ -116,4 +116,4 @@ def test_a_study_trains_what_study_json_names_on_all_ranks(trained: Run) -> None
     assert expected_lr_steps == -(-80 // (3 * trained.report["ranks"]))
     assert num_steps == len(rates) >= expected_lr_steps
     assert rates[0] == pytest.approx(MAX_RATE / 25)
-    assert max(rates) == pytest.approx(MAX_RATE, rel=0.01)
+    assert max(rates) == pytest.approx(MAX_RATE, rel=0.03)
