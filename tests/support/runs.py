@@ -1,6 +1,7 @@
 """Runs whole studies as a user does: a command, a time limit, and what it left behind."""
 
 import contextlib
+import io
 import json
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 
 from stream_server.failpoints import FOLDER_VARIABLE, VARIABLE
+from stream_server.server.commands.cli import main
 from tests.support.launch import Launch, alone, mpirun
 from tests.support.timing import Deadline, until
 
@@ -188,9 +190,7 @@ def start_study(
     What still runs when the block is left is killed. A `mark` of an earlier start makes one run of the two. `within` is
     a program that runs the command that is put after it.
     """
-    changes = {"study.output_dir": str(output_dir)} | dict(settings or {})
-    overrides = [word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    launch = command(program, num_ranks, mpi, ["--config", str(study), *overrides, *arguments])
+    launch = command(program, num_ranks, mpi, _words(study, output_dir, settings, arguments))
     mark = mark or uuid.uuid4().hex
     path = free_name(output_dir.with_suffix(".output"))
     with path.open("xb") as output:
@@ -219,6 +219,19 @@ def run_study(study: Path, output_dir: Path, *, limit_s: float = 50, **options: 
         return live.end(limit_s)
 
 
+def run_here(
+    study: Path,
+    output_dir: Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    arguments: Sequence[str] = (),
+) -> Run:
+    """Start `stream-server` in this process, where it must end before it loads the user's class."""
+    with io.StringIO() as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        exit_code = main(_words(study, output_dir, settings, arguments))
+        return Run(exit_code=exit_code, output=said.getvalue(), output_dir=output_dir, wall_s=0.0)
+
+
 def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None:
     """All training simulations, and the one for validation, were received and trained to the last sample."""
     assert run.exit_code == 0, run.output
@@ -230,6 +243,12 @@ def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None
     assert account["expected"] == account["accepted"] == num_simulations * num_steps
     assert account["untrained"] == 0
     assert account["trained"] + account["skipped"] + account["withdrawn"] == account["accepted"]
+
+
+def _words(study: Path, output_dir: Path, settings: Mapping[str, Any] | None, arguments: Sequence[str]) -> list[str]:
+    changes = {"study.output_dir": str(output_dir)} | dict(settings or {})
+    overrides = [word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    return ["--config", str(study), *overrides, *arguments]
 
 
 def log_path(output_dir: Path, simulation: int, attempt: int) -> Path:
