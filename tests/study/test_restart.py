@@ -87,8 +87,8 @@ def test_a_study_that_a_signal_has_stopped_goes_on(start: Start, run: Callable[.
     assert int(checkpoints(done.output_dir)[-1]) > int(newest)
 
 
-def test_a_study_saves_and_leaves_before_its_time_is_over(run: Callable[..., Run]) -> None:
-    done = run(mpi=None, settings=ENDLESS, arguments=["--time-limit", "00:00:04"])
+def test_a_study_saves_and_leaves_before_its_time_is_over(tmp_path: Path) -> None:
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=ENDLESS, arguments=["--time-limit", "00:00:04"])
     assert done.exit_code == 75, done.output
     assert (done.report["exit_reason"], done.report["balanced"]) == ("saved", True)
     assert checkpoints(done.output_dir) == ["000001"]
@@ -101,11 +101,10 @@ def test_resume_insists_on_an_earlier_run(tmp_path: Path) -> None:
     assert not done.output_dir.exists()
 
 
-def test_fresh_starts_over_what_was_killed_and_keeps_the_old_folder(
-    killed: Run, run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_fresh_starts_over_what_was_killed_and_keeps_the_old_folder(killed: Run, tmp_path: Path) -> None:
     before = contents(copy_of(killed, tmp_path))
-    done = run(mpi=None, settings=KILLED | {"study.simulations": 1}, arguments=["--fresh"])
+    settings = KILLED | {"study.simulations": 1}
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings, arguments=["--fresh"])
     assert_complete(done, num_simulations=1)
     assert done.report["restarts"] == 0
     assert contents(tmp_path / "run.1") == before
@@ -121,22 +120,21 @@ def test_a_change_that_matters_is_refused_with_both_values(killed: Run, tmp_path
     assert contents(tmp_path / "run") == before
 
 
-def test_a_finished_study_says_so_and_goes_on_when_more_batches_or_simulations_are_asked_for(
-    run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_finished_study_says_so_and_goes_on_when_more_batches_or_simulations_are_asked_for(tmp_path: Path) -> None:
+    output_dir = tmp_path / "run"
     settings = SAVES | {"study.simulations": 2, "training.max_batches": 2}
-    stopped = run(mpi=None, settings=settings)
+    stopped = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert (stopped.exit_code, stopped.report["exit_reason"], stopped.report["batches"]) == (0, "max_batches", 2)
     settings["training.max_batches"] = None
-    first = run(mpi=None, settings=settings)
+    first = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert_complete(first, num_simulations=2)
     assert first.report["restarts"] == 1
     attempts = first.attempts
-    again = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
+    again = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert again.exit_code == 0
     assert "ripple is finished" in again.output
     assert again.report == first.report
-    done = run(mpi=None, settings=settings | {"study.simulations": 3})
+    done = run_here(NUMPY_STUDY, output_dir, settings=settings | {"study.simulations": 3})
     assert_complete(done, num_simulations=3)
     assert (done.report["restarts"], done.attempts) == (2, attempts | {3: 1})
 
@@ -178,12 +176,12 @@ def test_no_random_number_comes_twice_on_other_numbers_of_ranks(torch_restarted:
     ],
 )
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_continued(
-    killed: Run, run: Callable[..., Run], tmp_path: Path, file: str
+    killed: Run, tmp_path: Path, file: str
 ) -> None:
     output_dir = copy_of(killed, tmp_path)
     *_, older, newest = checkpoints(output_dir)
     flip_a_byte(output_dir / "checkpoints" / newest / file)
-    done = run(mpi=None, settings=KILLED)
+    done = run_here(NUMPY_STUDY, output_dir, settings=KILLED)
     assert_complete(done, num_simulations=4)
     assert (output_dir / "checkpoints" / f"{newest}.damaged" / "reason.txt").exists()
     said = (output_dir / "logs" / "server-0.log").read_text() + done.output
@@ -262,7 +260,7 @@ def test_a_server_that_wakes_up_after_another_has_taken_over_changes_nothing(
         # As when its node is lost to a network file system, which forgets the locks of the dead.
         for lock in LOCKS:
             (output_dir / lock).unlink()
-        new = run_study(NUMPY_STUDY, output_dir, **options)
+        new = run_here(NUMPY_STUDY, output_dir, settings=SAVES, arguments=options["arguments"])
         assert new.exit_code == 0, new.output
         after = contents(output_dir / "checkpoints")
         old.process.send_signal(signal.SIGCONT)

@@ -1,8 +1,10 @@
 """Runs whole studies as a user does: a command, a time limit, and what it left behind."""
 
 import contextlib
+import gc
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -226,10 +228,32 @@ def run_here(
     settings: Mapping[str, Any] | None = None,
     arguments: Sequence[str] = (),
 ) -> Run:
-    """Start `stream-server` in this process, where it must end before it loads the user's class."""
-    with io.StringIO() as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        exit_code = main(_words(study, output_dir, settings, arguments))
-        return Run(exit_code=exit_code, output=said.getvalue(), output_dir=output_dir, wall_s=0.0)
+    """Run `stream-server` on one rank in this process, which has imported what a process of its own would import anew.
+
+    For a start that is refused or ends in order: what ends a server at once would end the tests.
+    """
+    started = time.monotonic()
+    with _left_as_it_was(study.parent), io.StringIO() as said:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            exit_code = main(_words(study, output_dir, settings, arguments))
+        wall_s = time.monotonic() - started
+        return Run(exit_code=exit_code, output=said.getvalue(), output_dir=output_dir, wall_s=wall_s)
+
+
+@contextmanager
+def _left_as_it_was(folder: Path) -> Iterator[None]:
+    """Undo what a server leaves in its process: the user's modules, its environment, and objects that are kept."""
+    path, environment, modules = list(sys.path), dict(os.environ), set(sys.modules)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(environment)
+        gc.unfreeze()
+        for name in set(sys.modules) - modules:
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
+                del sys.modules[name]
 
 
 def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None:
