@@ -75,6 +75,8 @@ def test_a_study_on_two_ranks_is_trained_as_by_plain_torch(run: Callable[..., Ru
     np.testing.assert_allclose(saved["std"], of_trained.std(), rtol=1e-9)
 
 
+# On a smaller scale: tests/server/test_static_fields.py, of a study that is restored.
+@pytest.mark.full
 def test_a_study_that_is_killed_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"checkpoint.every_batches": 1, "launcher.max_running": 1}
     output_dir = tmp_path / "run"

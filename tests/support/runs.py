@@ -243,7 +243,10 @@ def run_here(
 @contextmanager
 def _left_as_it_was(folder: Path) -> Iterator[None]:
     """Undo what a server leaves in its process: the user's modules, its environment, and objects that are kept."""
-    path, environment, modules = list(sys.path), dict(os.environ), set(sys.modules)
+    path, environment = list(sys.path), dict(os.environ)
+    # Other studies have files of the same names.
+    own = {file.stem for file in folder.glob("*.py")}
+    others = {name: sys.modules.pop(name) for name in own & set(sys.modules)}
     try:
         yield
     finally:
@@ -251,9 +254,9 @@ def _left_as_it_was(folder: Path) -> Iterator[None]:
         os.environ.clear()
         os.environ.update(environment)
         gc.unfreeze()
-        for name in set(sys.modules) - modules:
-            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
-                del sys.modules[name]
+        for name in own & set(sys.modules):
+            del sys.modules[name]
+        sys.modules.update(others)
 
 
 def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None:
