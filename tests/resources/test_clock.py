@@ -26,7 +26,7 @@ PACED: dict[str, Any] = {
 def test_a_study_whose_wall_clock_jumps_ends_balanced(tmp_path: Path, shift_s: int, program: str) -> None:
     notes = tmp_path / "notes"
     environment = jumping(built(tmp_path), notes, shift_s=shift_s, in_s=3)
-    settings = PACED | ({"server.ranks": 2} if program == "stream-launcher" else {})
+    settings = PACED | ({"server.ranks": 1} if program == "stream-launcher" else {})
     done = run_study(
         NUMPY_STUDY, tmp_path / "run", mpi=None, program=program, settings=settings, environment=environment
     )

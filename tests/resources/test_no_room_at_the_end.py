@@ -8,21 +8,20 @@ from typing import Any
 import pytest
 
 from stream_server.server.study.failure import Failure
-from tests.support.runs import NUMPY_STUDY, assert_complete, failpoints, run_study
+from tests.support.runs import NUMPY_STUDY, assert_complete, failpoints, run_here, run_study
 
 SETTINGS: dict[str, Any] = {"study.simulations": 2}
 
 
 def test_a_study_without_room_for_its_report_says_so_and_is_closed_by_the_next_start(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"mpi": None, "settings": SETTINGS}
     full = failpoints(tmp_path / "met", "server.before_report=raise:ENOSPC")
-    done = run_study(NUMPY_STUDY, tmp_path / "run", environment=full, **options)
+    done = run_study(NUMPY_STUDY, tmp_path / "run", mpi=None, settings=SETTINGS, environment=full)
     assert done.exit_code == 5
     assert "there is no report: [Errno 28] No space left on device" in done.output
     assert "40 accepted" in done.output
     assert "Traceback" not in done.output
     assert not (done.output_dir / "report.json").exists()
-    assert_complete(run_study(NUMPY_STUDY, tmp_path / "run", **options), num_simulations=2)
+    assert_complete(run_here(NUMPY_STUDY, tmp_path / "run", settings=SETTINGS), num_simulations=2)
 
 
 def test_a_failure_that_cannot_be_written_down_is_still_that_failure(

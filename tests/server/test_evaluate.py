@@ -26,7 +26,7 @@ from stream_server.server.user.stream_server import StreamServer
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.plain_state import read_state
 from tests.support.launch import mpirun
-from tests.support.runs import Run, run_study
+from tests.support.runs import Run, run_here, run_study
 from tests.support.settings import settings
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_the_newest_checkpoint_of_a_run_gives_the_last_validation_again(
     assert last_loss(trained) in output
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_other_numbers_of_ranks_find_the_same(num_ranks: int, trained: Run) -> None:
     ran = on_ranks(num_ranks, trained, newest(trained))
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -240,8 +240,8 @@ def test_a_checkpoint_and_one_of_the_best_models_are_evaluated_by_their_average(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    changes = {"server.class": "averaged_server.py:AveragedServer"}
-    run = run_study(STUDY, tmp_path / "run", settings=changes)
+    changes = {"server.class": "averaged_server.py:AveragedServer", "study.simulations": 2}
+    run = run_here(STUDY, tmp_path / "run", settings=changes)
     assert run.exit_code == 0, run.output
     losses = {entry["batch"]: entry["loss"] for entry in run.report["validation"]}
     best = min(losses, key=lambda batch: losses[batch])

@@ -10,7 +10,7 @@ from stream_server.config import load
 from stream_server.server.simulations.design import ParameterDesign
 from tests.study.numpy_study.swarm import MOST, NUM_STEPS, points_at
 from tests.support.killing import killed_at
-from tests.support.runs import NUMPY_STUDY, Run, run_study
+from tests.support.runs import NUMPY_STUDY, Run, run_here, run_study
 
 SWARM: dict[str, Any] = {
     "study.fields": {
@@ -32,8 +32,7 @@ def trained_in(run: Run) -> Counter[tuple[int, int]]:
 def test_each_sample_of_a_study_has_the_size_of_its_step_whatever_the_ranks(tmp_path: Path) -> None:
     output_dir, settings = tmp_path / "run", SWARM | {"checkpoint.every_batches": 2, "buffer.policy": "firo"}
     killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
-    killed_at("buffer.drawn=kill@4", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
-    done = run_study(NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
+    done = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert done.exit_code == 0, done.output
     assert done.report["balanced"]
     assert set(trained_in(done)) == set(EXPECTED)
@@ -54,14 +53,14 @@ def test_statistics_and_a_replay_are_of_the_values_that_there_are(tmp_path: Path
     found = np.load(recorded.output_dir / "statistics.npz")["mean"]
     np.testing.assert_allclose(found, np.concatenate(points).mean(axis=0))
     arguments = ["--replay", str(recorded.output_dir)]
-    replayed = run_study(NUMPY_STUDY, tmp_path / "replayed", mpi=None, settings=settings, arguments=arguments)
+    replayed = run_here(NUMPY_STUDY, tmp_path / "replayed", settings=settings, arguments=arguments)
     assert replayed.exit_code == 0, replayed.output
     assert trained_in(replayed) == EXPECTED
 
 
 def test_files_of_samples_have_the_rows_of_each_time_step_and_train_alike(tmp_path: Path) -> None:
     offline = {"offline.write_files": True}
-    written = run_study(NUMPY_STUDY, tmp_path / "written", num_ranks=2, settings=SWARM | offline)
+    written = run_here(NUMPY_STUDY, tmp_path / "written", settings=SWARM | offline)
     assert written.exit_code == 0, written.output
     arguments = ["--replay", str(written.output_dir / "samples")]
     trained = run_study(NUMPY_STUDY, tmp_path / "trained", num_ranks=2, settings=SWARM, arguments=arguments)

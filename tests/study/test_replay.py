@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from stream_server.storage.plain_state import read_state
 from tests.study.conftest import KILLED
 from tests.study.test_every_way import POLICIES
 from tests.support.killing import checkpoints, copy_of, flip_a_byte, killed_at, model_of
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_here, run_study
 
 SETTINGS: dict[str, Any] = {
     "study.simulations": KILLED["study.simulations"],
@@ -36,22 +36,35 @@ POINTS = (
     "checkpoint.part_written=kill@5",
     "server.before_last_checkpoint=kill",
 )
-# Each number of ranks; a reservoir is in test_prefetch.py, and `make test-all` runs the others.
-COVER = {(1, "fifo"), (2, "firo")}
+# Each number of ranks and each point; a reservoir is in test_prefetch.py, and `make test-all` runs the others.
+COVER = {(1, "fifo"): POINTS[:2], (2, "firo"): POINTS[2:]}
 PRODUCT = [
-    pytest.param(*pair, marks=[] if pair in COVER else pytest.mark.full, id="{}-{}".format(*pair))
+    pytest.param(
+        *pair, COVER.get(pair, POINTS), marks=[] if pair in COVER else pytest.mark.full, id="{}-{}".format(*pair)
+    )
     for pair in itertools.product((1, 2), POLICIES)
 ]
 
 
-def assert_the_same_after_kills(recorded: Run, folder: Path, points: Sequence[str], **options: Any) -> None:
+def replay(recorded: Run, output_dir: Path, num_ranks: int = 1, **settings: Any) -> Run:
+    """Replay to the end; on one rank in this process."""
+    options: dict[str, Any] = {"settings": settings, "arguments": ["--replay", str(recorded.output_dir)]}
+    if num_ranks == 1:
+        return run_here(NUMPY_STUDY, output_dir, **options)
+    return run_study(NUMPY_STUDY, output_dir, num_ranks=num_ranks, **options)
+
+
+def assert_the_same_after_kills(
+    recorded: Run, folder: Path, points: Sequence[str], *, num_ranks: int, settings: dict[str, Any]
+) -> None:
     """Replay twice, once undisturbed and once killed at every point, and compare all that was learnt."""
-    options["arguments"] = ["--replay", str(recorded.output_dir)]
-    whole = run_study(NUMPY_STUDY, folder / "whole", **options)
+    whole = replay(recorded, folder / "whole", num_ranks, **settings)
     assert_complete(whole, num_simulations=4)
+    options: dict[str, Any] = {"num_ranks": num_ranks, "mpi": None if num_ranks == 1 else "mpich"}
+    options |= {"settings": settings, "arguments": ["--replay", str(recorded.output_dir)]}
     for point in points:
         killed_at(point, NUMPY_STUDY, folder / "killed", **options)
-    resumed = run_study(NUMPY_STUDY, folder / "killed", **options)
+    resumed = replay(recorded, folder / "killed", num_ranks, **settings)
     assert_complete(resumed, num_simulations=4)
     assert resumed.report["restarts"] == len(points)
     starts = read_incarnations(resumed.output_dir / "checkpoints").starts
@@ -62,17 +75,17 @@ def assert_the_same_after_kills(recorded: Run, folder: Path, points: Sequence[st
     assert model_of(resumed.output_dir) == model_of(whole.output_dir)
 
 
-@pytest.mark.parametrize(("num_ranks", "policy"), PRODUCT)
+@pytest.mark.parametrize(("num_ranks", "policy", "points"), PRODUCT)
 def test_a_replay_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
-    recorded: Run, tmp_path: Path, num_ranks: int, policy: str
+    recorded: Run, tmp_path: Path, num_ranks: int, policy: str, points: Sequence[str]
 ) -> None:
     settings = SETTINGS | {"buffer.policy": policy}
     if policy == "reservoir":
         settings["training.draws_per_sample"] = 3
-    assert_the_same_after_kills(recorded, tmp_path, POINTS, num_ranks=num_ranks, settings=settings)
+    assert_the_same_after_kills(recorded, tmp_path, points, num_ranks=num_ranks, settings=settings)
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_replay_with_torch_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
     recorded: Run, tmp_path: Path, num_ranks: int
 ) -> None:
@@ -114,19 +127,17 @@ def test_a_record_that_was_continued_holds_each_accepted_sample_once(recorded: R
     assert found == Counter(itertools.product(range(5), range(20)))
 
 
-def test_a_replay_takes_the_study_that_recorded_and_is_not_recorded_again(
-    recorded: Run, run: Callable[..., Run]
-) -> None:
+def test_a_replay_takes_the_study_that_recorded_and_is_not_recorded_again(recorded: Run, tmp_path: Path) -> None:
     assert KILLED["checkpoint.record"]
-    done = run(mpi=None, settings=KILLED, arguments=["--replay", str(recorded.output_dir)])
+    done = replay(recorded, tmp_path / "run", **KILLED)
     assert_complete(done, num_simulations=4)
     assert not (done.output_dir / "record").exists()
 
 
-def test_a_replay_is_as_long_as_its_record_whatever_the_study_asked_for(recorded: Run, run: Callable[..., Run]) -> None:
+def test_a_replay_is_as_long_as_its_record_whatever_the_study_asked_for(recorded: Run, tmp_path: Path) -> None:
     """On one rank, 80 samples make 20 batches."""
     settings = {"study.simulations": 6, "server.class": "measuring_server.py:MeasuringServer"}
-    done = run(mpi=None, settings=settings, arguments=["--replay", str(recorded.output_dir)])
+    done = replay(recorded, tmp_path / "run", **settings)
     assert done.exit_code == 0, done.output
     measured = [json.loads(line) for line in (done.output_dir / "progress.jsonl").read_text().splitlines()]
     assert len(measured) == 20
@@ -135,10 +146,10 @@ def test_a_replay_is_as_long_as_its_record_whatever_the_study_asked_for(recorded
     assert {it.state for it in simulations_of(RunFolder(done.output_dir))} == {"replayed"}
 
 
-def test_a_replay_of_a_damaged_record_is_refused(recorded: Run, run: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_replay_of_a_damaged_record_is_refused(recorded: Run, tmp_path: Path) -> None:
     output_dir = copy_of(recorded, tmp_path / "damaged")
     damaged = max((output_dir / "record").glob("rank-1.*.samples"), key=lambda file: file.stat().st_size)
     flip_a_byte(damaged)
-    done = run(num_ranks=2, settings=SETTINGS, arguments=["--replay", str(output_dir)])
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=SETTINGS, arguments=["--replay", str(output_dir)])
     assert done.exit_code == 2
     assert str(damaged) in done.output

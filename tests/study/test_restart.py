@@ -15,7 +15,7 @@ from tests.chaos.evidence import damage
 from tests.server.checkpoint.test_full_disk import can_mount
 from tests.study.conftest import KILLED
 from tests.support.killing import checkpoints, contents, copy_of, flip_a_byte, killed_at, run_through
-from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_study, start_study
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_here, run_study, start_study
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
@@ -28,8 +28,8 @@ ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "stud
 @pytest.mark.parametrize(
     ("mpi", "points"),
     [
-        ("mpich", ["buffer.drawn=kill@3", "checkpoint.renamed=kill@2"]),
         ("openmpi", ["server.before_report=kill"]),
+        pytest.param("mpich", ["buffer.drawn=kill@3", "checkpoint.renamed=kill@2"], marks=pytest.mark.full),
         pytest.param(
             "mpich", ["incarnations.appended=kill", "checkpoint.before_rename=kill@2"], marks=pytest.mark.full
         ),
@@ -44,11 +44,10 @@ ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "stud
 def test_a_study_that_is_killed_goes_on_from_its_newest_checkpoint_and_trains_all(
     tmp_path: Path, mpi: str, points: Sequence[str]
 ) -> None:
-    done = run_through(
-        points, NUMPY_STUDY, tmp_path / "run", num_ranks=2, mpi=mpi, settings=SAVES | {"study.simulations": 4}
-    )
-    assert_complete(done, num_simulations=4)
-    assert done.account["trained"] == 80
+    settings = SAVES | {"study.simulations": 3}
+    done = run_through(points, NUMPY_STUDY, tmp_path / "run", num_ranks=2, mpi=mpi, settings=settings)
+    assert_complete(done, num_simulations=3)
+    assert done.account["trained"] == 60
     assert done.report["restarts"] == len(points)
 
 
@@ -56,11 +55,12 @@ def test_a_study_that_is_killed_goes_on_from_its_newest_checkpoint_and_trains_al
     "policy", ["fifo", pytest.param("firo", marks=pytest.mark.full), pytest.param("reservoir", marks=pytest.mark.full)]
 )
 def test_a_study_goes_on_with_another_number_of_ranks(tmp_path: Path, policy: str) -> None:
-    output_dir, settings = tmp_path / "run", {"checkpoint.every_batches": 1, "buffer.policy": policy}
+    output_dir = tmp_path / "run"
+    settings = {"checkpoint.every_batches": 1, "buffer.policy": policy, "study.simulations": 4}
     killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
-    killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, output_dir, num_ranks=1, settings=settings)
+    killed_at("buffer.drawn=kill@3", NUMPY_STUDY, output_dir, num_ranks=1, mpi=None, settings=settings)
     done = run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=4)
     assert (done.report["restarts"], done.report["ranks"]) == (2, 2)
 
 
@@ -87,81 +87,75 @@ def test_a_study_that_a_signal_has_stopped_goes_on(start: Start, run: Callable[.
     assert int(checkpoints(done.output_dir)[-1]) > int(newest)
 
 
-def test_a_study_saves_and_leaves_before_its_time_is_over(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings=ENDLESS, arguments=["--time-limit", "00:00:04"])
+def test_a_study_saves_and_leaves_before_its_time_is_over(tmp_path: Path) -> None:
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=ENDLESS, arguments=["--time-limit", "00:00:04"])
     assert done.exit_code == 75, done.output
     assert (done.report["exit_reason"], done.report["balanced"]) == ("saved", True)
     assert checkpoints(done.output_dir) == ["000001"]
 
 
-def test_resume_insists_on_an_earlier_run(run: Callable[..., Run]) -> None:
-    done = run(mpi=None, arguments=["--resume"])
+def test_resume_insists_on_an_earlier_run(tmp_path: Path) -> None:
+    done = run_here(NUMPY_STUDY, tmp_path / "run", arguments=["--resume"])
     assert done.exit_code == 2
     assert "--resume was given, but there is no run in" in done.output
     assert not done.output_dir.exists()
 
 
-def test_fresh_starts_over_what_was_killed_and_keeps_the_old_folder(
-    killed: Run, run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_fresh_starts_over_what_was_killed_and_keeps_the_old_folder(killed: Run, tmp_path: Path) -> None:
     before = contents(copy_of(killed, tmp_path))
-    done = run(num_ranks=2, settings=KILLED, arguments=["--fresh"])
-    assert_complete(done, num_simulations=4)
+    settings = KILLED | {"study.simulations": 1}
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings, arguments=["--fresh"])
+    assert_complete(done, num_simulations=1)
     assert done.report["restarts"] == 0
     assert contents(tmp_path / "run.1") == before
 
 
-def test_a_change_that_matters_is_refused_with_both_values(
-    killed: Run, run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_change_that_matters_is_refused_with_both_values(killed: Run, tmp_path: Path) -> None:
     before = contents(copy_of(killed, tmp_path))
-    done = run(num_ranks=2, settings=KILLED | {"training.batch_size": 7, "buffer.policy": "firo"})
+    changed = KILLED | {"training.batch_size": 7, "buffer.policy": "firo"}
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=changed)
     assert done.exit_code == 2
     for told in ("training.batch_size", "4", "7", "buffer.policy", '"fifo"', '"firo"'):
         assert told in done.output
     assert contents(tmp_path / "run") == before
 
 
-def test_a_study_that_was_killed_goes_on_with_more_simulations_and_what_was_held_out(
-    killed: Run, run: Callable[..., Run], tmp_path: Path
-) -> None:
-    copy_of(killed, tmp_path)
-    done = run(num_ranks=2, settings=KILLED | {"study.simulations": 6}, arguments=["--resume"])
-    assert_complete(done, num_simulations=6)
-    assert done.report["restarts"] == 1
-    assert done.attempts[0] == 1
-    assert done.account["held_out"] == {"expected": 20, "accepted": 20, "rejected": 0, "never_produced": 0}
-    validated = [entry["batch"] for entry in done.report["validation"]]
-    assert validated[0] == 3
-    assert validated == sorted(set(validated))
-
-
-def test_a_finished_study_says_so_and_goes_on_when_more_simulations_are_asked_for(run: Callable[..., Run]) -> None:
-    first = run(mpi=None, settings={"study.simulations": 1})
-    again = run(mpi=None, settings={"study.simulations": 1})
-    assert (first.exit_code, again.exit_code) == (0, 0)
+def test_a_finished_study_says_so_and_goes_on_when_more_batches_or_simulations_are_asked_for(tmp_path: Path) -> None:
+    output_dir = tmp_path / "run"
+    settings = SAVES | {"study.simulations": 2, "training.max_batches": 2}
+    stopped = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    assert (stopped.exit_code, stopped.report["exit_reason"], stopped.report["batches"]) == (0, "max_batches", 2)
+    settings["training.max_batches"] = None
+    first = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    assert_complete(first, num_simulations=2)
+    assert first.report["restarts"] == 1
+    attempts = first.attempts
+    again = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    assert again.exit_code == 0
     assert "ripple is finished" in again.output
     assert again.report == first.report
-    done = run(mpi=None, settings={"study.simulations": 3})
+    done = run_here(NUMPY_STUDY, output_dir, settings=settings | {"study.simulations": 3})
     assert_complete(done, num_simulations=3)
-    assert (done.report["restarts"], done.attempts) == (1, dict.fromkeys(range(4), 1))
-    evaluated = run(mpi=None, settings={"study.simulations": 3}, arguments=["--evaluate", str(done.output_dir)])
-    assert evaluated.exit_code == 0
-    assert f"{done.report['validation'][-1]['loss']:.6g}" in evaluated.output
-    assert evaluated.report == done.report
+    assert (done.report["restarts"], done.attempts) == (2, attempts | {3: 1})
 
 
 def test_a_restart_that_fails_in_its_set_up_says_why_and_nothing_of_an_account(
     killed: Run, run: Callable[..., Run], tmp_path: Path
 ) -> None:
+    """The next one goes on, with more simulations and what was held out."""
     copy_of(killed, tmp_path)
-    failed = run(num_ranks=2, settings=KILLED, environment={"TROUBLE": "prepare_training_attributes"})
+    failed = run(mpi=None, settings=KILLED, environment={"TROUBLE": "prepare_training_attributes"})
     assert failed.exit_code == 3
     assert "trouble in prepare_training_attributes of rank 0" in failed.report["message"]
     assert "BALANCED" not in failed.output
     assert (failed.report["unbalanced"], failed.account["untrained"]) == ([], 0)
-    done = run(num_ranks=2, settings=KILLED)
-    assert_complete(done, num_simulations=4)
+    done = run(num_ranks=2, settings=KILLED | {"study.simulations": 5}, arguments=["--resume"])
+    assert_complete(done, num_simulations=5)
+    assert done.attempts[0] == 1
+    assert done.account["held_out"] == {"expected": 20, "accepted": 20, "rejected": 0, "never_produced": 0}
+    validated = [entry["batch"] for entry in done.report["validation"]]
+    assert validated[0] == 3
+    assert validated == sorted(set(validated))
 
 
 def test_no_random_number_comes_twice_on_other_numbers_of_ranks(torch_restarted: Run) -> None:
@@ -173,15 +167,6 @@ def test_no_random_number_comes_twice_on_other_numbers_of_ranks(torch_restarted:
         assert len(set(of_one_library)) == len(thrown), thrown
 
 
-def test_a_study_that_ended_at_max_batches_goes_on_with_more_of_them(run: Callable[..., Run]) -> None:
-    settings = SAVES | {"study.simulations": 3, "training.max_batches": 2}
-    first = run(num_ranks=2, settings=settings)
-    assert (first.exit_code, first.report["exit_reason"], first.report["batches"]) == (0, "max_batches", 2)
-    done = run(num_ranks=2, settings=settings | {"training.max_batches": None})
-    assert_complete(done, num_simulations=3)
-    assert done.report["restarts"] == 1
-
-
 @pytest.mark.parametrize(
     "file",
     [
@@ -191,28 +176,25 @@ def test_a_study_that_ended_at_max_batches_goes_on_with_more_of_them(run: Callab
     ],
 )
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_continued(
-    killed: Run, run: Callable[..., Run], tmp_path: Path, file: str
+    killed: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str
 ) -> None:
     output_dir = copy_of(killed, tmp_path)
     *_, older, newest = checkpoints(output_dir)
     flip_a_byte(output_dir / "checkpoints" / newest / file)
-    done = run(num_ranks=2, settings=KILLED)
+    done = run_here(NUMPY_STUDY, output_dir, settings=KILLED)
     assert_complete(done, num_simulations=4)
     assert (output_dir / "checkpoints" / f"{newest}.damaged" / "reason.txt").exists()
-    said = (output_dir / "logs" / "server-0.log").read_text() + done.output
-    assert f"checkpoint {int(newest)} is damaged and was set aside" in said
+    assert f"checkpoint {int(newest)} is damaged and was set aside" in caplog.text
     incarnations = json.loads((output_dir / "checkpoints" / "incarnations.json").read_text())
     assert [start["base"] for start in incarnations["starts"]] == [0, int(older)]
 
 
-def test_a_study_of_which_no_checkpoint_can_be_used_ends_with_6_and_changes_none(
-    killed: Run, run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_study_of_which_no_checkpoint_can_be_used_ends_with_6_and_changes_none(killed: Run, tmp_path: Path) -> None:
     output_dir = copy_of(killed, tmp_path)
     for checkpoint in checkpoints(output_dir):
         flip_a_byte(output_dir / "checkpoints" / checkpoint / "study.state")
     before = contents(output_dir / "checkpoints")
-    done = run(num_ranks=2, settings=KILLED)
+    done = run_here(NUMPY_STUDY, output_dir, settings=KILLED)
     assert done.exit_code == 6
     assert "study.state does not match its checksum" in done.output
     assert "--fresh" in done.output
@@ -239,13 +221,15 @@ def test_a_full_disk_stops_no_training_and_destroys_no_good_checkpoint(
         "server.class": "ballast_server.py:BallastServer",
         "checkpoint.dir": str(disk / "checkpoints"),
         "user.clear_at": clear_at,
+        "study.simulations": 4,
     }
     disk.mkdir(exist_ok=True)
-    done = run(num_ranks=2, settings=settings, within=on_a_small_disk(disk, kept))
+    num_ranks = 1 if clear_at is None else 2
+    done = run(num_ranks=num_ranks, settings=settings, within=on_a_small_disk(disk, kept))
     assert any("the disk is full" in warning for warning in done.report["warnings"])
-    assert (done.account["trained"], done.account["untrained"]) == (120, 0)
+    assert (done.account["trained"], done.account["untrained"]) == (80, 0)
     if clear_at is not None:
-        assert_complete(done, num_simulations=6)
+        assert_complete(done, num_simulations=4)
         assert len(checkpoints(kept)) == 2
     else:
         assert (done.exit_code, done.report["exit_code"]) == (5, 5)
@@ -270,12 +254,12 @@ def test_a_server_that_wakes_up_after_another_has_taken_over_changes_nothing(
     }
     with start_study(NUMPY_STUDY, output_dir, **options) as old:
         old.wait_until(lambda: psutil.Process(old.process.pid).status() == psutil.STATUS_STOPPED)
-        refused = run_study(NUMPY_STUDY, output_dir, **options)
+        refused = run_here(NUMPY_STUDY, output_dir, settings=SAVES, arguments=options["arguments"])
         assert refused.exit_code == 2, refused.output
         # As when its node is lost to a network file system, which forgets the locks of the dead.
         for lock in LOCKS:
             (output_dir / lock).unlink()
-        new = run_study(NUMPY_STUDY, output_dir, **options)
+        new = run_here(NUMPY_STUDY, output_dir, settings=SAVES, arguments=options["arguments"])
         assert new.exit_code == 0, new.output
         after = contents(output_dir / "checkpoints")
         old.process.send_signal(signal.SIGCONT)
@@ -286,5 +270,5 @@ def test_a_server_that_wakes_up_after_another_has_taken_over_changes_nothing(
     assert not (output_dir / "exit.json").exists()
     # All it may leave is a checkpoint that does not count.
     assert after.items() <= contents(output_dir / "checkpoints").items()
-    again = run_study(NUMPY_STUDY, output_dir, **options)
+    again = run_here(NUMPY_STUDY, output_dir, settings=SAVES, arguments=options["arguments"])
     assert "ripple is finished" in again.output

@@ -18,7 +18,7 @@ from stream_server.studies.run import Run as FinishedRun
 from tests.study.numpy_study.ripple import signal_at
 from tests.study.rollout_study.travelling import field_at
 from tests.support.killing import killed_at
-from tests.support.runs import NUMPY_STUDY, Run, run_study
+from tests.support.runs import NUMPY_STUDY, Run, run_here
 
 OPERATOR_STUDY = NUMPY_STUDY.parent.parent / "rollout_study" / "study.json"
 NUM_HELD_OUT = 4
@@ -30,6 +30,7 @@ ROLLOUTS: dict[str, Any] = {
     "buffer.capacity": 30,
     "training.draws_per_sample": 2,
     "checkpoint.every_batches": 2,
+    "study.simulations": 4,
     "validation.simulations": NUM_HELD_OUT,
     "validation.batch_size": 3,
     "validation.rollout": {"fields": ["signal"], "horizon": 7},
@@ -81,7 +82,7 @@ def assert_rollouts(run: Run) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "mpi"),
     [
-        (1, None),
+        pytest.param(1, None, marks=pytest.mark.full),
         pytest.param(2, "openmpi", marks=pytest.mark.full),
         pytest.param(3, "mpich", marks=pytest.mark.full),
     ],
@@ -96,12 +97,14 @@ def test_held_out_trajectories_are_forecast_by_the_model_of_the_moment(
 
 def test_a_study_that_is_killed_within_a_rollout_forecasts_on_another_number_of_ranks(tmp_path: Path) -> None:
     output_dir, settings = tmp_path / "run", ROLLOUTS | {"launcher.max_running": 3}
-    killed_at("rollout.before_step=kill@5", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
-    assert_rollouts(run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=settings))
+    killed_at("rollout.before_step=kill@5", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
+    done = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    assert_rollouts(done)
+    assert "squared error at lead time 2 -> 14, of 4 held-out simulations" in done.output
 
 
-def test_an_operator_that_is_trained_on_windows_is_rolled_out(run: Callable[..., Run]) -> None:
-    done = run(OPERATOR_STUDY, num_ranks=2)
+def test_an_operator_that_is_trained_on_windows_is_rolled_out(tmp_path: Path) -> None:
+    done = run_here(OPERATOR_STUDY, tmp_path / "run")
     assert done.exit_code == 0, done.output
     server = FinishedRun(done.output_dir).server()
     mean, std = float(server.normalization.mean["u"]), float(server.normalization.std["u"])

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from stream_server.server.commands.evaluate import evaluate
 from stream_server.storage.plain_state import read_state
 from tests.study.conftest import TORCH
 from tests.support.killing import checkpoints
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_here
 
 # Of 80 samples on two ranks with batches of four; the rest is one cycle of torch.
 NUM_STEPS = 10
@@ -73,7 +74,7 @@ def test_a_model_whose_schedule_asks_for_its_length_can_be_evaluated(
     assert f"{torch_restarted.report['validation'][-1]['loss']:.6g}" in capsys.readouterr().out
 
 
-def test_a_simulation_that_is_given_up_shortens_the_run_while_it_goes_on(run: Callable[..., Run]) -> None:
+def test_a_simulation_that_is_given_up_shortens_the_run_while_it_goes_on(tmp_path: Path) -> None:
     """The first one to be trained crashes after ten steps; the end would be at 70 of 80 samples otherwise."""
     settings: dict[str, Any] = {
         "study.simulations": 4,
@@ -82,7 +83,7 @@ def test_a_simulation_that_is_given_up_shortens_the_run_while_it_goes_on(run: Ca
         "simulation.command": ["python", "troubled.py", "crash", "1"],
         "simulation.retries": 0,
     }
-    done = run(mpi=None, settings=settings)
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
     assert done.exit_code == 0, done.output
     assert done.account["trained"] < done.account["expected"] == 80
     fractions = [json.loads(line)["fraction"] for line in (done.output_dir / "progress.jsonl").read_text().splitlines()]

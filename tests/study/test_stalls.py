@@ -14,7 +14,7 @@ import pytest
 
 from tests.study.test_signals import ENDLESS, wait_for
 from tests.support.launch import mpirun
-from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, run_here
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
@@ -95,10 +95,10 @@ def test_a_rank_that_is_stopped_is_left_by_the_others(start: Start) -> None:
 
 
 def test_a_server_that_stalls_is_started_again_by_the_launcher(start: Start) -> None:
-    settings = stalling("training_step", once=True) | {"server.ranks": 2, "study.simulations": 2}
+    settings = stalling("training_step", once=True) | {"server.ranks": 2, "study.simulations": 1}
     with start(program="stream-launcher", mpi=None, settings=settings) as live:
         done = live.end()
-    assert_complete(done, num_simulations=2)
+    assert_complete(done, num_simulations=1)
     assert done.report["restarts"] == 1
     assert "the ranks have not met" in done.launcher_log
 
@@ -110,11 +110,10 @@ def test_simulations_that_take_longer_than_the_limit_to_end_are_no_stall(start: 
     assert done.exit_code == 0, done.output
 
 
-def test_one_rank_that_is_slow_is_named_and_goes_on(start: Start) -> None:
+def test_one_rank_that_is_slow_is_named_and_goes_on(tmp_path: Path) -> None:
     user = {"trouble": None, "step_s": 1.5, "validation_s": 0}
     settings = {"server.class": "busy_server.py:BusyServer", "server.stall_s": 1.0, "user": user}
-    with start(mpi=None, settings=settings | {"training.max_batches": 1}) as live:
-        done = live.end()
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings | {"training.max_batches": 1})
     assert done.exit_code == 0, done.output
     assert "rank 0 has come to no control round for" in done.output
     assert "is in BusyServer.training_step (" in done.output

@@ -16,7 +16,7 @@ from tests.support.killing import killed_at
 from tests.support.runs import Run, run_study
 
 STUDY = Path(__file__).parent / "darcy_study" / "study.json"
-NUM_HELD_OUT, NUM_TRAINED = 2, 6
+NUM_HELD_OUT, NUM_TRAINED = 1, 4
 
 
 def coefficients(run: Run) -> dict[int, np.ndarray]:
@@ -44,7 +44,7 @@ def trained_in(run: Run) -> dict[int, list[tuple[int, int]]]:
 
 
 def test_a_study_on_two_ranks_is_trained_as_by_plain_torch(run: Callable[..., Run]) -> None:
-    done = run(STUDY, num_ranks=2)
+    done = run(STUDY, num_ranks=2, settings={"study.simulations": NUM_TRAINED, "validation.simulations": NUM_HELD_OUT})
     assert done.exit_code == 0, done.output
     assert done.report["balanced"]
     a, batches = coefficients(done), trained_in(done)
@@ -75,6 +75,8 @@ def test_a_study_on_two_ranks_is_trained_as_by_plain_torch(run: Callable[..., Ru
     np.testing.assert_allclose(saved["std"], of_trained.std(), rtol=1e-9)
 
 
+# On a smaller scale: tests/server/test_static_fields.py, of a study that is restored.
+@pytest.mark.full
 def test_a_study_that_is_killed_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"checkpoint.every_batches": 1, "launcher.max_running": 1}
     output_dir = tmp_path / "run"
@@ -82,4 +84,4 @@ def test_a_study_that_is_killed_goes_on_with_another_number_of_ranks(tmp_path: P
     done = run_study(STUDY, output_dir, num_ranks=1, settings=settings)
     assert done.exit_code == 0, done.output
     assert done.report["balanced"]
-    assert (done.account["trained"], done.account["untrained"]) == (NUM_TRAINED * NUM_LOADS, 0)
+    assert (done.account["trained"], done.account["untrained"]) == (6 * NUM_LOADS, 0)

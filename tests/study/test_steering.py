@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.killing import killed_at
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_here
 
 LEARNING: dict[str, Any] = {"parameters.sampler": {"class": "learning_sampler.py:Evenly", "lookahead": 1}}
 # Compares every sample with the parameters that the server knows.
@@ -29,56 +29,45 @@ def parameters(run: Run) -> dict[int, tuple[float, float]]:
     return {int(row["simulation"]): (float(row["offset"]), float(row["slope"])) for row in rows(run)}
 
 
-@pytest.mark.parametrize(
-    "num_ranks", [pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full), 3]
-)
-def test_simulations_get_their_parameters_one_after_the_other(run: Callable[..., Run], num_ranks: int) -> None:
-    done = run(num_ranks=num_ranks, settings=STRICT)
-    assert_complete(done, num_simulations=6)
-    found = rows(done)
-    assert [int(row["simulation"]) for row in found] == list(range(7))
-    assert {row["proposed by"].rpartition("/")[2] for row in found} == {"learning_sampler.py:Evenly"}
-    assert len(set(parameters(done).values())) == 7
-    # The held-out one and the first were suggested before any simulation ran.
-    assert len({row["proposed at"] for row in found}) >= 6
-    assert warnings(done) == []
-
-
-def test_a_class_that_dies_again_and_again_costs_no_simulation(run: Callable[..., Run]) -> None:
+def test_a_class_that_dies_again_and_again_costs_no_simulation(tmp_path: Path) -> None:
     sampler = {"class": "learning_sampler.py:Dying", "lookahead": 1, "fallback": "halton"}
-    done = run(num_ranks=2, settings=STRICT | {"parameters.sampler": sampler})
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=STRICT | {"parameters.sampler": sampler})
     assert_complete(done, num_simulations=6)
     [warning] = warnings(done)
     assert "have parameters of the fallback (halton)" in warning
     assert "halton" in {row["proposed by"] for row in rows(done)}
 
 
-@pytest.mark.parametrize("place", ["suggester.before_log=kill", "suggester.after_log=kill@2"])
 def test_a_server_that_is_killed_between_suggestion_and_start_gives_no_simulation_other_parameters(
-    tmp_path: Path, place: str
+    tmp_path: Path,
 ) -> None:
-    settings = STRICT | {"checkpoint.every_batches": 2, "launcher.max_running": 1}
-    killed = killed_at(place, NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
-    before = parameters(killed)
-    done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
-    assert_complete(done, num_simulations=6)
+    settings = STRICT | {"checkpoint.every_batches": 2, "launcher.max_running": 1, "study.simulations": 4}
+    before: dict[int, tuple[float, float]] = {}
+    for place in ("suggester.before_log=kill", "suggester.after_log=kill@2"):
+        killed = killed_at(place, NUMPY_STUDY, tmp_path / "run", mpi=None, settings=settings)
+        after = parameters(killed)
+        assert {i: after[i] for i in before} == before
+        before = after
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
+    assert_complete(done, num_simulations=4)
     after = parameters(done)
     assert {i: after[i] for i in before} == before
-    assert len(set(after.values())) == 7
+    assert len(set(after.values())) == 5
 
 
-def test_a_redrawn_simulation_gets_new_parameters(run: Callable[..., Run]) -> None:
+def test_a_redrawn_simulation_gets_new_parameters(tmp_path: Path) -> None:
     settings = {
         "simulation.command": ["python", "troubled.py", "crash", "3"],
         "simulation.on_failure": "redraw",
         "simulation.retries": 0,
+        "study.simulations": 3,
     }
-    done = run(num_ranks=2, settings=LEARNING | settings)
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=LEARNING | settings)
     assert done.exit_code == 0, done.output
     assert done.report["balanced"] is True
-    assert done.report["simulations"]["finished"] == 7
-    assert sorted(parameters(done)) == list(range(8))
-    assert len(set(parameters(done).values())) == 8
+    assert done.report["simulations"]["finished"] == 4
+    assert sorted(parameters(done)) == list(range(5))
+    assert len(set(parameters(done).values())) == 5
 
 
 def told(file: Path) -> list[dict[int, dict[str, float]]]:
@@ -87,9 +76,9 @@ def told(file: Path) -> list[dict[int, dict[str, float]]]:
 
 
 @pytest.mark.parametrize(
-    "num_ranks", [pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full), 3]
+    "num_ranks", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)]
 )
-def test_the_class_is_told_the_losses_of_each_simulation_on_all_ranks(
+def test_simulations_get_their_parameters_one_after_the_other_and_the_class_is_told_their_losses_on_all_ranks(
     run: Callable[..., Run], tmp_path: Path, num_ranks: int
 ) -> None:
     file = tmp_path / "told"
@@ -102,6 +91,12 @@ def test_the_class_is_told_the_losses_of_each_simulation_on_all_ranks(
     }
     done = run(num_ranks=num_ranks, settings=settings)
     assert_complete(done, num_simulations=6)
+    assert [int(row["simulation"]) for row in rows(done)] == list(range(7))
+    assert {row["proposed by"].rpartition("/")[2] for row in rows(done)} == {"learning_sampler.py:Telling"}
+    assert len(set(parameters(done).values())) == 7
+    # The held-out one and the first were suggested before any simulation ran.
+    assert len({row["proposed at"] for row in rows(done)}) >= 6
+    assert warnings(done) == []
     trained = {offset: slope for i, (offset, slope) in parameters(done).items() if i > 0}
     newest: dict[float, dict[str, float]] = {}
     for results in told(file):
@@ -122,7 +117,9 @@ def test_the_class_is_told_the_losses_of_each_simulation_on_all_ranks(
         assert (row["failed"], row["held_out"]) == (0, 0)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)]
+)
 def test_a_simulation_that_teaches_nothing_more_is_stopped_and_the_account_balances(
     run: Callable[..., Run], num_ranks: int
 ) -> None:
@@ -146,22 +143,27 @@ def test_a_simulation_that_teaches_nothing_more_is_stopped_and_the_account_balan
     assert f"{len(low)} stopped early" in done.output
 
 
-def test_breed_puts_simulations_where_the_loss_is_high(run: Callable[..., Run]) -> None:
+@pytest.mark.parametrize(
+    ("num_simulations", "num_around", "mean_above"), [(16, 1, -0.1), pytest.param(32, 5, 0.45, marks=pytest.mark.full)]
+)
+def test_breed_puts_simulations_where_the_loss_is_high(
+    tmp_path: Path, num_simulations: int, num_around: int, mean_above: float
+) -> None:
     sampler = {"class": "breed", "args": {"generation": 4, "first_share": 0.7, "share": 0.9}, "lookahead": 1}
     settings = {
         "parameters.sampler": sampler,
         "server.class": "uneven_server.py:UnevenServer",
-        "study.simulations": 32,
+        "study.simulations": num_simulations,
         # A batch has steps of at least two simulations, so that hard ones stand out.
         "training.batch_size": 30,
         "buffer.capacity": 100,
         "training.log_every_batches": 1,
     }
-    done = run(num_ranks=1, settings=settings)
-    assert_complete(done, num_simulations=32)
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
+    assert_complete(done, num_simulations=num_simulations)
     # Only simulations in the hard quarter of the range are ever above their batch.
     around = [float(row["offset"]) for row in rows(done) if row["score"]]
-    assert len(around) >= 5
+    assert len(around) >= num_around
     assert min(around) > -0.1, "more than three standard deviations away"
-    assert sum(around) / len(around) > 0.45
+    assert sum(around) / len(around) > mean_above
     assert warnings(done) == []

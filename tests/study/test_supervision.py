@@ -24,6 +24,7 @@ SUPERVISED: dict[str, Any] = {"program": "stream-launcher", "mpi": None}
 SETTINGS: dict[str, Any] = {"study.simulations": 3, "server.ranks": 2, "checkpoint.every_batches": 2}
 ALONE = SETTINGS | {"server.ranks": 1}
 PACED = SETTINGS | {"study.simulations": 4, "simulation.command": ["python", "paced.py", "0.05"]}
+PACED_ALONE = PACED | {"server.ranks": 1}
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def supervise(run: Callable[..., Run]) -> Callable[..., Run]:
 def test_a_server_that_is_killed_three_times_costs_nothing(supervise: Callable[..., Run], tmp_path: Path) -> None:
     points = ("checkpoint.renamed=kill@1", "checkpoint.before_manifest=kill@2", "buffer.released=kill@5")
     met = tmp_path / "met"
-    done = supervise(settings=PACED, environment=failpoints(met, *points))
+    done = supervise(settings=PACED_ALONE, environment=failpoints(met, *points))
     assert len(list(met.iterdir())) == 3
     assert_complete(done, num_simulations=4)
     assert done.report["restarts"] == 3
@@ -85,7 +86,7 @@ def test_neither_a_full_buffer_nor_a_validation_that_hogs_the_interpreter_looks_
     supervise: Callable[..., Run],
 ) -> None:
     """Both last more than twice as long as a rank may be silent."""
-    settings = SETTINGS | {
+    settings = ALONE | {
         "study.simulations": 2,
         "server.class": "busy_server.py:BusyServer",
         "buffer.capacity": 8,
@@ -139,8 +140,8 @@ def test_a_simulation_that_did_not_hear_that_it_is_finished_hears_it_from_the_ne
     start: Start, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    settings = SETTINGS | {
-        "study.simulations": 6,
+    settings = ALONE | {
+        "study.simulations": 4,
         "checkpoint.every_batches": 1,
         "simulation.command": ["python", "deaf_at_the_end.py", "1", str(go)],
         "simulation.timeout_s": 600,
@@ -154,7 +155,7 @@ def test_a_simulation_that_did_not_hear_that_it_is_finished_hears_it_from_the_ne
         live.wait_until(lambda: "incarnation 2" in live.launcher_log)
         go.touch()
         done = live.end()
-    assert_complete(done, num_simulations=6)
+    assert_complete(done, num_simulations=4)
     assert done.attempts[1] == 1
     assert "my own result is complete" in done.log(1)
 
@@ -191,23 +192,29 @@ def test_checkpoints_of_which_none_can_be_used_are_no_reason_to_start_the_server
     output_dir = copy_of(killed, tmp_path)
     for checkpoint in checkpoints(output_dir):
         flip_a_byte(output_dir / "checkpoints" / checkpoint / "study.state")
-    done = supervise(settings=KILLED | {"server.ranks": 2})
+    done = supervise(settings=KILLED | {"server.ranks": 1})
     assert done.exit_code == 6
     assert num_starts(done) == 1
 
 
 @pytest.mark.parametrize(
-    "name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.full), pytest.param("SIGUSR1", marks=pytest.mark.full)]
+    ("name", "settings"),
+    [
+        ("SIGINT", PACED_ALONE),
+        pytest.param("SIGTERM", PACED, marks=pytest.mark.full),
+        pytest.param("SIGUSR1", PACED, marks=pytest.mark.full),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGUSR1"],
 )
 def test_a_study_whose_launcher_is_told_to_stop_saves_leaves_and_goes_on_later(
-    start: Start, supervise: Callable[..., Run], name: str
+    start: Start, supervise: Callable[..., Run], name: str, settings: dict[str, Any]
 ) -> None:
-    with start(**SUPERVISED, settings=PACED) as live:
+    with start(**SUPERVISED, settings=settings) as live:
         live.wait_until(lambda: (live.output_dir / "checkpoints" / "000001").exists())
         live.process.send_signal(signal.Signals[name])
         stopped = live.end()
     assert stopped.exit_code == 75, stopped.output
-    done = supervise(settings=PACED)
+    done = supervise(settings=settings)
     assert_complete(done, num_simulations=4)
     assert done.report["restarts"] == 1
 

@@ -10,13 +10,14 @@ from safetensors import numpy as numpy_files
 
 from tests.study.numpy_study.ripple import NUM_STEPS, PLACES
 from tests.support.killing import copy_of, killed_at
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_here, run_study
 
 NORMALIZED: dict[str, Any] = {
     "server.class": "normalizing_server.py:NormalizingServer",
     "normalization": {"fields": ["signal", "energy"], "parameters": True, "per": "value", "every_batches": 3},
     "checkpoint.every_batches": 2,
     "study.simulations": 4,
+    "buffer.policy": "reservoir",
 }
 
 
@@ -33,12 +34,12 @@ def assert_has_the_statistics_of_all_samples(done: Run, num_held_out: int = 1) -
         np.testing.assert_allclose(statistics[f"{name}.std"], values.std(0), rtol=1e-11)
 
 
-@pytest.mark.parametrize("policy", [pytest.param("fifo", marks=pytest.mark.full), "reservoir"])
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["fifo", "reservoir"])
 def test_statistics_are_those_of_all_samples_whatever_rank_they_went_to(run: Callable[..., Run], policy: str) -> None:
     done = run(num_ranks=2, settings=NORMALIZED | {"buffer.policy": policy})
     assert_complete(done, num_simulations=4)
     assert_has_the_statistics_of_all_samples(done)
-    assert set(numpy_files.load_file(done.output_dir / "model" / "model.safetensors")) == {"weights"}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def half_way(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize(
-    "num_ranks", [pytest.param(2, marks=pytest.mark.full), pytest.param(1, marks=pytest.mark.full), 3]
+    "num_ranks", [1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
 )
 def test_statistics_count_each_sample_once_over_a_restart(half_way: Run, tmp_path: Path, num_ranks: int) -> None:
     copy_of(half_way, tmp_path)
@@ -57,6 +58,7 @@ def test_statistics_count_each_sample_once_over_a_restart(half_way: Run, tmp_pat
     assert_complete(done, num_simulations=4)
     assert done.report["restarts"] == 1
     assert_has_the_statistics_of_all_samples(done)
+    assert set(numpy_files.load_file(done.output_dir / "model" / "model.safetensors")) == {"weights"}
 
 
 def test_a_study_starts_from_the_model_of_another(torch_restarted: Run, tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_a_study_starts_from_the_model_of_another(torch_restarted: Run, tmp_path
         "training.max_batches": 1,
         "load": {"checkpoint": str(torch_restarted.output_dir)},
     }
-    second = run_study(NUMPY_STUDY, tmp_path / "second", mpi=None, settings=settings)
+    second = run_here(NUMPY_STUDY, tmp_path / "second", settings=settings)
     assert second.exit_code == 0, second.output
     models = [
         numpy_files.load_file(done.output_dir / "model" / "model.safetensors") for done in (torch_restarted, second)
@@ -82,6 +84,6 @@ def test_a_study_starts_from_the_model_of_another(torch_restarted: Run, tmp_path
 
 def test_a_study_that_goes_on_does_not_start_from_another(tmp_path: Path) -> None:
     settings = NORMALIZED | {"load": {"checkpoint": str(tmp_path / "gone")}}
-    refused = run_study(NUMPY_STUDY, tmp_path / "run", settings=settings)
+    refused = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
     assert refused.exit_code == 2
     assert "load.checkpoint must be the output folder" in refused.output

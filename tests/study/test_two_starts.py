@@ -12,13 +12,13 @@ import pytest
 
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from tests.support.killing import contents
-from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_study
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_here, run_study
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
 BY_HAND: dict[str, Any] = {"mpi": None}
 SUPERVISED: dict[str, Any] = {"program": "stream-launcher", "mpi": None}
-PROGRAMS = {"stream-server": BY_HAND, "stream-launcher": SUPERVISED}
+PROGRAMS: dict[str, dict[str, Any]] = {"stream-server": {}, "stream-launcher": SUPERVISED}
 SETTINGS: dict[str, Any] = {"study.simulations": 2}
 
 
@@ -26,7 +26,8 @@ def start_second(first: LiveRun, **options: Any) -> Run:
     """Start the study once more, which must leave the folder as it is, and say who is in it."""
     watched = ("checkpoints", "study.json", "connection.json", "run.lock")
     before = {name: file for name, file in contents(first.output_dir).items() if name.startswith(watched)}
-    second = run_study(NUMPY_STUDY, first.output_dir, **options)
+    start_again = run_study if "program" in options else run_here
+    second = start_again(NUMPY_STUDY, first.output_dir, **options)
     assert second.exit_code == 2, second.output
     after = {name: file for name, file in contents(first.output_dir).items() if name.startswith(watched)}
     assert before == after
@@ -83,11 +84,11 @@ def test_fresh_does_not_take_the_folder_from_under_a_study_that_runs(start: Star
     earlier = tmp_path / "run"
     earlier.mkdir(mode=0o700)
     (earlier / "study.json").write_text("{}")
-    with start(num_ranks=2, settings=settings, arguments=["--fresh"]) as first:
+    with start(**BY_HAND, settings=settings, arguments=["--fresh"]) as first:
         first.wait_until(lambda: "waiting" in first.log(0))
         assert holder_of(first.output_dir / RUN_LOCK) is not None
         assert holder_of(tmp_path / "run.1" / RUN_LOCK) is None, "the run that was set aside looks alive"
-        said = start_second(first, num_ranks=2, settings=settings, arguments=["--fresh"]).output
+        said = start_second(first, settings=settings, arguments=["--fresh"]).output
         assert holder("stream-server", first.ranks[0].pid) in said
         go.touch()
         assert_complete(first.end(), num_simulations=2)
@@ -101,7 +102,7 @@ def test_a_server_whose_launcher_was_killed_is_not_joined_by_one_started_by_hand
         first.process.kill()
         first.process.wait()
         (server,) = first.ranks
-        second = run_study(NUMPY_STUDY, first.output_dir, **BY_HAND, settings=settings)
+        second = run_here(NUMPY_STUDY, first.output_dir, settings=settings)
         assert second.exit_code == 2, second.output
         assert holder("stream-server", server.pid) in second.output
         with start(**SUPERVISED, settings=settings, mark=first.mark) as live:
@@ -117,7 +118,7 @@ def test_two_studies_do_not_share_a_folder_of_checkpoints(start: Start, tmp_path
     settings = SETTINGS | shared | {"simulation.command": ["python", "patient.py", str(go)]}
     with start(**BY_HAND, settings=settings) as first:
         first.wait_until(lambda: "waiting" in first.log(0))
-        second = run_study(NUMPY_STUDY, tmp_path / "other", **BY_HAND, settings=settings)
+        second = run_here(NUMPY_STUDY, tmp_path / "other", settings=settings)
         assert second.exit_code == 2, second.output
         assert str(tmp_path / "checkpoints") + " " + holder("stream-server", first.process.pid) in second.output
         go.touch()

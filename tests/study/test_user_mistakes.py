@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import IMPLEMENTATIONS
-from tests.support.runs import LiveRun, Run
+from tests.support.runs import LiveRun, run_here
 
 MOST_S = 10
 METHODS = ("prepare_training_attributes", "process_simulation_data", "training_step")
@@ -24,17 +24,17 @@ PRODUCT = [
 def test_an_error_of_the_users_class_on_one_rank_ends_all_with_its_traceback(
     start: Callable[..., AbstractContextManager[LiveRun]], method: str, mpi: str
 ) -> None:
-    with start(num_ranks=4, mpi=mpi, settings={"user.trouble": method, "user.rank": 2}) as live:
+    with start(num_ranks=2, mpi=mpi, settings={"user.trouble": method, "user.rank": 1}) as live:
         live.wait_until((live.output_dir / "raised").exists, limit_s=50)
         done = live.end(limit_s=MOST_S)
     assert done.exit_code != 0
-    assert f"ArithmeticError: trouble in {method} of rank 2" in done.output
+    assert f"ArithmeticError: trouble in {method} of rank 1" in done.output
     assert "server.py" in done.output
     assert done.report["exit_code"] == 3
-    assert f"trouble in {method} of rank 2" in done.report["message"]
+    assert f"trouble in {method} of rank 1" in done.report["message"]
 
 
-def test_three_mistakes_in_study_json_are_reported_together(run: Callable[..., Run], tmp_path: Path) -> None:
+def test_three_mistakes_in_study_json_are_reported_together(tmp_path: Path) -> None:
     study = tmp_path / "study.json"
     study.write_text("""{
         "study": {"simulations": 0, "time_steps": 10, "fields": {"u": [4]}},
@@ -45,7 +45,7 @@ def test_three_mistakes_in_study_json_are_reported_together(run: Callable[..., R
         "training": {"batchsize": 2, "batch_size": 2}
     }""")
     (tmp_path / "server.py").write_text("class Server: ...")
-    done = run(study, mpi=None)
+    done = run_here(study, tmp_path / "run")
     assert done.exit_code == 2
     assert "3 problems" in done.output
     assert "study.simulations: 0 is out of range" in done.output

@@ -1,6 +1,6 @@
 """Studies whose samples are windows: exactly those whose steps all came are trained, whatever is killed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.killing import killed_at, model_of, run_through
-from tests.support.runs import NUMPY_STUDY, Run, run_study
+from tests.support.runs import NUMPY_STUDY, Run, run_here
 
 NUM_STEPS = 20
 LENGTH = 3
@@ -53,18 +53,19 @@ def assert_windows(run: Run, expected: set[Window], *, num_expected: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "policy", [pytest.param("fifo", marks=pytest.mark.full), "firo", pytest.param("reservoir", marks=pytest.mark.full)]
+    "policy", [pytest.param("firo", marks=pytest.mark.full), "fifo", pytest.param("reservoir", marks=pytest.mark.full)]
 )
-def test_each_window_of_a_study_is_trained(run: Callable[..., Run], policy: str) -> None:
+def test_each_window_of_a_study_is_trained(tmp_path: Path, policy: str) -> None:
     bound = WINDOWS["training.draws_per_sample"] if policy == "reservoir" else None
-    done = run(mpi=None, settings=WINDOWS | {"buffer.policy": policy, "training.draws_per_sample": bound})
+    settings = WINDOWS | {"buffer.policy": policy, "training.draws_per_sample": bound}
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
 
 
 @pytest.mark.parametrize(
     "points",
     [
-        ["buffer.drawn=kill@3"],
+        pytest.param(["buffer.drawn=kill@3"], marks=pytest.mark.full),
         pytest.param(["buffer.admitted=kill@9", "server.before_end=kill"], marks=pytest.mark.full),
         pytest.param(["checkpoint.part_written=kill@5"], marks=pytest.mark.full),
     ],
@@ -77,17 +78,15 @@ def test_a_study_of_windows_that_is_killed_trains_each_window(tmp_path: Path, po
 
 def test_a_study_of_windows_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     output_dir, settings = tmp_path / "run", WINDOWS | {"launcher.max_running": 3, "training.batch_size": 2}
-    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
-    killed_at("buffer.drawn=kill@4", NUMPY_STUDY, output_dir, num_ranks=1, settings=settings)
-    done = run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
+    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
+    killed_at("buffer.drawn=kill@4", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
+    done = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
 
 
-def test_windows_with_a_rejected_step_and_of_a_simulation_that_ends_early_are_impossible(
-    run: Callable[..., Run],
-) -> None:
+def test_windows_with_a_rejected_step_and_of_a_simulation_that_ends_early_are_impossible(tmp_path: Path) -> None:
     command = ["python", "troubled.py", "not_finite", "2", "early", "3", "kill", "4", "invalid", "5"]
-    done = run(num_ranks=2, settings=WINDOWS | {"simulation.command": command})
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=WINDOWS | {"simulation.command": command})
     assert done.exit_code == 0, done.output
     assert done.report["balanced"]
     missing = {2: {10}, 3: set(range(10, NUM_STEPS)), 5: set(range(10, NUM_STEPS))}
@@ -100,8 +99,8 @@ def test_windows_with_a_rejected_step_and_of_a_simulation_that_ends_early_are_im
 
 
 @pytest.mark.full
-def test_a_study_that_does_not_know_how_many_steps_come_trains_each_window(run: Callable[..., Run]) -> None:
-    done = run(mpi=None, settings=WINDOWS | {"study.time_steps": None})
+def test_a_study_that_does_not_know_how_many_steps_come_trains_each_window(tmp_path: Path) -> None:
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=WINDOWS | {"study.time_steps": None})
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
 
 
@@ -113,14 +112,14 @@ def test_a_replay_makes_the_same_windows_and_ends_with_the_same_weights_after_a_
     settings["checkpoint.record"] = True
     if policy == "firo":
         settings["training.draws_per_sample"] = None
-    recorded = run_study(NUMPY_STUDY, tmp_path / "recorded", mpi=None, settings=settings)
+    recorded = run_here(NUMPY_STUDY, tmp_path / "recorded", settings=settings)
     assert_windows(recorded, oracle(range(1, 7)), num_expected=6 * 6)
-    options: dict[str, Any] = {"mpi": None, "settings": settings, "arguments": ["--replay", str(tmp_path / "recorded")]}
-    whole = run_study(NUMPY_STUDY, tmp_path / "whole", **options)
+    options: dict[str, Any] = {"settings": settings, "arguments": ["--replay", str(tmp_path / "recorded")]}
+    whole = run_here(NUMPY_STUDY, tmp_path / "whole", **options)
     assert_windows(whole, oracle(range(1, 7)), num_expected=6 * 6)
-    again = run_through(
-        ["buffer.drawn=kill@7", "checkpoint.renamed=kill@2"], NUMPY_STUDY, tmp_path / "again", **options
-    )
+    for point in ("buffer.drawn=kill@7", "checkpoint.renamed=kill@2"):
+        killed_at(point, NUMPY_STUDY, tmp_path / "again", mpi=None, **options)
+    again = run_here(NUMPY_STUDY, tmp_path / "again", **options)
     assert_windows(again, oracle(range(1, 7)), num_expected=6 * 6)
     assert again.report["validation"] == whole.report["validation"]
     assert model_of(again.output_dir) == model_of(whole.output_dir)

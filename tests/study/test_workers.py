@@ -2,16 +2,17 @@
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stream_server.analysis.attempts import AttemptHistory
 from stream_server.analysis.reading import RunFolder
-from tests.support.runs import Run, assert_complete
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_here
 
 pytestmark = pytest.mark.slow
-NUM, MAX_RUNNING = 12, 2
+NUM, MAX_RUNNING = 8, 2
 
 
 def workers(trouble: str = "", per_worker: int | str = "many", **more: Any) -> dict[str, Any]:
@@ -37,8 +38,18 @@ def counted(run: Run) -> list[str]:
     return [line for line in failures(run) if "not counted" not in line]
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[dict[str, Any]], Run]:
+    """`run({...})` runs a study with these settings on one rank."""
+
+    def run(settings: dict[str, Any]) -> Run:
+        return run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
+
+    return run
+
+
 def test_a_worker_computes_one_simulation_after_another_each_with_its_own_parameters(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings=workers())
+    done = run(workers())
     assert_complete(done, NUM)
     assert set(done.attempts.values()) == {1}
     assert not failures(done)
@@ -51,7 +62,7 @@ def test_a_worker_computes_one_simulation_after_another_each_with_its_own_parame
 
 
 def test_no_worker_gets_more_simulations_than_the_study_says(run: Callable[..., Run]) -> None:
-    done = run(settings=workers(per_worker=2))
+    done = run(workers(per_worker=2))
     assert_complete(done, NUM)
     assert num_processes(done) >= NUM / 2
     logs = [path.read_text().split() for path in done.output_dir.glob("simulations/*/attempt-*/output.log")]
@@ -59,7 +70,7 @@ def test_no_worker_gets_more_simulations_than_the_study_says(run: Callable[..., 
 
 
 def test_the_death_of_a_worker_costs_one_attempt_of_the_simulation_that_it_was_at(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings=workers("dies"))
+    done = run(workers("dies"))
     assert_complete(done, NUM)
     assert len(counted(done)) == 1
     assert "was killed by SIGKILL" in counted(done)[0]
@@ -68,7 +79,7 @@ def test_the_death_of_a_worker_costs_one_attempt_of_the_simulation_that_it_was_a
 def test_a_worker_that_hangs_is_killed_and_only_the_simulation_that_it_was_at_has_failed(
     run: Callable[..., Run],
 ) -> None:
-    done = run(settings=workers("hangs", **{"simulation.timeout_s": 3}))
+    done = run(workers("hangs", **{"simulation.timeout_s": 3}))
     assert_complete(done, NUM)
     assert len(counted(done)) == 1
     assert "no new time step for 3 s" in counted(done)[0]
@@ -76,7 +87,7 @@ def test_a_worker_that_hangs_is_killed_and_only_the_simulation_that_it_was_at_ha
 
 @pytest.mark.parametrize("trouble", ["leaves", "never asks", pytest.param("asks twice", marks=pytest.mark.full)])
 def test_what_a_worker_leaves_out_of_its_list_is_given_to_another(run: Callable[..., Run], trouble: str) -> None:
-    done = run(settings=workers(trouble, per_worker=3, **{"study.simulations": 5, "launcher.max_running": 1}))
+    done = run(workers(trouble, per_worker=3, **{"study.simulations": 5, "launcher.max_running": 1}))
     assert_complete(done, 5)
     assert len(counted(done)) <= (trouble == "leaves")
 

@@ -1,7 +1,10 @@
 """Runs whole studies as a user does: a command, a time limit, and what it left behind."""
 
 import contextlib
+import gc
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from typing import Any
 import psutil
 
 from stream_server.failpoints import FOLDER_VARIABLE, VARIABLE
+from stream_server.server.commands.cli import main
 from tests.support.launch import Launch, alone, mpirun
 from tests.support.timing import Deadline, until
 
@@ -193,8 +197,7 @@ def start_study(
     What still runs when the block is left is killed. A `mark` of an earlier start makes one run of the two. `within` is
     a program that runs the command that is put after it.
     """
-    changes = overrides({"study.output_dir": str(output_dir)} | dict(settings or {}))
-    launch = command(program, num_ranks, mpi, ["--config", str(study), *changes, *arguments])
+    launch = command(program, num_ranks, mpi, _words(study, output_dir, settings, arguments))
     mark = mark or uuid.uuid4().hex
     path = free_name(output_dir.with_suffix(".output"))
     with path.open("xb") as output:
@@ -223,6 +226,44 @@ def run_study(study: Path, output_dir: Path, *, limit_s: float = 50, **options: 
         return live.end(limit_s)
 
 
+def run_here(
+    study: Path,
+    output_dir: Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    arguments: Sequence[str] = (),
+) -> Run:
+    """Run `stream-server` on one rank in this process, which has imported what a process of its own would import anew.
+
+    For a start that is refused or ends in order: what ends a server at once would end the tests.
+    """
+    started = time.monotonic()
+    with _left_as_it_was(study.parent), io.StringIO() as said:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            exit_code = main(_words(study, output_dir, settings, arguments))
+        wall_s = time.monotonic() - started
+        return Run(exit_code=exit_code, output=said.getvalue(), output_dir=output_dir, wall_s=wall_s)
+
+
+@contextmanager
+def _left_as_it_was(folder: Path) -> Iterator[None]:
+    """Undo what a server leaves in its process: the user's modules, its environment, and objects that are kept."""
+    path, environment = list(sys.path), dict(os.environ)
+    # Other studies have files of the same names.
+    own = {file.stem for file in folder.glob("*.py")}
+    others = {name: sys.modules.pop(name) for name in own & set(sys.modules)}
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(environment)
+        gc.unfreeze()
+        for name in own & set(sys.modules):
+            del sys.modules[name]
+        sys.modules.update(others)
+
+
 def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None:
     """All training simulations, and the one for validation, were received and trained to the last sample."""
     assert run.exit_code == 0, run.output
@@ -234,6 +275,11 @@ def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None
     assert account["expected"] == account["accepted"] == num_simulations * num_steps
     assert account["untrained"] == 0
     assert account["trained"] + account["skipped"] + account["withdrawn"] == account["accepted"]
+
+
+def _words(study: Path, output_dir: Path, settings: Mapping[str, Any] | None, arguments: Sequence[str]) -> list[str]:
+    changes = {"study.output_dir": str(output_dir)} | dict(settings or {})
+    return ["--config", str(study), *overrides(changes), *arguments]
 
 
 def assert_tried_once(run: Run) -> None:

@@ -25,7 +25,7 @@ from stream_server.server.user.rendering import Prediction, render
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.user.stream_server import StreamServer
 from tests.server.training.validating import Model, Server, held_out, validation
-from tests.support.runs import run_study
+from tests.support.runs import run_here, run_study
 from tests.support.thread_ranks import on_ranks
 
 STUDY = Path(__file__).parent.parent.parent / "study" / "numpy_study"
@@ -330,20 +330,33 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["torch_server.py:TinyServer", "sample_loss_server.py:LargestDeviationServer"])
-def test_two_ranks_record_the_errors_of_the_exported_model(tmp_path: Path, server: str) -> None:
+@pytest.mark.parametrize(
+    ("server", "num_ranks"),
+    [
+        ("torch_server.py:TinyServer", 1),
+        ("sample_loss_server.py:LargestDeviationServer", 2),
+        pytest.param("torch_server.py:TinyServer", 2, marks=pytest.mark.full),
+    ],
+)
+def test_the_ranks_record_the_errors_of_the_exported_model(tmp_path: Path, server: str, num_ranks: int) -> None:
     import torch
     from safetensors.torch import load_file
     from torch import nn
 
     settings = {"server.class": server, "validation.simulations": 3, "validation.pictures": 3}
     settings |= {"study.simulations": 2, "study.time_steps": 15, "validation.batch_size": 4}
-    run = run_study(STUDY / "study.json", tmp_path / "run", num_ranks=2, settings=settings)
+    study, output_dir = STUDY / "study.json", tmp_path / "run"
+    if num_ranks == 1:
+        run = run_here(study, output_dir, settings=settings)
+    else:
+        run = run_study(study, output_dir, num_ranks=num_ranks, settings=settings)
     assert run.exit_code == 0, run.output
     found = read_validation(RunFolder(run.output_dir))
     assert found is not None
     assert found.is_whole
-    assert {path.name[-10:-4] for path in (run.output_dir / "validations").iterdir()} == {"rank-0", "rank-1"}
+    assert {path.name[-10:-4] for path in (run.output_dir / "validations").iterdir()} == {
+        f"rank-{rank}" for rank in range(num_ranks)
+    }
 
     model = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 8)).eval()
     model.load_state_dict(load_file(run.output_dir / "model" / "model.safetensors"))

@@ -10,7 +10,7 @@ import pytest
 
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from tests.support.killing import killed_at
-from tests.support.runs import Run, assert_complete, run_study
+from tests.support.runs import Run, assert_complete, run_here, run_study
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-# A crash as late as it can be: the values of the validation after batch 6 are written.
-POINTS = ["validation.before_batch=kill@7", "best.renamed=kill@2"]
+# In the validation after batch 3, and as late as it can be: the values of the one after batch 6 are written.
+POINTS = ["validation.before_batch=kill@2", "best.renamed=kill@2"]
 
 
 def seen(folder: Path) -> list[list[int]]:
@@ -71,14 +71,14 @@ def test_a_signal_in_a_validation_costs_no_batch_of_it_and_writes_no_value_twice
     assert [call for call in seen(tmp_path) if call[0] == 6] == [[6, rank, i] for rank in (0, 1) for i in range(3)]
 
 
-@pytest.mark.parametrize("point", POINTS, ids=["in", "after"])
-def test_a_crash_in_a_validation_costs_no_batch_if_it_is_saved_before_it(tmp_path: Path, point: str) -> None:
+def test_a_crash_in_a_validation_costs_no_batch_if_it_is_saved_before_it(tmp_path: Path) -> None:
     study, output_dir = STUDY / "study.json", tmp_path / "run"
     settings = SETTINGS | {"server.class": "server.py:LinearServer", "validation.save_before": True}
-    killed_at(point, study, output_dir, settings=settings)
-    done = run_study(study, output_dir, settings=settings)
+    for point in POINTS:
+        killed_at(point, study, output_dir, mpi=None, settings=settings)
+    done = run_here(study, output_dir, settings=settings)
     assert_complete(done, num_simulations=3)
-    assert [start.batches for start in read_incarnations(output_dir / "checkpoints").starts] == [0, 6]
+    assert [start.batches for start in read_incarnations(output_dir / "checkpoints").starts] == [0, 3, 6]
     batches = done.report["batches"]
     assert validated(done) == [*range(3, batches + 1, 3), *([batches] if batches % 3 else [])]
     with (output_dir / "metrics" / "metrics.csv").open() as file:
