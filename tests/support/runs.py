@@ -238,7 +238,7 @@ def run_here(
     For a start that is refused or ends in order: what ends a server at once would end the tests.
     """
     started = time.monotonic()
-    with _left_as_it_was(study.parent), io.StringIO() as said:
+    with left_as_it_was(study.parent), io.StringIO() as said:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             exit_code = main(_words(study, output_dir, settings, arguments))
         wall_s = time.monotonic() - started
@@ -246,7 +246,7 @@ def run_here(
 
 
 @contextmanager
-def _left_as_it_was(folder: Path) -> Iterator[None]:
+def left_as_it_was(folder: Path) -> Iterator[None]:
     """Undo what a server leaves in its process: the user's modules, its environment, and objects that are kept."""
     path, environment = list(sys.path), dict(os.environ)
     # Other studies have files of the same names.
