@@ -182,7 +182,7 @@ def test_windows_that_are_dealt_to_other_ranks_are_all_drawn(
     for simulation in simulations:
         buffer = before[simulation % num_before]
         send(buffer, simulation, *order[simulation][: halves[simulation]])
-        if buffer.population >= 2 and data.draw(st.booleans()):
+        if buffer.policy.ready(2) and data.draw(st.booleans()):
             found += drawn(buffer, 2)
             buffer.admit()
     saved: list[Any] = [save(buffer) for buffer in before]

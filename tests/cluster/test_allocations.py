@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"a cluster needs root, Slurm, munge and iproute2: {missing()}"),
 ]
 SAVED_S = 25.0
+NUM = 32
 
 
 @pytest.fixture
@@ -43,8 +44,8 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
     plain = json.loads((PROJECT / "tests" / "study" / "numpy_study" / "study.json").read_text())
     example = (PROJECT / "configs" / "heat" / "one-allocation.json").read_text()
     assert '"ranks": {"min": 1, "max": 4}' in example
-    plain["study"] |= {"simulations": 64, "output_dir": "run"}
-    plain["simulation"] |= {"command": ["python", "paced.py", "0.2"], "timeout_s": 60}
+    plain["study"] |= {"simulations": NUM, "output_dir": "run"}
+    plain["simulation"] |= {"command": ["python", "paced.py", "0.4"], "timeout_s": 60}
     plain["server"]["ranks"] = {"min": 1, "max": 2}
     plain["launcher"] = {"backend": "slurm-steps", "max_running": 4}
     (study / "one-allocation.json").write_text(json.dumps(plain))
@@ -59,7 +60,7 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
     others: list[Job] = []
     try:
         for taken in (2, 1):
-            job.wait_until(lambda: job.queue("%T") == "PENDING" and job.queue("%r") == "BeginTime")
+            job.wait_until(job.waits_to_begin)
             for other in others:
                 other.cancel()
             (study / "sleep.sh").write_text("#!/bin/sh\nsleep 600\n")
@@ -73,12 +74,12 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
             nodes.run(LOGIN, "scontrol", "update", f"jobid={job.number}", "starttime=now")
         for other in others:
             other.cancel()
-        until(lambda: _queued_again(nodes, job) or job.has_ended, 2 * LIMIT_S, look_s=LOOK_S)
+        until(lambda: _queued_again(nodes, job) or job.has_ended(), 2 * LIMIT_S, look_s=LOOK_S)
         done = job.end(2 * LIMIT_S)
     finally:
         for it in (*others, job):
             it.cancel()
-    assert_complete(done, num_simulations=64)
+    assert_complete(done, num_simulations=NUM)
     assert done.report["restarts"] >= 2
     starts = [line for line in job.log.splitlines() if "server, start" in line]
     # The third of three nodes has no room for more than one rank.
@@ -95,6 +96,6 @@ def _told_at(line: str) -> float:
 
 
 def _queued_again(nodes: Cluster, job: Job) -> bool:
-    if job.queue("%r") == "BeginTime":
+    if job.waits_to_begin():
         nodes.run(LOGIN, "scontrol", "update", f"jobid={job.number}", "starttime=now")
     return False

@@ -149,7 +149,7 @@ def test_a_study_goes_on_in_another_allocation_when_a_node_of_its_server_is_lost
     # As the controller does by itself after SlurmdTimeout.
     nodes.run(LOGIN, "scontrol", "update", "nodename=n2", "state=down", "reason=lost")
     try:
-        job.wait_until(lambda: job.queue("%T") == "PENDING")
+        job.wait_until(job.waits_to_begin)
         nodes.run(LOGIN, "scontrol", "update", f"jobid={job.number}", "starttime=now")
         done = job.end()
     finally:

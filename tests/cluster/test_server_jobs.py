@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.test_studies import jobs_of, launcher_of, on_login
 from tests.support.cluster import LOGIN, NETWORK, Cluster, missing
-from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, assert_tried_once
 
 pytestmark = [
     pytest.mark.slow,
@@ -87,7 +87,7 @@ def test_the_server_is_a_job_on_two_nodes_and_comes_back_when_scancel_ends_it(no
         done = live.end(LIMIT_S)
         assert len(servers(nodes, live)) == 2
         assert_balanced(done, num_restarts=1)
-    assert set(done.attempts.values()) == {1}, done.launcher_log
+    assert_tried_once(done)
     # What the server prints is seen where the study was started.
     assert "batches" in done.output
     assert not list(done.output_dir.glob("stream-launcher-*"))
@@ -109,7 +109,7 @@ def test_the_next_launcher_takes_the_job_over_and_an_order_to_stop_ends_it(nodes
             assert not jobs_of(nodes, second, "running,pending")
     assert done.exit_code == done.report["exit_code"] == 75
     assert done.report["restarts"] == 0
-    assert set(done.attempts.values()) == {1}, done.launcher_log
+    assert_tried_once(done)
 
 
 def test_a_job_in_the_queue_is_taken_over_and_cancelled_by_ctrl_c(nodes: Cluster, study: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_study_that_is_longer_than_the_walltime_goes_on_in_the_next_job(nodes:
     assert "saved before the time limit; it goes on in the next job" in done.launcher_log
     assert done.output.count("saved: stream-launcher goes on in the next job") == num - 1
     assert "run the same command again" not in done.output
-    assert set(done.attempts.values()) == {1}, done.launcher_log
+    assert_tried_once(done)
 
 
 # The first attempt of a simulation never ends by itself.

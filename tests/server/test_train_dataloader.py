@@ -4,6 +4,7 @@ import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -391,7 +392,12 @@ def test_nobody_else_may_iterate_it() -> None:
 
 
 @pytest.mark.parametrize("where", ["sample", "collate"])
-def test_what_the_user_raises_in_the_third_batch_ends_it_there(where: str) -> None:
+def test_what_the_user_raises_in_the_third_batch_ends_it_there(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The sample that fails is written into the study's folder.
+    monkeypatch.chdir(tmp_path)
+
     class Raising(Loading):
         def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
             if where == "sample" and data.time_step == 9:

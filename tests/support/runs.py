@@ -232,6 +232,19 @@ def assert_complete(run: Run, num_simulations: int, num_steps: int = 20) -> None
     assert account["trained"] + account["skipped"] + account["withdrawn"] == account["accepted"]
 
 
+def assert_tried_once(run: Run) -> None:
+    """No simulation took more than one attempt. Of one that did, all that is known is told, and no more."""
+    again = [simulation for simulation, num in sorted(run.attempts.items()) if num > 1]
+    told = [
+        "\n".join(
+            line for line in run.launcher_log.splitlines() if f"simulation {it}" in line or f"-{it}-attempt" in line
+        )
+        + f"\nits first attempt said:\n{run.log(it)[-1500:]}"
+        for it in again
+    ]
+    assert not again, "\n\n".join(told)
+
+
 def log_path(output_dir: Path, simulation: int, attempt: int) -> Path:
     """The path of the output of one attempt of a simulation."""
     return output_dir / "simulations" / str(simulation) / f"attempt-{attempt}" / "output.log"

@@ -3,7 +3,6 @@
 Rank 0 only; pure: events in, actions out.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -15,9 +14,10 @@ from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed
 from stream_server.server.intake.parameters import Origin
+from stream_server.server.simulations.failures import FailedAttempts, Failure
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
-from stream_server.server.simulations.saved_roster import RosterColumns, saved_simulations
-from stream_server.server.simulations.simulation_state import QUEUED, SimulationPhase, SimulationState
+from stream_server.server.simulations.simulation_state import SimulationPhase, SimulationState
+from stream_server.server.simulations.simulation_table import SimulationTable
 
 MOST_NAMED = 5
 
@@ -29,7 +29,6 @@ class Roster:
     order of ids: `lookahead` of them are to be ready. The first `num_planned` ids run from the start, the first
     `num_held_out` of them for validation; the others are taken one by one when a simulation is redrawn. A simulation is
     *finished* when every rank says that its share is complete: the ledgers decide, whatever a scheduler says.
-    `num_settled` counts the samples that all ranks have accepted or rejected.
     `num_survived` counts simulations that went on, while they ran, after the server had been away. `num_missing` are
     the samples of training simulations that will never come; those that redraws bring in their place are taken off.
     `num_samples_of` says how many samples so many steps of one simulation make, as if none between them was missing.
@@ -54,28 +53,16 @@ class Roster:
         self.facts = facts
         self._num_samples_of = num_samples_of
         self.num_ranks = num_ranks
-        self.failures: list[dict[str, object]] = []
-        self._retried: dict[int, dict[str, object]] = {}
-        self._failed_later: dict[int, dict[str, object]] = {}
+        self._failed_attempts = FailedAttempts()
         self.num_survived = 0
         self.num_missing = 0
         self._origins_of = origins_of
-        self._failed_attempts: dict[int, dict[str, object]] = {}
-        self.num_settled = 0
-        self.entries: dict[int, SimulationState] = {}
-        self._num_in = Counter[SimulationPhase]()
-        self._running: set[int] = set()
-        self._names = tuple((parameters[0] or ()) if names is None else names)
-        self._lookahead = lookahead
-        # The order is that of ids.
-        self._unsuggested: dict[int, None] = {}
-        self._num_ready = 0
-        self._columns = RosterColumns(self._names)
-        # Their rows in the columns may lag behind.
-        self._unsaved: set[int] = set()
+        names = tuple((parameters[0] or ()) if names is None else names)
+        self._table = SimulationTable(names, lookahead=lookahead)
+        self.entries = self._table.entries
         for i in range(num_planned):
-            self._add(i, SimulationState(parameters=_copy(parameters[i])))
-        self.handshake = Handshake(facts, self.entries, self._names)
+            self._table.add(i, SimulationState(parameters=_copy(parameters[i])))
+        self.handshake = Handshake(facts, self.entries, names)
         self._num_planned = num_planned
         self._spare = iter(range(num_planned, len(parameters)))
         self._parameters = parameters
@@ -103,8 +90,12 @@ class Roster:
     @property
     def num_wanted(self) -> int:
         """Parameters are wanted for the simulations below this id, so that enough of them are ready to be started."""
-        num = min(len(self._unsuggested), max(0, self._lookahead - self._num_ready))
-        return next(islice(self._unsuggested, num - 1, None)) + 1 if num else 0
+        return self._table.num_wanted
+
+    @property
+    def num_settled(self) -> int:
+        """Time steps that all ranks have accepted or rejected."""
+        return self._table.num_settled
 
     @property
     def plan(self) -> list[launcher_link.Planned]:
@@ -119,37 +110,38 @@ class Roster:
 
     def counts(self) -> dict[str, int]:
         """How many simulations are in each state; of those that were started, the `queued` ones do not run yet."""
-        num_queued = len(self._queued())
-        counts = {phase.value: self._num_in[phase] for phase in SimulationPhase}
-        running = SimulationPhase.RUNNING.value
-        return {SimulationPhase.WAITING.value: 0, QUEUED: num_queued} | counts | {running: counts[running] - num_queued}
+        return self._table.counts()
 
     @property
     def queue(self) -> dict[str, int]:
         """How many of the queued simulations wait for what, the most frequent first."""
-        return dict(Counter(entry.waits_for or "" for entry in self._queued()).most_common())
+        return self._table.queue()
 
     @property
-    def failing(self) -> list[dict[str, object]]:
-        """The failures, in the form of `failures`, of simulations that wait for another attempt or never had it."""
-        missed = (SimulationPhase.WAITING, SimulationPhase.STOPPED)
-        return [it for simulation, it in self._failed_attempts.items() if self.entries[simulation].phase in missed]
+    def failures(self) -> list[Failure]:
+        """The last failure of each simulation that was given up."""
+        return self._failed_attempts.given_up
 
     @property
-    def retried(self) -> list[dict[str, object]]:
-        """The newest failure of each simulation that another attempt followed, in the form of `failures`."""
-        return list(self._retried.values())
+    def failing(self) -> list[Failure]:
+        """The failures of simulations that wait for another attempt, or never had it."""
+        missed = self._table.of_phase(SimulationPhase.WAITING, SimulationPhase.STOPPED)
+        return self._failed_attempts.newest_of(set(missed))
 
     @property
-    def failed_later(self) -> list[dict[str, object]]:
-        """The failures of attempts that had sent every time step, in the form of `failures`."""
-        return list(self._failed_later.values())
+    def retried(self) -> list[Failure]:
+        """The newest failure of each simulation that another attempt followed."""
+        return list(self._failed_attempts.retried.values())
+
+    @property
+    def failed_later(self) -> list[Failure]:
+        """The failures of attempts that had sent every time step."""
+        return list(self._failed_attempts.later.values())
 
     @property
     def failed_simulations(self) -> list[int]:
         """Those that were given up or withdrew themselves."""
-        phases = (SimulationPhase.GIVEN_UP, SimulationPhase.INVALID)
-        return [i for phase in phases if self._num_in[phase] for i in self._of_phase(phase)]
+        return self._table.of_phase(SimulationPhase.GIVEN_UP, SimulationPhase.INVALID)
 
     def num_steps(self, simulation: int) -> int | None:
         """How many steps a simulation said it has, or the study gave it; None while neither has said."""
@@ -160,21 +152,12 @@ class Roster:
         return self._conclude()
 
     def state_dict(self) -> dict[str, Any]:
-        """Every simulation as it stands, and the failures; rank 0's part of a checkpoint.
-
-        What does not change any more costs no more than a copy of its row.
-        """
-        for i in sorted(self._unsaved):
-            self._columns.put(i, self.entries[i])
-        # A client that attached tells its parameters while it runs.
-        self._unsaved = set(self._running)
+        """Every simulation as it stands, and the failures; rank 0's part of a checkpoint."""
         return {
-            "simulations": self._columns.state_dict(),
+            "simulations": self._table.state_dict(),
             "num_planned": self._num_planned,
             "num_survived": self.num_survived,
-            "failures": [dict(failure) for failure in self.failures],
-            "retried": [dict(failure) for failure in self.retried],
-            "failed_later": [dict(failure) for failure in self.failed_later],
+            **self._failed_attempts.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, int | None]) -> None:
@@ -186,21 +169,19 @@ class Roster:
         began.
         """
         num_planned, num_planned_before = len(self.entries), state["num_planned"]
-        self._clear()
-        saved = dict(saved_simulations(state["simulations"]))
-        for i, entry in saved.items():
-            if i < num_planned or i >= num_planned_before or entry.begun:
-                entry.restore(finished.get(i), is_finished=i in finished)
-                if entry.parameters is None and i < len(self._parameters):
-                    # Suggested after this checkpoint, or not yet.
-                    entry.parameters = _copy(self._parameters[i])
-                self._add(i, entry)
-        self._spare = iter(range(max(saved) + 1, len(self._parameters)))
+
+        def continued(simulation: int, entry: SimulationState) -> bool:
+            entry.restore(finished.get(simulation), is_finished=simulation in finished)
+            if entry.parameters is None and simulation < len(self._parameters):
+                # Suggested after this checkpoint, or not yet.
+                entry.parameters = _copy(self._parameters[simulation])
+            return simulation < num_planned or simulation >= num_planned_before or entry.begun
+
+        following = self._table.load(state["simulations"], continued)
+        self._spare = iter(range(following, len(self._parameters)))
         for i in islice(self._spare, max(0, num_planned - num_planned_before)):
-            self._add(i, SimulationState(parameters=_copy(self._parameters[i])))
-        self.failures = [dict(failure) for failure in state["failures"]]
-        self._retried = {failure["id"]: dict(failure) for failure in state["retried"]}
-        self._failed_later = {failure["id"]: dict(failure) for failure in state["failed_later"]}
+            self._table.add(i, SimulationState(parameters=_copy(self._parameters[i])))
+        self._failed_attempts.load_state_dict(state)
         self.num_survived = state["num_survived"]
         num_redrawn = len(self.entries) - num_planned
         ended = [i for i, entry in self.entries.items() if entry.phase.terminal]
@@ -228,9 +209,9 @@ class Roster:
         """The event that the study waits for once nothing runs that could end by itself; "" while something does."""
         if self.stop_order is not None:
             return self._awaited_at_the_end
-        running = sorted(self._running)
+        running = sorted(self._table.running)
         silent = [i for i in running if self.entries[i].attached and self.entries[i].goes_on]
-        num_waiting = self._num_in[SimulationPhase.WAITING]
+        num_waiting = self._table.num_in(SimulationPhase.WAITING)
         if len(silent) < len(running) or (num_waiting and self.starts_jobs):
             return ""
         texts = []
@@ -244,22 +225,16 @@ class Roster:
 
     def ended(self) -> dict[str, Any]:
         """For the other ranks of a restored study: what has finished or was withdrawn, and whether all is over."""
-        finished, invalid = map(self._of_phase, (SimulationPhase.FINISHED, SimulationPhase.INVALID))
-        return {"finished": finished, "invalid": invalid, "final": self._all_over}
+        finished, invalid = map(self._table.of_phase, (SimulationPhase.FINISHED, SimulationPhase.INVALID))
+        return {"finished": finished, "invalid": invalid, "final": self._table.all_over}
 
     def suggested(self, parameters: Mapping[int, Mapping[str, float]]) -> list[Action]:
         """Simulations have got their parameters, and the launcher may start them."""
-        actions: list[Action] = []
-        for simulation, values in parameters.items():
-            if simulation not in self._unsuggested:
-                continue
-            del self._unsuggested[simulation]
-            entry = self.entries[simulation]
-            entry.parameters = dict(values)
-            self._num_ready += 1
-            self._unsaved.add(simulation)
-            actions.append(launcher_link.AddSimulation(simulation=simulation, parameters=entry.parameters))
-        return actions
+        return [
+            launcher_link.AddSimulation(simulation=simulation, parameters=self.entries[simulation].known_parameters)
+            for simulation, values in parameters.items()
+            if self._table.suggest(simulation, values)
+        ]
 
     def with_parameters(self, results: Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
         """The results of simulations, each with the parameters that it runs with; a client may have brought its own."""
@@ -311,7 +286,7 @@ class Roster:
 
     def standing(self) -> list[Action]:
         """For a launcher that takes over: how far the running simulations are, and which clients wait for one."""
-        running = [i for i in sorted(self._running) if self.entries[i].shares]
+        running = [i for i in sorted(self._table.running) if self.entries[i].shares]
         return [*map(self._progress, running), *self.handshake.requests()]
 
     def share(self, rank: int, share: notices.Share) -> list[Action]:
@@ -321,7 +296,7 @@ class Roster:
             # What came before this rank heard of the stop.
             entry.shares[rank] = share
             before = self._num_missing_of(share.simulation)
-            self._settle(share.simulation)
+            self._table.settle(share.simulation)
             self.num_missing += self._num_missing_of(share.simulation) - before
         if entry.phase.terminal or share.attempt != entry.attempt:
             return []
@@ -330,7 +305,7 @@ class Roster:
             entry.goes_on = False
             self.num_survived += 1
         entry.shares[rank] = share
-        self._settle(share.simulation)
+        self._table.settle(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(launcher_link.Finished(simulation=share.simulation))
@@ -367,9 +342,9 @@ class Roster:
         entry = self.entries[simulation]
         if entry.phase is not SimulationPhase.RUNNING or entry.attempt != attempt:
             return []
-        self._enter(simulation, SimulationPhase.WAITING)
+        self._table.enter(simulation, SimulationPhase.WAITING)
         entry.ready = False
-        self._failed_attempts[simulation] = _failure(simulation, attempt, reason, log)
+        self._failed_attempts.add(simulation, attempt, reason, log)
         return [notices.Over(simulation=simulation, attempt=attempt)]
 
     def fails_later(self, message: launcher_link.FailedLater) -> bool:
@@ -380,8 +355,7 @@ class Roster:
         """
         if self.entries[message.simulation].phase is SimulationPhase.STOPPED_EARLY:
             return False
-        failure = _failure(message.simulation, message.attempt, message.reason, message.log)
-        self._failed_later[message.simulation] = failure
+        self._failed_attempts.add_later(message.simulation, message.attempt, message.reason, message.log)
         return True
 
     def gave_up(self, message: launcher_link.GaveUp) -> list[Action]:
@@ -389,16 +363,14 @@ class Roster:
         entry = self.entries[message.simulation]
         if entry.phase.terminal:
             return []
-        self.failures.append(
-            {"id": message.simulation, "attempts": message.attempts, "reason": message.reason, "log": message.log}
-        )
+        self._failed_attempts.give_up(message.simulation, message.attempts, message.reason, message.log)
         actions: list[Action] = []
         # A redraw is a training simulation, so it cannot take the place of a held-out one.
         is_redrawn = message.redraw and message.simulation >= self._num_held_out and self.finish_order is None
         redrawn = next(self._spare, None) if is_redrawn else None
         if redrawn is not None:
             entry = SimulationState(parameters=_copy(self._parameters[redrawn]))
-            self._add(redrawn, entry)
+            self._table.add(redrawn, entry)
             self.num_missing -= self._num_samples_of(self.facts.time_steps.num or 0)
             if entry.parameters is not None:
                 actions.append(launcher_link.AddSimulation(simulation=redrawn, parameters=entry.parameters))
@@ -427,71 +399,18 @@ class Roster:
         self.stop_order = order
         for i, entry in self.entries.items():
             if not entry.phase.terminal:
-                self._enter(i, SimulationPhase.STOPPED, order.reason)
+                self._table.enter(i, SimulationPhase.STOPPED, order.reason)
         return [
             order,
             *self.handshake.close(order.reason),
             notices.StopNotice(reason=order.reason),
         ]
 
-    @property
-    def _all_over(self) -> bool:
-        return not (self._running or self._num_in[SimulationPhase.WAITING])
-
     def _drop(self, simulations: Sequence[int], reason: str) -> list[Action]:
-        dropped = (*simulations, *self._unsuggested)
+        dropped = (*simulations, *self._table.unsuggested)
         left = [i for i in dropped if i in self.entries and not self.entries[i].phase.terminal]
         actions = [it for i in left for it in self._close(i, SimulationPhase.STOPPED, reason)]
         return actions + self._conclude()
-
-    def _add(self, simulation: int, entry: SimulationState) -> None:
-        """One more simulation, which does not run."""
-        self.entries[simulation] = entry
-        self._num_in[entry.phase] += 1
-        self.num_settled += entry.num_settled
-        self._unsaved.add(simulation)
-        if entry.phase is SimulationPhase.WAITING and entry.parameters is None:
-            self._unsuggested[simulation] = None
-        else:
-            self._num_ready += entry.is_ready_to_start
-
-    def _clear(self) -> None:
-        """No simulation is known any more."""
-        self.entries.clear()
-        self._num_in.clear()
-        self._unsaved.clear()
-        self._unsuggested.clear()
-        self._num_ready = 0
-        self._columns = RosterColumns(self._names)
-        self.num_settled = 0
-
-    def _queued(self) -> list[SimulationState]:
-        return [entry for entry in map(self.entries.__getitem__, self._running) if entry.is_queued]
-
-    def _enter(self, simulation: int, phase: SimulationPhase, reason: str = "") -> None:
-        entry = self.entries[simulation]
-        before = entry.phase
-        self._num_ready -= entry.is_ready_to_start
-        self._unsuggested.pop(simulation, None)
-        entry.enter(phase, reason)
-        self._num_ready += entry.is_ready_to_start
-        self._num_in[before] -= 1
-        self._num_in[phase] += 1
-        if phase is SimulationPhase.RUNNING:
-            self._running.add(simulation)
-        else:
-            self._running.discard(simulation)
-        self._unsaved.add(simulation)
-
-    def _settle(self, simulation: int) -> None:
-        entry = self.entries[simulation]
-        before = entry.num_settled
-        entry.num_settled = max(before, sum(s.accepted + s.rejected for s in entry.shares.values()))
-        self.num_settled += entry.num_settled - before
-        self._unsaved.add(simulation)
-
-    def _of_phase(self, phase: SimulationPhase) -> list[int]:
-        return [i for i, entry in self.entries.items() if entry.phase is phase]
 
     def _begin(
         self,
@@ -506,10 +425,9 @@ class Roster:
         entry = self.entries[simulation]
         if entry.phase.terminal or (entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt):
             return []
-        if simulation in self._failed_attempts:
-            self._retried[simulation] = self._failed_attempts.pop(simulation)
+        self._failed_attempts.try_again(simulation)
         entry.waits_for = waits_for
-        self._enter(simulation, SimulationPhase.RUNNING)
+        self._table.enter(simulation, SimulationPhase.RUNNING)
         entry.attempt, entry.attached, entry.ready = attempt, attached, False
         # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.
         entry.begun, entry.goes_on = entry.begun or not (attached and goes_on), goes_on
@@ -524,7 +442,7 @@ class Roster:
 
     def _close(self, simulation: int, phase: SimulationPhase, reason: str) -> list[Action]:
         entry = self.entries[simulation]
-        self._enter(simulation, phase, reason)
+        self._table.enter(simulation, phase, reason)
         self.num_missing += self._num_missing_of(simulation)
         text = reason or why_stale(simulation, entry.attempt, current=entry.attempt, end_state=phase.value)
         actions = self.handshake.turn_away(simulation, Reason.STALE_ATTEMPT, text)
@@ -548,7 +466,7 @@ class Roster:
         )
 
     def _conclude(self) -> list[Action]:
-        if self._failed or not self._all_over:
+        if self._failed or not self._table.all_over:
             return []
         self.final = True
         self.handshake.open = False
@@ -558,7 +476,3 @@ class Roster:
 
 def _copy(parameters: Mapping[str, float] | None) -> dict[str, float] | None:
     return None if parameters is None else dict(parameters)
-
-
-def _failure(simulation: int, attempt: int, reason: str, log: str) -> dict[str, object]:
-    return {"id": simulation, "attempts": attempt + 1, "reason": reason, "log": log}
