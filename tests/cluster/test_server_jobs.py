@@ -129,7 +129,12 @@ def test_a_job_in_the_queue_is_taken_over_and_cancelled_by_ctrl_c(nodes: Cluster
 
 
 def test_a_study_that_is_longer_than_the_walltime_goes_on_in_the_next_job(nodes: Cluster, study: Path) -> None:
-    short = {"server.job.walltime": "00:00:16", "launcher.restarts": 10}
+    short = {
+        "server.job.walltime": "00:00:16",
+        # After its last checkpoint, while simulations send their last steps.
+        "server.job.environment": {"STREAM_FAILPOINTS": "server.before_end=delay:3"},
+        "launcher.restarts": 10,
+    }
     with started(nodes, study, short | {"simulation.command": ["python", "paced.py", "0.2"]}) as live:
         done = live.end(LIMIT_S)
         num = len(servers(nodes, live))

@@ -9,10 +9,11 @@ from tests.configs.test_studies import CONFIGS, assert_all_finished, first_and_l
 from tests.support.runs import Run, run_study
 
 WITHOUT_TORCH = {"PYTHONPATH": str(Path(__file__).parent / "without_torch")}
+NUM_SIMULATIONS = 5
 FEWER = {
-    "study.simulations": 12,
+    "study.simulations": NUM_SIMULATIONS,
     "study.fields.temperature.shape": [10, 10],
-    "validation.simulations": 2,
+    "validation.simulations": 1,
     "simulation.command": [
         *("python", "../heat/heat.py", "--size", "10"),
         *(word for name in ("initial", "left", "right", "bottom", "top") for word in (f"--{name}", f"{{{name}}}")),
@@ -39,10 +40,10 @@ def test_torch_really_cannot_be_imported_there() -> None:
 
 
 def test_least_squares_with_numpy_learn_on_two_ranks(tmp_path: Path) -> None:
-    settings = {"buffer.watermark": 400, "training.batch_size": 10, "validation.every_batches": 5}
+    settings = {"buffer.watermark": 200, "training.batch_size": 10, "validation.every_batches": 5}
     done = run_on_two_ranks("heat-numpy", tmp_path, settings)
-    assert_all_finished(done, num_simulations=14)
-    assert done.account["trained"] == done.report["draws"] == 1200
+    assert_all_finished(done, num_simulations=NUM_SIMULATIONS + 1)
+    assert done.account["trained"] == done.report["draws"] == 100 * NUM_SIMULATIONS
     first, last = first_and_last_loss(done)
     assert last < first / 3
 
@@ -50,6 +51,6 @@ def test_least_squares_with_numpy_learn_on_two_ranks(tmp_path: Path) -> None:
 def test_a_network_in_jax_learns_on_two_ranks(tmp_path: Path) -> None:
     settings = {"training.batch_size": 20, "training.draws_per_sample": 4, "validation.every_batches": None}
     done = run_on_two_ranks("heat-jax", tmp_path, settings | {"validation.at": [2]})
-    assert_all_finished(done, num_simulations=14)
+    assert_all_finished(done, num_simulations=NUM_SIMULATIONS + 1)
     first, last = first_and_last_loss(done)
     assert last < first / 3

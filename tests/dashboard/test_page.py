@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from stream_server.commands.cli import main
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from tests.analysis.logged_run import log_run
 from tests.dashboard.browser import Browser, chromium
@@ -185,10 +186,10 @@ def test_two_thousand_simulations_are_shown_and_followed(browser: Browser, folde
         browser.wait_for(lambda: browser.columns("timeline")["right"][-1] > before)
 
 
-@pytest.mark.quiet
 def test_its_stop_button_stops_a_study_once_it_is_confirmed(browser: Browser, folder: Path) -> None:
     (folder / "runs").mkdir()
-    with start_study(NUMPY_STUDY, folder / "runs" / "run", num_ranks=2, settings=ENDLESS) as live:
+    settings = ENDLESS | {"simulation.command": ["python", "endless.py", "0.1"]}
+    with start_study(NUMPY_STUDY, folder / "runs" / "run", mpi=None, settings=settings) as live:
         browser.wait_for(lambda: len(browser.curve("received").get("y", [])) > 1)
         browser.wait_for(lambda: "running" in browser.columns("space")["state"])
         browser.click("Stop …")
@@ -203,13 +204,15 @@ def test_its_stop_button_stops_a_study_once_it_is_confirmed(browser: Browser, fo
     assert (done.exit_code, done.report["exit_reason"]) == (75, "saved")
 
 
-def test_a_folder_that_is_not_there_and_a_port_in_use_are_named(link: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_and_a_port_in_use_are_named(
+    link: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     port = re.findall(r":(\d+)/", link)[0]
     for arguments, words in ([str(tmp_path / "no")], "there is no folder"), ([str(tmp_path), "--port", port], port):
-        command = [sys.executable, "-m", "stream_server.commands.cli", "serve", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert words in done.stderr
+        assert main(["serve", *arguments]) == 2
+        output, errors = capsys.readouterr()
+        assert output == ""
+        assert words in errors
 
 
 def test_a_single_run_is_served_too(opened: Browser, tmp_path: Path) -> None:

@@ -158,36 +158,39 @@ def test_a_rank_that_finds_no_mpi_says_how_to_get_one() -> None:
         assert "Install one with `pip install mpich`" in told["problem"]
 
 
-def doctor(path: Path) -> "subprocess.CompletedProcess[str]":
-    """One look at this machine, with this folder first on the PATH."""
+def with_first_on_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
+    """What is found of MPI with this folder first on the PATH."""
     environment = alone([]).environment
-    environment |= {"PATH": f"{path}:{Path(sys.prefix) / 'bin'}:{environment['PATH']}", "COLUMNS": "300"}
-    command = [sys.executable, "-m", "stream_server.commands.cli", "doctor"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    monkeypatch.setenv("PATH", f"{folder}:{Path(sys.prefix) / 'bin'}:{environment['PATH']}")
+    return findings.of_mpi(facts.MpiFacts.gather())
 
 
 @pytest.mark.slow
-def test_a_machine_on_which_the_tests_run_is_ready(tmp_path: Path) -> None:
-    done = doctor(tmp_path)
+def test_a_machine_on_which_the_tests_run_is_ready() -> None:
+    command = [sys.executable, "-m", "stream_server.commands.cli", "doctor"]
+    environment = alone([]).environment | {"COLUMNS": "300"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks found each other" in done.stdout
     assert done.stdout.splitlines()[-1] == "ready: stream-study new heat my-study"
 
 
 @pytest.mark.slow
-def test_an_mpirun_that_mixes_what_its_ranks_print_is_good(tmp_path: Path) -> None:
+def test_an_mpirun_that_mixes_what_its_ranks_print_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(f"#!/bin/sh\n'{Path(sys.executable).with_name('mpirun')}' \"$@\" | tr -d '\\n'\n")
     mpirun.chmod(0o755)
-    done = doctor(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 ranks found each other" in done.stdout
+    found = with_first_on_the_path(tmp_path, monkeypatch)
+    assert found.severity is GOOD
+    assert "2 ranks found each other" in found.found
 
 
 @pytest.mark.slow
-def test_the_mpirun_of_another_mpi_is_to_be_repaired_and_the_right_one_is_named() -> None:
-    done = doctor(OPENMPI_PREFIX / "bin")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "started by the mpirun of Open MPI, but the MPI here is MPICH" in done.stdout
-    assert f"start it with {Path(sys.executable).with_name('mpirun')}" in done.stdout
-    assert "MPI" in done.stdout.splitlines()[-1]
+def test_the_mpirun_of_another_mpi_is_to_be_repaired_and_the_right_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = with_first_on_the_path(OPENMPI_PREFIX / "bin", monkeypatch)
+    assert found.severity is REPAIR
+    assert "started by the mpirun of Open MPI, but the MPI here is MPICH" in found.advice
+    assert f"start it with {Path(sys.executable).with_name('mpirun')}" in found.advice
+    assert conclusion([found]) == "to repair: MPI"

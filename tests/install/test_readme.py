@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.server.commands.cli import parser
+from tests.support.forked_commands import in_forks
 from tests.support.runs import run_study
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -46,14 +47,13 @@ def test_the_commands_are_those_that_the_tests_try() -> None:
         assert parser().parse_args(shlex.split(line)).config == Path("study.json")
 
 
-def test_the_study_of_the_readme_passes_its_check_as_it_is(study: Path, tmp_path: Path) -> None:
-    done = run_study(study, tmp_path / "run", mpi=None, arguments=["--check"])
-    assert done.exit_code == 0, done.output
-
-
-def test_the_server_of_the_study_can_be_tried_on_made_up_samples(study: Path, tmp_path: Path) -> None:
-    done = run_study(study, tmp_path / "run", mpi=None, settings=SMALL, arguments=["--fast-dev-run"])
-    assert done.exit_code == 0, done.output
+def test_the_study_of_the_readme_passes_its_check_as_it_is_and_can_be_tried_on_made_up_samples(
+    study: Path, tmp_path: Path
+) -> None:
+    command = ["--config", str(study), "--set", f"study.output_dir={tmp_path / 'run'}"]
+    small = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    for exit_code, output in in_forks([[*command, "--check"], [*command, *small, "--fast-dev-run"]]):
+        assert exit_code == 0, output
 
 
 def test_the_study_of_the_readme_runs_on_two_ranks(study: Path, tmp_path: Path) -> None:

@@ -38,8 +38,18 @@ def test_the_module_compiles_without_a_warning(name: str, tmp_path: Path) -> Non
     build.compile_module(tmp_path, *STANDARDS[name])
 
 
-@pytest.mark.parametrize("mpi", MPI_OPTIONS)
-@pytest.mark.parametrize("source", ["mpi_f08.f90", "mpi.f90", "mpif_h.f"])
+@pytest.mark.parametrize(
+    ("source", "mpi"),
+    [
+        ("mpi_f08.f90", "mpich"),
+        ("mpi.f90", "openmpi"),
+        ("mpif_h.f", "mpich"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.full)
+            for pair in (("mpi_f08.f90", "openmpi"), ("mpi.f90", "mpich"), ("mpif_h.f", "openmpi"))
+        ),
+    ],
+)
 def test_a_code_with_any_interface_of_mpi_sends_its_blocks_and_runs_alone(source: str, mpi: str, library: Path) -> None:
     name = f"{Path(source).stem}_{mpi}"
     program = build.fortran(library, name, PROGRAMS / source, compiler=f"mpif90.{mpi}", is_strict=False)

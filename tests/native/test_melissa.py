@@ -78,9 +78,9 @@ def assert_complete(run: Run) -> None:
 @pytest.mark.parametrize(
     ("mpi", "num_ranks", "source", "compiler"),
     [
-        ("mpich", 3, "heat.c", "mpicc"),
+        pytest.param("mpich", 3, "heat.c", "mpicc", marks=pytest.mark.full),
         ("openmpi", 2, "heat.c", "mpicc"),
-        ("mpich", 2, "heat.f90", "mpif90"),
+        pytest.param("mpich", 2, "heat.f90", "mpif90", marks=pytest.mark.full),
         ("mpich", 3, "heat.f", "mpif90"),
     ],
 )

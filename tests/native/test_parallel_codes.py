@@ -13,7 +13,11 @@ CODES = Path(__file__).parent / "parallel"
 VICTIM = 1
 
 
-@pytest.fixture(params=["c-openmpi", "fortran-mpich"])
+def codes(*params: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("study", params, indirect=True)
+
+
+@pytest.fixture
 def study(request: pytest.FixtureRequest, installation: Installation, tmp_path: Path) -> dict[str, Any]:
     """Settings with which the study runs the code; its trouble is to be added to the command."""
     language, mpi = request.param.split("-")
@@ -30,6 +34,7 @@ def study(request: pytest.FixtureRequest, installation: Installation, tmp_path: 
     return one | {"simulation.command": [str(program)]}
 
 
+@codes("c-openmpi", pytest.param("fortran-mpich", marks=pytest.mark.full))
 def test_a_code_of_which_a_rank_is_killed_is_started_again(study: dict[str, Any], tmp_path: Path) -> None:
     study["simulation.command"] += ["kill", str(VICTIM), "-"]
     done = run_study(MPI_STUDY, tmp_path / "run", num_ranks=2, settings=study | {"study.simulations": 2})
@@ -37,6 +42,7 @@ def test_a_code_of_which_a_rank_is_killed_is_started_again(study: dict[str, Any]
     assert counted(done) == {(VICTIM, 0): True}
 
 
+@codes("fortran-mpich", pytest.param("c-openmpi", marks=pytest.mark.full))
 def test_a_code_outlives_its_server(study: dict[str, Any], tmp_path: Path) -> None:
     go = tmp_path / "go"
     study["simulation.command"] += ["wait", "0", str(go)]

@@ -16,6 +16,7 @@ from stream_server.messages.client import (
     Ack,
     Block,
     Data,
+    End,
     Hello,
     Invalidate,
     Open,
@@ -117,6 +118,28 @@ def test_a_step_is_durable_only_once_a_checkpoint_with_it_is_committed(tmp_path:
             # Word of an older checkpoint takes nothing back.
             study.commit(saved)
             assert send_raw(client, 4) == Ack(received=5, durable=4)
+
+
+def test_what_comes_after_the_last_snapshot_stays_with_its_client(tmp_path: Path) -> None:
+    """A client that heard that all is received would leave, and its simulation would have to run again."""
+    with reception(StudyShape(num_simulations=2, time_steps=TimeSteps(num=3))) as study:
+        welcomed(study)
+        welcomed(study, 1)
+        with RawClient(study.endpoints[0].data[0]) as client, RawClient(study.endpoints[0].data[0]) as late:
+            assert isinstance(client.ask(opening()), Opened)
+            assert send_raw(client, 0) == Ack(received=1, durable=0)
+            study.first.receiver.stop_receiving()
+            saved = study.save(tmp_path)
+            for step in (1, 2):
+                client.say(data(step, step), [value(0, step).tobytes()])
+            client.say(End(simulation=0, attempt=0, incarnation=INCARNATION, share=3, total=3))
+            study.commit(saved)
+            assert ask_until(client, lambda ack: ack.durable) == Ack(received=1, durable=1)
+            assert study.first.receiver.num_received == 1
+            assert isinstance(answer := late.ask(opening(1)), Refusal)
+            assert answer.reason is Reason.BUSY
+            study.first.receiver.post(launcher_link.StopSimulations(reason="saved", grace_s=1))
+            assert ask_until(client, lambda ack: ack.stop).received == 1
 
 
 def test_a_commit_is_told_without_being_asked(tmp_path: Path) -> None:

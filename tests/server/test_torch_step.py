@@ -187,6 +187,21 @@ class Frozen(Scale):
         return model, torch.optim.SGD(model.parameters(), lr=1.0)
 
 
+def test_what_ranks_compare_are_the_weights_and_what_the_server_calls_replicated() -> None:
+    class Counting(Scale):
+        def replicated_state(self) -> dict[str, Any]:
+            return {"count": np.ones(2)}
+
+    server = Counting(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        before = step.fingerprints()
+        torch.nn.init.zeros_(server.model.weight)
+        after = step.fingerprints()
+    assert before.keys() == {"weight", "count"}
+    assert after["weight"] != before["weight"]
+    assert after["count"] == before["count"]
+
+
 def test_evaluating_leaves_every_module_in_its_mode() -> None:
     server = Frozen(settings())
     with TorchStep(server, SoloRanks(), server.config) as step:

@@ -2,16 +2,18 @@
 
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stream_server.server.commands.cli import main
 from tests.support.built_once import built_once
 from tests.support.killing import copy_of, killed_at
-from tests.support.runs import NUMPY_STUDY, LiveRun, Run, run_study, start_study
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, overrides, run_study, start_study
 
 WATCHED = Path(__file__).parent / "watched"
 
@@ -34,6 +36,31 @@ def start(tmp_path: Path) -> Callable[..., AbstractContextManager[LiveRun]]:
         return start_study(study, tmp_path / "run", **options)
 
     return start
+
+
+Here = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def stream_server_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    """`stream_server_here(study, "--check", settings={...})` runs it in this process: its exit code and output."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names: set[str] = set()
+
+    def forget() -> None:
+        for name in names:
+            sys.modules.pop(name, None)
+
+    def stream_server(study: Path, *arguments: str, settings: Mapping[str, Any] | None = None) -> tuple[int, str]:
+        # Files of other studies have the same names.
+        names.update(file.stem for file in study.parent.glob("*.py"))
+        forget()
+        capsys.readouterr()
+        exit_code = main(["--config", str(study), *overrides(settings or {}), *arguments])
+        return exit_code, "".join(capsys.readouterr())
+
+    yield stream_server
+    forget()
 
 
 # Simulations one after the other, the held-out one first: what was received when is known.

@@ -2,9 +2,9 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,13 @@ import pytest
 
 from stream_server.client_api import connect, simulations
 from stream_server.client_api.handshake import ask
-from stream_server.client_api.simulation import Simulation
 from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, Unreachable
 from stream_server.messages.client import Invalidate, Reason, Refusal
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 from tests.study.numpy_study.ripple import send_all, signal_at
-from tests.support.runs import LiveRun, assert_complete, failpoints
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, start_study
 
 # No command: the study only waits for simulations.
 NOBODY_LAUNCHES: dict[str, Any] = {
@@ -28,6 +27,7 @@ NOBODY_LAUNCHES: dict[str, Any] = {
     "launcher.max_running": 1,
     "server.class": "strict_server.py:RippleServer",
 }
+SECRET_FILES = {"connection.json", "operator.json"}
 OWN_PARAMETERS = {"slope": -0.75, "offset": 0.25}
 
 
@@ -44,13 +44,19 @@ def security_with(file: ConnectionFile, **changes: str) -> Security:
     return replace(file.security, **changes)
 
 
-def test_a_study_without_a_command_takes_whoever_attaches(start: Callable[..., Any]) -> None:
-    with start(num_ranks=2, settings=NOBODY_LAUNCHES) as live:
+def test_a_study_without_a_command_takes_whoever_attaches_also_from_another_node(start: Callable[..., Any]) -> None:
+    with start(num_ranks=2, settings=NOBODY_LAUNCHES | {"study.simulations": 4}) as live:
         live.wait_until(live.connection.exists)
         with connect(live.connection) as first:
             assert (first.id, first.attempt) == (0, 0)
             assert send_all(first)
-        with connect(live.connection, simulation_id=3, parameters=OWN_PARAMETERS) as third:
+        elsewhere = over_tcp(live.connection)
+        keys = KeyPair.make()
+        stranger = security_with(elsewhere, client_public_key=keys.public, client_secret_key=keys.secret)
+        for unwanted in (stranger, None):
+            with pytest.raises(Unreachable):
+                connect(replace(elsewhere, security=unwanted), timeout_s=0.5)
+        with connect(elsewhere, simulation_id=3, parameters=OWN_PARAMETERS) as third:
             assert (third.id, third.parameters) == (3, OWN_PARAMETERS)
             assert send_all(third)
         live.wait_until(lambda: "simulation 3 finished" in (live.output_dir / "logs" / "launcher.log").read_text())
@@ -61,16 +67,30 @@ def test_a_study_without_a_command_takes_whoever_attaches(start: Callable[..., A
         with pytest.raises(Refused, match="the study has the parameters offset, slope, but these are slop"):
             connect(live.connection, parameters={"slop": 1})
         worked_on = []
-        for simulation in simulations(live.connection):
+        for simulation in simulations(elsewhere):
             worked_on.append(simulation.id)
             assert send_all(simulation)
-        assert worked_on == [1, 2, 4, 5, 6]
-        assert_complete(live.end(), num_simulations=6)
+        assert worked_on == [1, 2, 4]
+        assert_complete(live.end(), num_simulations=4)
 
 
-def test_no_more_than_max_attached_are_let_in_at_once(start: Callable[..., Any]) -> None:
-    settings = NOBODY_LAUNCHES | {"client.max_attached": 1, "study.simulations": 1}
-    with start(settings=settings) as live, ThreadPoolExecutor() as threads:
+@pytest.mark.full
+def test_a_simulation_on_another_node_sends_over_tcp_without_security(start: Callable[..., Any]) -> None:
+    settings = NOBODY_LAUNCHES | {"study.simulations": 2, "network.security": "none"}
+    with start(num_ranks=2, settings=settings) as live:
+        live.wait_until(live.connection.exists)
+        file = over_tcp(live.connection)
+        assert file.security is None
+        for simulation in simulations(file):
+            assert send_all(simulation)
+        assert_complete(live.end(), num_simulations=2)
+
+
+def test_no_more_than_max_attached_are_let_in_at_once_and_one_that_fails_is_one_to_try_again(
+    start: Callable[..., Any],
+) -> None:
+    changes = {"client.max_attached": 1, "study.simulations": 2, "simulation.timeout_s": 1}
+    with start(settings=NOBODY_LAUNCHES | changes) as live, ThreadPoolExecutor() as threads:
         live.wait_until(live.connection.exists)
         first = connect(live.connection)
         second = threads.submit(connect, live.connection)
@@ -80,13 +100,21 @@ def test_no_more_than_max_attached_are_let_in_at_once(start: Callable[..., Any])
         with second.result(timeout=20) as simulation:
             assert simulation.id != first.id
             assert send_all(simulation)
-        assert_complete(live.end(), num_simulations=1)
+        with pytest.raises(ArithmeticError):
+            fail_after_one_step(live.connection)
+        attempts = []
+        for simulation in simulations(live.connection):
+            attempts.append((simulation.id, simulation.attempt))
+            assert send_all(simulation)
+        done = live.end()
+    assert attempts == [(2, 1)]
+    assert_complete(done, num_simulations=2)
 
 
 def test_a_worker_helps_a_study_that_launches_simulations_itself(start: Callable[..., Any], tmp_path: Path) -> None:
     go = tmp_path / "go"
     settings = {"simulation.command": ["python", "patient.py", str(go)], "launcher.max_running": 1}
-    with start(num_ranks=2, settings=settings) as live:
+    with start(settings=settings | {"study.simulations": 4}) as live:
         live.wait_until(lambda: "waiting" in live.log(0))
         with pytest.raises(Refused, match="simulation 0 is run by the study itself"):
             connect(live.connection, simulation_id=0, timeout_s=1)
@@ -97,7 +125,7 @@ def test_a_worker_helps_a_study_that_launches_simulations_itself(start: Callable
             if len(worked_on) == 3:
                 go.touch()
         assert worked_on[:3] == [1, 2, 3]
-        assert_complete(live.end(), num_simulations=6)
+        assert_complete(live.end(), num_simulations=4)
 
 
 def test_simulations_whose_clients_had_not_heard_of_them_when_the_server_died_are_theirs_afterwards(
@@ -143,87 +171,65 @@ def fail_after_one_step(connection: Path) -> None:
         raise ArithmeticError
 
 
-def test_an_attached_simulation_that_fails_is_one_to_try_again(start: Callable[..., Any]) -> None:
-    settings = NOBODY_LAUNCHES | {"study.simulations": 1, "simulation.timeout_s": 1}
-    with start(settings=settings) as live:
-        live.wait_until(live.connection.exists)
-        with pytest.raises(ArithmeticError):
-            fail_after_one_step(live.connection)
-        for simulation in simulations(live.connection):
-            assert send_all(simulation)
-        done = live.end()
-        assert done.exit_code == 0, done.output
-        assert done.report["simulations"]["finished"] == 2
-
-
-@pytest.mark.parametrize("security", ["curve", "none"])
-def test_a_simulation_on_another_node_sends_over_tcp(start: Callable[..., Any], security: str) -> None:
-    settings = NOBODY_LAUNCHES | {"study.simulations": 2, "network.security": security}
-    with start(num_ranks=2, settings=settings) as live:
-        live.wait_until(live.connection.exists)
-        file = over_tcp(live.connection)
-        assert (file.security is None) == (security == "none")
-        if file.security is not None:
-            keys = KeyPair.make()
-            stranger = security_with(file, client_public_key=keys.public, client_secret_key=keys.secret)
-            for unwanted in (stranger, None):
-                with pytest.raises(Unreachable):
-                    connect(replace(file, security=unwanted), timeout_s=0.5)
-        for simulation in simulations(file):
-            assert send_all(simulation)
-        assert_complete(live.end(), num_simulations=2)
-
-
-@pytest.fixture
-def waiting_study(start: Callable[..., Any], tmp_path: Path) -> Iterator[LiveRun]:
-    """A study whose simulations 0 and 1 are half-way, and wait for the file `go`."""
-    settings = {"simulation.command": ["python", "patient.py", str(tmp_path / "go")], "study.simulations": 2}
-    with start(num_ranks=2, settings=settings) as live:
-        live.wait_until(lambda: all("waiting" in live.log(simulation) for simulation in (0, 1)))
-        yield live
-
-
 def attempt_file(live: LiveRun, simulation: int) -> Path:
     return live.output_dir / "simulations" / str(simulation) / "attempt-0" / "connection.json"
 
 
-def let_in(file: ConnectionFile) -> Simulation:
-    return connect(file, timeout_s=5)
+@dataclass(frozen=True, kw_only=True)
+class Overheard:
+    """A study whose simulations 0 and 1 waited half-way meanwhile, and what could be learned of it."""
+
+    done: Run
+    refusals: list[str]
+    answers: list[object]
+    modes: list[int]
+    secrets: list[str]
+    words: list[str]
 
 
-def test_a_key_speaks_for_its_own_attempt_only(waiting_study: LiveRun, tmp_path: Path) -> None:
-    live = waiting_study
-    files = [over_tcp(attempt_file(live, simulation)) for simulation in (0, 1)]
-    with pytest.raises(Refused, match="this key does not speak for simulation 1, attempt 0"):
-        let_in(replace(files[0], simulation=1))
-    with pytest.raises(Refused, match="this key does not speak for simulation 0, attempt 1"):
-        let_in(replace(files[0], attempt=1))
-    with pytest.raises(Refused, match="this key does not speak for simulation 1, attempt 0"):
-        let_in(replace(over_tcp(live.connection), simulation=1))
-    for file in (files[0], over_tcp(live.connection)):
-        withdraw = Invalidate(study=file.study, simulation=1, attempt=0, reason="not mine")
-        answer = ask(withdraw, ConnectionWatch(file), who="a stranger", timeout_s=5)
+@pytest.fixture(scope="module")
+def overheard(tmp_path_factory: pytest.TempPathFactory) -> Overheard:
+    folder = tmp_path_factory.mktemp("overheard")
+    settings = {"simulation.command": ["python", "patient.py", str(folder / "go")], "study.simulations": 2}
+    with start_study(NUMPY_STUDY, folder / "run", settings=settings) as live:
+        live.wait_until(lambda: all("waiting" in live.log(simulation) for simulation in (0, 1)))
+        own, whole = over_tcp(attempt_file(live, 0)), over_tcp(live.connection)
+        wrong = (replace(own, simulation=1), replace(own, attempt=1), replace(whole, simulation=1))
+        refusals = [refusal(file) for file in wrong]
+        withdraw = Invalidate(study=own.study, simulation=1, attempt=0, reason="not mine")
+        answers = [ask(withdraw, ConnectionWatch(file), who="a stranger", timeout_s=5) for file in (own, whole)]
+        files = [live.connection, live.output_dir / "operator.json", attempt_file(live, 0), attempt_file(live, 1)]
+        secrets = [json.loads(file.read_text())["security"]["client_secret_key"] for file in files]
+        words = [word for process in live.processes() for word in process.cmdline()]
+        words += [entry for process in live.processes() for entry in process.environ().values()]
+        modes = [file.stat().st_mode & 0o777 for file in files]
+        (folder / "go").touch()
+        done = live.end()
+    return Overheard(done=done, refusals=refusals, answers=answers, modes=modes, secrets=secrets, words=words)
+
+
+def refusal(file: ConnectionFile) -> str:
+    with pytest.raises(Refused) as refused:
+        connect(file, timeout_s=5)
+    return str(refused.value)
+
+
+def test_a_key_speaks_for_its_own_attempt_only(overheard: Overheard) -> None:
+    claimed = ["simulation 1, attempt 0", "simulation 0, attempt 1", "simulation 1, attempt 0"]
+    for said, attempt in zip(overheard.refusals, claimed, strict=True):
+        assert f"this key does not speak for {attempt}" in said
+    for answer in overheard.answers:
         assert isinstance(answer, Refusal)
         assert answer.reason is Reason.WRONG_KEY
-    (tmp_path / "go").touch()
-    assert_complete(live.end(), num_simulations=2)
+    assert_complete(overheard.done, num_simulations=2)
 
 
-def test_nothing_secret_is_in_reports_logs_or_command_lines(waiting_study: LiveRun, tmp_path: Path) -> None:
-    live = waiting_study
-    files = [live.connection, live.output_dir / "operator.json", attempt_file(live, 0), attempt_file(live, 1)]
-    for file in files:
-        assert file.stat().st_mode & 0o777 == 0o600
-    secrets = [json.loads(file.read_text())["security"]["client_secret_key"] for file in files]
-    lines = [word for process in live.processes() for word in process.cmdline()]
-    lines += [entry for process in live.processes() for entry in process.environ().values()]
-    (tmp_path / "go").touch()
-    done = live.end()
-    assert_complete(done, num_simulations=2)
-    secret_files = {file.name for file in files}
-    others = [path for path in live.output_dir.rglob("*") if path.is_file() and path.name not in secret_files]
-    assert live.output_dir / "report.json" in others
-    texts = [done.output, *lines, *(path.read_text(errors="replace") for path in others)]
-    for secret in secrets:
+def test_nothing_secret_is_in_reports_logs_or_command_lines(overheard: Overheard) -> None:
+    done = overheard.done
+    assert overheard.modes == [0o600] * 4
+    others = [path for path in done.output_dir.rglob("*") if path.is_file() and path.name not in SECRET_FILES]
+    assert done.output_dir / "report.json" in others
+    texts = [done.output, *overheard.words, *(path.read_text(errors="replace") for path in others)]
+    for secret in overheard.secrets:
         assert len(secret) == 40
         assert not any(secret in text for text in texts)

@@ -18,7 +18,9 @@ COMMANDS = ("  model ", "  page ", "  pictures ", "  curves ", "  logs ", "  rep
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A study on two ranks, whose console is a terminal of 100 columns."""
-    return run_study(NUMPY_STUDY, tmp_path_factory.mktemp("watched") / "run", num_ranks=2, within=TERMINAL)
+    output_dir = tmp_path_factory.mktemp("watched") / "run"
+    settings = {"study.simulations": 3, "training.log_every_batches": 2}
+    return run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=settings, within=TERMINAL)
 
 
 def lines(run: Run) -> list[str]:
@@ -27,7 +29,7 @@ def lines(run: Run) -> list[str]:
 
 
 def test_behind_the_pipes_of_mpirun_a_terminal_has_the_live_panel(watched: Run) -> None:
-    assert_complete(watched, num_simulations=6)
+    assert_complete(watched, num_simulations=3)
     assert "\x1b[2K" in watched.output
     shown = "\n".join(lines(watched))
     assert re.search(r"^ simulations +━+.* waiting, .* running, .* done, 0 failed$", shown, re.MULTILINE)
@@ -43,6 +45,6 @@ def test_no_line_of_panel_or_summary_is_wider_than_the_terminal(watched: Run) ->
 def test_the_summary_has_the_result_first_and_commands_in_one_piece(watched: Run) -> None:
     told = lines(watched)
     start = told.index("ripple: finished")
-    assert told[start + 1].split() == ["simulations", "7", "requested,", "7", "finished"]
+    assert told[start + 1].split() == ["simulations", "4", "requested,", "4", "finished"]
     assert f"  report        less {watched.output_dir / 'report.json'}" in told[start:]
     assert f"  pictures      stream-study plot {watched.output_dir}" in told[start:]

@@ -31,42 +31,34 @@ def test_parameters_can_be_spread_evenly(run: Callable[..., Run], sampler: str, 
     assert len({row["offset"] for row in parameters(done)}) == 4
 
 
-def test_parameters_can_come_from_a_class_of_the_user(run: Callable[..., Run]) -> None:
-    done = run(settings=STRICT | {"parameters.sampler": "sampler.py:Diagonal"})
-    assert_complete(done, num_simulations=3)
-    assert all(row["offset"] == row["slope"] for row in parameters(done))
-
-
-def test_parameters_can_come_from_a_file_and_go_into_templates(run: Callable[..., Run]) -> None:
-    settings = {
-        "study.simulations": 6,
-        "parameters": {"file": "design.csv"},
-        "simulation.command": ["python", "from_files.py", "input.txt"],
-        "simulation.templates": ["input.txt"],
-    }
-    done = run(num_ranks=2, settings=STRICT | settings)
-    assert_complete(done, num_simulations=6)
-    assert sorted(row["offset"] for row in parameters(done)) == [-1.0, -0.7, -0.4, -0.1, 0.2, 0.5, 0.8]
-
-
-def test_time_steps_may_have_a_first_a_last_and_a_distance_and_parameters_be_spread_evenly(
+def test_parameters_come_from_a_file_and_go_into_templates_and_time_steps_have_a_first_a_last_and_a_distance(
     run: Callable[..., Run],
 ) -> None:
     settings = {
+        "parameters": {"file": "design.csv"},
+        "simulation.command": ["python", "from_files.py", "input.txt"],
+        "simulation.templates": ["input.txt"],
         "study.time_steps": {"first": 2, "last": 17, "every": 3},
         "buffer.policy": "reservoir",
-        "parameters.sampler": "sobol",
         "network.security": "none",
     }
-    done = run(num_ranks=2, settings=STRICT | settings)
+    done = run(settings=STRICT | settings)
     assert_complete(done, num_simulations=3, num_steps=6)
-    assert len({row["offset"] for row in parameters(done)}) == 4
+    assert sorted(row["offset"] for row in parameters(done)) == [-1.0, -0.7, -0.4, -0.1]
 
 
-def test_time_steps_that_nobody_knows_need_not_be_contiguous(run: Callable[..., Run]) -> None:
+def test_parameters_come_from_a_class_of_the_user_and_time_steps_that_nobody_knows_need_not_be_contiguous(
+    run: Callable[..., Run],
+) -> None:
     """The simulations 1 to 3 send 7, 6 and 7 of the steps 0 to 19."""
-    settings = {"study.simulations": 3, "study.time_steps": None, "simulation.command": ["python", "sparse.py"]}
-    done = run(num_ranks=2, settings=settings)
+    settings = {
+        "study.simulations": 3,
+        "study.time_steps": None,
+        "simulation.command": ["python", "sparse.py"],
+        "parameters.sampler": "sampler.py:Diagonal",
+    }
+    done = run(settings=settings)
     assert done.exit_code == 0, done.output
     assert done.report["balanced"] is True
     assert done.account["expected"] == done.account["trained"] == 20
+    assert all(row["offset"] == row["slope"] for row in parameters(done))

@@ -16,8 +16,10 @@ TORCH = {"server.class": "torch_diverging_server.py:DivergingServer"}
 
 @pytest.mark.parametrize(
     ("server", "name", "num", "mpi"),
-    [(NUMPY, "weights", "1 of 1", "openmpi"), (TORCH, "3.bias", "1 of 4", "mpich")],
-    ids=["numpy", "torch"],
+    [
+        pytest.param(NUMPY, "weights", "1 of 1", "openmpi", id="numpy"),
+        pytest.param(TORCH, "3.bias", "1 of 4", "mpich", id="torch", marks=pytest.mark.full),
+    ],
 )
 def test_a_weight_that_one_rank_changes_is_found_at_the_next_checkpoint_which_is_not_committed(
     run: Callable[..., Run], server: dict[str, Any], name: str, num: str, mpi: str
@@ -32,7 +34,7 @@ def test_a_weight_that_one_rank_changes_is_found_at_the_next_checkpoint_which_is
 
 
 def test_a_weight_that_one_rank_changes_after_the_last_checkpoint_is_found_at_the_end(run: Callable[..., Run]) -> None:
-    done = run(num_ranks=2, settings=NUMPY | {"user.diverge_at": 10, "checkpoint.every_s": 600})
+    done = run(num_ranks=2, settings=NUMPY | {"study.simulations": 2, "user.diverge_at": 4, "checkpoint.every_s": 600})
     assert_diverged(done, "weights", "1 of 1")
     assert not checkpoints(done.output_dir)
     assert not (done.output_dir / "model").exists()

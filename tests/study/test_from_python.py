@@ -62,9 +62,11 @@ def num_running(run: Run) -> int:
 
 
 @pytest.mark.slow
-def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_its_end(folder: Path) -> None:
+def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_but_not_as_another_one(
+    folder: Path,
+) -> None:
     go = folder / "go"
-    settings = plain(simulation__command=["python", "patient.py", str(go)], study__simulations=3)
+    settings = plain(simulation__command=["python", "patient.py", str(go)], study__simulations=2)
     study = Study(settings, folder)
     subprocess.run([sys.executable, "-c", START, json.dumps(settings), str(folder)], check=True)
     run = Run.open(folder / "runs" / "ripple")
@@ -79,10 +81,17 @@ def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_
     assert (status.state, status.exit_code, status.exit_reason) == ("stopped", 75, "saved")
     assert status.log != ""
 
+    # Rank 0 refuses to go on with other parameters; the earlier end is not taken for that of this start.
+    other = settings | {"study": settings["study"] | {"seed": 5}}
+    refused = Study(other, folder).start().wait(LIMIT_S)
+    assert (refused.state, refused.exit_code) == ("failed", 2), refused
+    assert "study.seed" in refused.log
+
     go.touch()
-    run = study.start(ranks=1)
+    run = study.start(ranks=2)
     status = run.wait(LIMIT_S)
     assert (status.state, status.exit_code, status.exit_reason) == ("finished", 0, "finished"), status.log
+    assert "2 ranks" in status._repr_html_()
     assert set(run.simulations()["state"]) == {"finished"}
     metrics = run.metrics()
     assert {"batch", "train/loss", "val/loss"} < set(metrics.columns)
@@ -91,10 +100,15 @@ def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_to_
     assert list(pictures) == ["loss"]
     assert pictures._repr_html_().startswith('<img alt="loss" src="data:image/png;base64,')
 
+    assert_a_failure_is_told(Study(plain(user__trouble="training_step", user__rank=0, study__simulations=1), folder))
 
-@pytest.mark.slow
-def test_a_study_that_fails_says_so_when_it_was_waited_for(folder: Path) -> None:
-    run = Study(plain(user__trouble="training_step", user__rank=0), folder).start()
+
+def assert_a_failure_is_told(study: Study) -> None:
+    """Start it in the place of one that has ended."""
+    with pytest.raises(ConfigError, match=r"time-limit.*is no time"):
+        study.start(time_limit="soon")
+    run = study.start(fresh=True)
+    assert run.path.with_name("ripple.1").joinpath("report.json").exists()
     status = run.wait(LIMIT_S)
     assert (status.state, status.exit_code) == ("failed", 3)
     assert "trouble in training_step of rank 0" in status.detail
@@ -103,27 +117,6 @@ def test_a_study_that_fails_says_so_when_it_was_waited_for(folder: Path) -> None
     assert status.log in run.log(num_lines=1000)
     with pytest.raises(NotRunning, match="is not running: its state is failed"):
         run.stop()
-
-
-@pytest.mark.slow
-def test_what_the_launcher_refuses_is_raised_and_an_earlier_end_is_not_taken_for_that_of_this_start(
-    folder: Path,
-) -> None:
-    settings = plain(training__max_batches=1, study__simulations=2)
-    first = Study(settings, folder).start(ranks=2).wait(LIMIT_S)
-    assert (first.state, first.exit_code) == ("finished", 0), first.log
-    assert "2 ranks" in first._repr_html_()
-    # Rank 0 refuses to go on with other parameters.
-    settings["study"]["seed"] = 5
-    other = Study(settings, folder)
-    refused = other.start().wait(LIMIT_S)
-    assert (refused.state, refused.exit_code) == ("failed", 2), refused
-    assert "study.seed" in refused.log
-    with pytest.raises(ConfigError, match=r"time-limit.*is no time"):
-        other.start(time_limit="soon")
-    run = other.start(fresh=True)
-    assert (folder / "runs" / "ripple.1" / "report.json").exists()
-    assert run.wait(LIMIT_S).state == "finished"
 
 
 def test_all_problems_of_a_dict_are_told_at_once(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """An ensemble is written to files without a training, and trained from these files later."""
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.study.conftest import Here
 from tests.study.numpy_study.ripple import NUM_STEPS, signal_at
 from tests.study.test_windows import WINDOWS, assert_windows, oracle
 from tests.support.killing import copy_of, killed_at, model_of, run_through
@@ -47,14 +47,26 @@ def assert_computed(run: Run, num_simulations: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The files of five simulations, out of a study that was killed twice on its way."""
-    points = ("checkpoint.renamed=kill@2", "files.in_place=kill")
-    output_dir = tmp_path_factory.mktemp("written") / "run"
-    return run_through(points, NUMPY_STUDY, output_dir, num_ranks=2, settings=WRITING)
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A study that writes files and has come to a full disk; nobody but `written` goes on with it."""
+    folder = tmp_path_factory.mktemp("written")
+    full = failpoints(folder / "full", "record.appended=raise:ENOSPC@4")
+    return run_study(NUMPY_STUDY, folder / "run", settings=WRITING, environment=full)
 
 
-def test_files_hold_bit_for_bit_what_the_simulations_computed_whatever_was_killed(written: Run) -> None:
+@pytest.fixture(scope="module")
+def written(failed: Run) -> Run:
+    """The files of five simulations, out of the study of `failed`, which was also killed on its way."""
+    return run_through(["files.in_place=kill"], NUMPY_STUDY, failed.output_dir, num_ranks=2, settings=WRITING)
+
+
+def test_a_full_disk_ends_a_study_that_writes_files(failed: Run) -> None:
+    assert failed.exit_code == 5, failed.output
+    assert "the samples cannot be recorded: [Errno 28] No space left on device" in failed.output
+    assert "run the same command again" in " ".join(failed.output.split())
+
+
+def test_files_hold_bit_for_bit_what_the_simulations_computed_whatever_was_full_or_killed(written: Run) -> None:
     assert written.report["restarts"] == 2
     assert_computed(written, num_simulations=4)
     assert written.account["accepted"] == written.account["trained"] == 4 * NUM_STEPS
@@ -64,7 +76,7 @@ def test_a_training_from_files_that_is_killed_ends_with_the_same_weights_to_the_
     written: Run, tmp_path: Path
 ) -> None:
     settings = {"study.simulations": 4, "checkpoint.every_batches": 2, "offline.epochs": 2}
-    options: dict[str, Any] = {"num_ranks": 2, "settings": settings, "arguments": ["--replay", str(written.output_dir)]}
+    options: dict[str, Any] = {"settings": settings, "arguments": ["--replay", str(written.output_dir)]}
     whole = run_study(NUMPY_STUDY, tmp_path / "whole", **options)
     assert_complete(whole, num_simulations=4, num_steps=2 * NUM_STEPS)
     assert whole.report["validation"][-1]["loss"] < whole.report["validation"][0]["loss"]
@@ -77,32 +89,18 @@ def test_windows_are_made_of_the_steps_in_files_and_each_is_trained_after_a_kill
     settings = WINDOWS | {"study.simulations": 4, "validation.rollout": {"fields": ["signal"]}}
     settings["server.class"] = "window_server.py:ForecastingServer"
     options: dict[str, Any] = {"num_ranks": 2, "settings": settings, "arguments": ["--replay", str(written.output_dir)]}
-    whole = run_study(NUMPY_STUDY, tmp_path / "whole", **options)
-    assert_windows(whole, oracle(range(1, 5)), num_expected=4 * 6)
-    assert whole.report["rollout"]["lead_times"] == list(range(2, 17, 2))
-    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, tmp_path / "killed", **options)
-    resumed = run_study(NUMPY_STUDY, tmp_path / "killed", **options)
+    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, tmp_path / "run", **options)
+    resumed = run_study(NUMPY_STUDY, tmp_path / "run", **options)
     assert_windows(resumed, oracle(range(1, 5)), num_expected=4 * 6)
-    assert model_of(resumed.output_dir) == model_of(whole.output_dir)
-    assert resumed.report["rollout"] == whole.report["rollout"]
-
-
-def test_a_full_disk_ends_a_study_that_writes_files_and_nothing_is_lost(tmp_path: Path) -> None:
-    full = failpoints(tmp_path / "full", "record.appended=raise:ENOSPC@4")
-    failed = run_study(NUMPY_STUDY, tmp_path / "run", settings=WRITING, environment=full)
-    assert failed.exit_code == 5, failed.output
-    assert "the samples cannot be recorded: [Errno 28] No space left on device" in failed.output
-    assert "run the same command again" in " ".join(failed.output.split())
-    again = run_study(NUMPY_STUDY, tmp_path / "run", settings=WRITING)
-    assert_computed(again, num_simulations=4)
+    assert resumed.report["rollout"]["lead_times"] == list(range(2, 17, 2))
 
 
 def test_files_of_further_simulations_join_those_that_are_there(written: Run, tmp_path: Path) -> None:
-    more = run_study(NUMPY_STUDY, copy_of(written, tmp_path), num_ranks=2, settings=WRITING | {"study.simulations": 5})
+    more = run_study(NUMPY_STUDY, copy_of(written, tmp_path), settings=WRITING | {"study.simulations": 5})
     assert_computed(more, num_simulations=5)
 
 
-def test_files_are_not_written_out_of_a_replay(run: Callable[..., Run]) -> None:
-    done = run(mpi=None, settings=WRITING, arguments=["--replay", "somewhere"])
-    assert done.exit_code == 2
-    assert "offline.write_files" in done.output
+def test_files_are_not_written_out_of_a_replay(stream_server_here: Here) -> None:
+    exit_code, output = stream_server_here(NUMPY_STUDY, "--replay", "somewhere", settings=WRITING)
+    assert exit_code == 2
+    assert "offline.write_files" in output

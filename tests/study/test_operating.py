@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stream_server.commands.cli import main
+from tests.study.test_prometheus import listens, scrape
 from tests.study.test_signals import ENDLESS, wait_for
 from tests.study.test_supervision import PACED, SUPERVISED, num_starts
 from tests.support.killing import checkpoints
@@ -52,9 +53,15 @@ def assert_finished_early(done: Run, num_started: int) -> None:
     assert all("stop --finish" in reason and num == 20 for reason, num in missing.items())
 
 
-def test_a_study_on_two_ranks_is_asked_followed_and_finished_early(start: Start, said: Said, tmp_path: Path) -> None:
+def test_a_study_on_two_ranks_is_asked_followed_scraped_and_finished_early(
+    start: Start, said: Said, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
-    settings = {"simulation.command": ["python", "patient.py", str(go)]}
+    settings = {
+        "simulation.command": ["python", "patient.py", str(go)],
+        "study.simulations": 3,
+        "metrics.prometheus_port": 0,
+    }
     with start(num_ranks=2, settings=settings) as live:
         wait_for(live, "waiting")
         run = live.output_dir
@@ -66,32 +73,39 @@ def test_a_study_on_two_ranks_is_asked_followed_and_finished_early(start: Start,
         assert status["server"]["simulations"]["running"] == 2
         assert status["server"]["training"]["capacity"] == 40
         table = said("simulations", run)
-        assert [row["state"] for row in table] == ["running"] * 2 + ["waiting"] * 5
+        assert [row["state"] for row in table] == ["running"] * 2 + ["waiting"] * 2
         assert table[0]["attempts"] == 1
         assert table[0]["seconds"] > 0
-        assert table[5]["seconds"] is None
+        assert table[3]["seconds"] is None
         assert (run / "operator.json").stat().st_mode & 0o777 == 0o600
+        [target] = json.loads((run / "prometheus.json").read_text())[0]["targets"]
+        live.wait_until(lambda: scrape(f"http://{target}/metrics").get(("batches_trained_total", None), 0) > 0)
+        values = scrape(f"http://{target}/metrics")
+        assert values["samples_received_total", None] >= values["samples_trained_total", None] > 0
+        assert values["buffer_capacity_samples", None] == 40
         assert main(["stop", str(run), "--finish"]) == 0
-        live.wait_until(lambda: said("status", run)["server"]["simulations"]["stopped"] == 5)
+        live.wait_until(lambda: said("status", run)["server"]["simulations"]["stopped"] == 2)
         assert said("status", run)["server"]["stage"] == "finishing"
         go.touch()
         done = live.end()
         assert logs.communicate(timeout=LIMIT_S)[0].startswith("waiting\n")
         assert logs.returncode == 0
+    assert not listens(target)
+    assert not (run / "prometheus.json").exists()
     assert_finished_early(done, num_started=2)
     status = said("status", run)
     assert (status["state"], status["report"]["exit_code"]) == ("finished", 0)
-    assert [row["state"] for row in said("simulations", run)] == ["finished"] * 2 + ["stopped"] * 5
+    assert [row["state"] for row in said("simulations", run)] == ["finished"] * 2 + ["stopped"] * 2
     assert main(["stop", str(run)]) == 1
     # Asked for more, it goes on with those that were left out, too.
-    more = settings | {"study.simulations": 7}
-    assert_complete(run_study(NUMPY_STUDY, run, num_ranks=2, settings=more), num_simulations=7)
+    more = settings | {"study.simulations": 4}
+    assert_complete(run_study(NUMPY_STUDY, run, mpi=None, settings=more), num_simulations=4)
 
 
 def test_a_study_under_a_launcher_that_is_told_to_stop_saves_and_is_not_started_again(
     start: Start, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with start(**SUPERVISED, settings=PACED | ENDLESS) as live:
+    with start(**SUPERVISED, settings=PACED | ENDLESS | {"server.ranks": 1}) as live:
         wait_for(live, "running")
         waiting = threading.Thread(target=main, args=(["stop", str(live.output_dir), "--wait"],))
         waiting.start()
@@ -108,18 +122,22 @@ def test_a_study_under_a_launcher_that_is_told_to_stop_saves_and_is_not_started_
 
 def test_a_study_that_finishes_goes_on_doing_so_after_a_restart(start: Start, said: Said, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    settings = PACED | {"simulation.command": ["python", "patient.py", str(go)], "study.simulations": 6}
+    settings = PACED | {
+        "simulation.command": ["python", "patient.py", str(go)],
+        "study.simulations": 3,
+        "server.ranks": 1,
+    }
     with start(**SUPERVISED, settings=settings) as live:
         run = live.output_dir
         live.wait_until(lambda: all("waiting" in live.log(i) for i in (0, 1)))
         assert main(["stop", str(run), "--finish"]) == 0
-        live.wait_until(lambda: said("status", run)["server"]["simulations"]["stopped"] == 5)
+        live.wait_until(lambda: said("status", run)["server"]["simulations"]["stopped"] == 2)
         live.ranks[0].kill()
         # Asked while there is no server, or the next one comes: it is waited for.
         status = said("status", run, "--timeout", LIMIT_S)
         live.wait_until(lambda: said("status", run, "--timeout", LIMIT_S)["server"]["incarnation"] == 2)
         assert status["state"] == "running"
-        live.wait_until(lambda: said("status", run)["server"]["simulations"]["stopped"] == 5)
+        live.wait_until(lambda: said("status", run)["server"]["simulations"]["stopped"] == 2)
         go.touch()
         assert_finished_early(live.end(), num_started=2)
 

@@ -26,11 +26,11 @@ def smallest(policy: str, max_running: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("num_ranks", "policy", "max_running"),
     [
-        (1, "fifo", 2),
+        pytest.param(1, "fifo", 2, marks=pytest.mark.full),
         pytest.param(1, "reservoir", 1, marks=pytest.mark.full),
         (2, "reservoir", 2),
         pytest.param(2, "firo", 2, marks=pytest.mark.full),
-        (4, "firo", 1),
+        pytest.param(4, "firo", 1, marks=pytest.mark.full),
         pytest.param(4, "fifo", 2, marks=pytest.mark.full),
         pytest.param(4, "reservoir", 2, marks=pytest.mark.full),
     ],
@@ -44,8 +44,10 @@ def test_parallel_simulations_never_block_each_other_in_the_smallest_buffer(
     assert done.account["duplicates"] == 0
 
 
+@pytest.mark.full
 def test_a_parallel_simulation_that_loses_a_rank_is_started_again(run: Callable[..., Run]) -> None:
+    """In the smallest buffer; test_mpi_simulations.py has it in one with room."""
     command = {"simulation.command": ["python", "blocks.py", "2"]}
-    done = run(num_ranks=2, settings=smallest("fifo", 2) | command)
+    done = run(settings=smallest("fifo", 2) | command)
     assert_complete(done, num_simulations=NUM_SIMULATIONS)
     assert "simulation 2, attempt 0 failed" in done.output

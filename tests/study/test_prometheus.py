@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stream_server.errors import ConfigError
 from stream_server.server.study.prometheus import HOST, MAX_CONNECTIONS, ScrapedStatus, StudyCollector, serve_metrics
-from tests.support.runs import NUMPY_STUDY, run_study, start_study
+from tests.support.runs import NUMPY_STUDY, run_study
 
 STATUS = ScrapedStatus(
     batches=3,
@@ -103,27 +103,3 @@ def test_a_study_refuses_a_port_that_is_taken(tmp_path: Path, taken_port: int) -
     run = run_study(NUMPY_STUDY, tmp_path / "run", mpi=None, settings={"metrics.prometheus_port": taken_port})
     assert run.exit_code == 2
     assert f"metrics.prometheus_port: port {taken_port} cannot be used" in run.output
-
-
-@pytest.mark.slow
-def test_a_running_study_is_scraped_and_nothing_listens_after_it(tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    settings = {
-        "metrics.prometheus_port": 0,
-        "study.simulations": 1,
-        "simulation.command": ["python", "patient.py", str(go)],
-    }
-    with start_study(NUMPY_STUDY, tmp_path / "run", mpi=None, settings=settings) as live:
-        file = live.output_dir / "prometheus.json"
-        live.wait_until(file.exists)
-        [target] = json.loads(file.read_text())[0]["targets"]
-        url = f"http://{target}/metrics"
-        live.wait_until(lambda: scrape(url).get(("batches_trained_total", None), 0) > 0)
-        values = scrape(url)
-        go.touch()
-        run = live.end()
-    assert run.exit_code == 0, run.output
-    assert values["samples_received_total", None] >= values["samples_trained_total", None] > 0
-    assert values["buffer_capacity_samples", None] == 40
-    assert not listens(target)
-    assert not file.exists()

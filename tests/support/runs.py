@@ -169,6 +169,11 @@ def command(program: str, num_ranks: int, mpi: str | None, arguments: list[str])
     return mpirun(mpi, num_ranks, [script, *arguments])
 
 
+def overrides(settings: Mapping[str, Any]) -> list[str]:
+    """The options of the command that change these settings."""
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
 @contextmanager
 def start_study(
     study: Path,
@@ -188,9 +193,8 @@ def start_study(
     What still runs when the block is left is killed. A `mark` of an earlier start makes one run of the two. `within` is
     a program that runs the command that is put after it.
     """
-    changes = {"study.output_dir": str(output_dir)} | dict(settings or {})
-    overrides = [word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    launch = command(program, num_ranks, mpi, ["--config", str(study), *overrides, *arguments])
+    changes = overrides({"study.output_dir": str(output_dir)} | dict(settings or {}))
+    launch = command(program, num_ranks, mpi, ["--config", str(study), *changes, *arguments])
     mark = mark or uuid.uuid4().hex
     path = free_name(output_dir.with_suffix(".output"))
     with path.open("xb") as output:

@@ -41,7 +41,9 @@ class Simulations(Protocol):
     """The outcome of the simulations."""
 
     num_survived: int
-    failures: list[dict[str, object]]
+
+    @property
+    def failures(self) -> list[dict[str, object]]: ...
 
     @property
     def failing(self) -> list[dict[str, object]]: ...
@@ -147,6 +149,10 @@ class Source(Protocol):
 
     def events(self) -> list[mailbox.Event]:
         """The events since the last call."""
+        ...
+
+    def stop_receiving(self) -> None:
+        """Take nothing more in, so that the last checkpoint has all that was ever acknowledged as received."""
         ...
 
     def snapshot(self) -> ReceptionSnapshot:

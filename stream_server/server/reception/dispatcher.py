@@ -35,7 +35,8 @@ class Dispatcher:
 
     Strangers and junk are refused, counted and forgotten. `reply` sends to a client and never blocks.
     `parameters` are those of the simulations that have begun, in the order of study.json. `is_final`: every simulation
-    has ended, and no other will come.
+    has ended, and no other will come. Unless it `is_receiving`, steps are dropped without an answer, so that their
+    clients keep them for the next incarnation.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class Dispatcher:
         self.connections: dict[bytes, Connection] = {}
         self.acknowledgements = Acknowledgements(self.connections, reply, credit=intake.state.credit)
         self.is_final = False
+        self.is_receiving = True
         self.stopped = False
         self._left: deque[bytes] = deque()
 
     def hear(self, peer: bytes, header: bytes, payload: Payload, user: str | None) -> None:
         """Deal with one message; `user` is the key of a newcomer over TCP, None where that is of no concern."""
         connection = self.connections.get(peer)
-        if connection is not None and not self.stopped:
+        if connection is not None and self.is_receiving and not self.stopped:
             series = self.intake.expected(connection, header)
             if series is not None:
                 self._answer(peer, self.intake.take_next(connection, series, payload))
@@ -75,6 +77,10 @@ class Dispatcher:
             return
         if self.stopped:
             self.reply(peer, Ack(received=0, durable=0, stop=True))
+        elif not self.is_receiving and isinstance(message, Open):
+            self._ask_for_patience(peer)
+        elif not self.is_receiving and isinstance(message, Data | End):
+            return
         elif type(message) is Data and connection is not None and connection.attempt.finished:
             # The last step was sent again.
             self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
@@ -123,7 +129,7 @@ class Dispatcher:
     def end_turn(self) -> None:
         """Hand over what has come, admit the clients for which there is credit now, and acknowledge."""
         self.intake.flush()
-        if self.intake.admission.waiting and not self.stopped:
+        if self.intake.admission.waiting and self.is_receiving and not self.stopped:
             for peer, answer in self.intake.admit_waiting():
                 self._opened(peer, answer)
             self.intake.flush()

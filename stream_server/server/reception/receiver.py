@@ -153,6 +153,11 @@ class Receiver:
         with self.turn:
             return self.intake.num_received
 
+    def stop_receiving(self) -> None:
+        """Take nothing more in. Main thread."""
+        with self.turn:
+            self.dispatcher.is_receiving = False
+
     def snapshot(self) -> ReceptionSnapshot:
         """Freeze what has been received so far. Main thread; the receiver waits meanwhile."""
         recorder = self.intake.settlement.recorder

@@ -149,6 +149,10 @@ class Reception:
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
+    def stop_receiving(self) -> None:
+        """Take nothing more in: what comes now stays with its client, which waits for the next incarnation."""
+        self.receiver.stop_receiving()
+
     def snapshot(self) -> ReceptionSnapshot:
         """Freeze what this rank has received so far."""
         return self.receiver.snapshot()

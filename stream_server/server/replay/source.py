@@ -222,6 +222,9 @@ class ReplaySource:
     def stop_simulations(self, stops: StopRequests) -> None:
         """Do nothing: no simulation runs."""
 
+    def stop_receiving(self) -> None:
+        """Do nothing: a record is read when a batch is drawn."""
+
     def snapshot(self) -> ReceptionSnapshot:
         """Freeze the buffer and save the position in the record; what is held out is read again after a restart."""
         held_out = ValidationStore(0).rows()

@@ -262,6 +262,7 @@ class StudyRank:
                 self.stage = "training"
                 training.run()
                 self.stage = "checkpoint"
+                set_up.source.stop_receiving()
                 failpoint("server.before_last_checkpoint")
                 is_saved = set_up.checkpoints.take_last()
                 self.stage = "end"

@@ -85,7 +85,12 @@ def train(case: Case, steps: list[list[int]], training: dict[str, Any]) -> dict[
         return asdict(numbers_of(server.whole if case.apart else server.model, server.ema))
 
 
-job = json.loads(sys.argv[1])
-found = {name: RANKS.gather(train(CASES[name], job["steps"], training)) for name, training in job["cases"].items()}
-if RANKS.rank == 0:
-    Path(sys.argv[2]).write_text(json.dumps(found))
+def train_all(job: dict[str, Any]) -> dict[str, list[dict[str, Any]] | None]:
+    """Train every case of a job; by case what each rank has then, on rank 0."""
+    return {name: RANKS.gather(train(CASES[name], job["steps"], training)) for name, training in job["cases"].items()}
+
+
+if __name__ == "__main__":
+    everyone = train_all(json.loads(sys.argv[1]))
+    if RANKS.rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(everyone))

@@ -16,8 +16,11 @@ BY_NAME = {case.name: case for case in CASES}
 OF_FORTRAN = ("float32", "float64", "int32", "int64")
 NOT_IN_FORTRAN = tuple(f"dtype_{dtype}" for dtype in DTYPES if dtype not in OF_FORTRAN)
 IN_FORTRAN = [case for case in CASES if case.name not in NOT_IN_FORTRAN]
-# Some of each kind: valgrind is slow.
-UNDER_VALGRIND = ("page", "optional", "mistakes", "worker", "parts_again", "stopped_later", "static_parts", "ragged")
+# Some of each kind: valgrind is slow. The sanitizers look at all.
+UNDER_VALGRIND = (
+    *("page", "mistakes", "parts_again", "stopped_later"),
+    *(pytest.param(it, marks=pytest.mark.full) for it in ("optional", "worker", "static_parts", "ragged")),
+)
 VALGRIND = (
     *("valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite,indirect"),
     *("--errors-for-leak-kinds=definite,indirect", "--fair-sched=yes", "--vgdb=no"),

@@ -191,7 +191,7 @@ def test_numbers_are_those_of_python(probe: Probe, number: str) -> None:
         assert word(expected) in answer
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(files, st.data())
 def test_a_damaged_file_is_refused_or_read_as_in_python(
     probe: Probe, file: ConnectionFile, data: st.DataObject

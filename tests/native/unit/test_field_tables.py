@@ -139,7 +139,7 @@ def answers(probe: Probe, case: Case) -> list[tuple[list[str], list[str]]]:
     return pairs
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(cases(max_fields=3, unknown=True))
 def test_blocks_and_bytes_are_those_of_python(probe: Probe, case: Case) -> None:
     assume(not is_lenient(case))
@@ -150,7 +150,7 @@ def test_blocks_and_bytes_are_those_of_python(probe: Probe, case: Case) -> None:
             assert found[0] == "error"
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(cases(max_fields=1, unknown=False))
 def test_mistakes_are_told_in_the_words_of_python(probe: Probe, case: Case) -> None:
     assume(not is_lenient(case))

@@ -1,11 +1,14 @@
-"""A simulation without an end: it runs until the study wants nothing more."""
+"""A simulation without an end: it runs until the study wants nothing more. The argument is the time of a step in s."""
 
 import itertools
+import sys
 import time
 
 from ripple import NUM_STEPS, signal_at
 
 from stream_server.client_api import connect
+
+STEP_S = float(sys.argv[1]) if len(sys.argv) > 1 else 0.002
 
 with connect() as simulation:
     for time_step in itertools.count():
@@ -14,4 +17,4 @@ with connect() as simulation:
             break
         if time_step == 0:
             print("running", flush=True)
-        time.sleep(0.002)
+        time.sleep(STEP_S)

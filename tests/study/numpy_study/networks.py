@@ -14,14 +14,31 @@ class Network(nn.Sequential):
 
 
 class FittingServer(TorchServer):
+    """Each rank leaves its batches by their number, and the weights before and after, beside its results."""
+
     def process_simulation_data(self, data, config):
         return np.append(data.parameters, data.time_step / NUM_STEPS), data.fields["signal"]
 
+    def on_train_start(self):
+        self.batches = {}
+        self.save("before")
+
     def training_step(self, batch, batch_idx):
         inputs, signals = batch
-        return torch.nn.functional.mse_loss(self.model(inputs), signals)
+        self.batches[f"{batch_idx:06}-inputs"] = inputs.numpy()
+        self.batches[f"{batch_idx:06}-signals"] = signals.numpy()
+        return nn.functional.mse_loss(self.model(inputs), signals)
 
-    validation_step = training_step
+    def validation_step(self, batch, batch_idx):
+        return nn.functional.mse_loss(self.model(batch[0]), batch[1])
+
+    def on_train_end(self):
+        np.savez(self.output_dir / f"batches-{self.rank}.npz", **self.batches)
+        self.save("after")
+
+    def save(self, name):
+        if self.rank == 0:
+            torch.save(self.model.state_dict(), self.output_dir / f"{name}.pt")
 
 
 class Diary(Callback):

@@ -1,6 +1,7 @@
 """The linear model, which makes sure that what it is given is normalised as all ranks have it."""
 
 import numpy as np
+from noisy_server import NoisyServer
 from server import LinearServer
 
 
@@ -21,3 +22,7 @@ class NormalizingServer(LinearServer):
 
     def validation_step(self, batch, batch_idx):
         return super().validation_step(batch[:2], batch_idx)
+
+
+class NoisyNormalizingServer(NormalizingServer, NoisyServer):
+    """The same, whose weights tell whether training went on exactly where it was saved."""
