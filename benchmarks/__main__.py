@@ -61,6 +61,7 @@ AT_LEAST = {
     "draw.window": 0.8,
     "intake.ipc.4kB": 1.0,
     "intake.tcp.4kB": 1.0,
+    "intake.clients": 0.5,
     "intake.flood": 0.9,
     "intake": 0.7,
     "step.overhead": 0.95,

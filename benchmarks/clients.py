@@ -1,8 +1,9 @@
 """The price of a sample for the receiver as more and more clients share it.
 
 CPU time of the thread that receives, per sample of 4 kB, with 1, 16, 64 and 256 clients; the reference is one client.
-One process plays all clients, over ipc: each says what a real one says, one step in a message, as far as its credit
-reaches. The credit is that of a study of this buffer and so many simulations, while the main thread draws from a FIFO.
+One process plays all clients, over ipc: each says what a real one says, with as many steps in a message as its credit
+lets it gather. The credit is that of a study of this buffer and so many simulations, while the main thread draws from a
+FIFO.
 
     python -m benchmarks.clients
 """
@@ -19,7 +20,7 @@ import zmq
 from benchmarks.measure import Result, alternated, show
 from benchmarks.reception import DEADLINE_S, STUDY, reception
 from stream_server.buffers import Fifo
-from stream_server.client_api.data_connection import CreditWindow
+from stream_server.client_api.data_connection import MESSAGE_BYTES, CreditWindow
 from stream_server.messages import wire
 from stream_server.messages.client import Ack, Block, Data, Open, Opened
 from stream_server.server.intake.credit import credit_per_simulation
@@ -76,6 +77,7 @@ class Client:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, simulation: int) -> None:
         self.simulation = simulation
         self.window: CreditWindow | None = None
+        self.steps_per_message = 0
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.connect(address)
@@ -93,31 +95,39 @@ class Client:
         """Read all answers."""
         while self.socket.poll(0):
             answer = wire.decode(self.socket.recv())
-            if isinstance(answer, Opened):
+            if isinstance(answer, Opened) and self.window is None:
                 self.window = CreditWindow(answer.credit)
+                self.steps_per_message = max(1, min(MESSAGE_BYTES // SAMPLE_BYTES, answer.credit // 2))
             elif isinstance(answer, Ack) and self.window is not None:
                 self.window.received(answer.received)
 
-    def send(self, sample: bytes) -> None:
-        """Send one step, for which there must be room."""
+    @property
+    def has_room(self) -> bool:
+        """There is credit for a message."""
+        return self.window is not None and self.window.room >= self.steps_per_message
+
+    def send(self, samples: memoryview, most: int) -> int:
+        """Send a message, for which there must be room; returns of how many steps, at most `most`."""
         assert self.window is not None
+        num = min(most, self.steps_per_message)
         data = Data(
             simulation=self.simulation,
             attempt=0,
             incarnation=0,
             sequence=self.window.sequence,
             index=self._num_steps,
-            num_steps=1,
+            num_steps=num,
             present=1,
         )
-        self.socket.send_multipart([*wire.encode(data), sample], copy=False)
-        self.window.sent(num_steps=1, num_messages=1)
-        self._num_steps += 1
+        self.socket.send_multipart([*wire.encode(data), samples[: num * SAMPLE_BYTES]], copy=False)
+        self.window.sent(num_steps=num, num_messages=1)
+        self._num_steps += num
+        return num
 
 
 def play(address: str, num: int) -> None:
     """Be these clients: each line of the input says how many samples to send, one client after the other."""
-    sample = bytes(SAMPLE_BYTES)
+    samples = memoryview(bytes(MESSAGE_BYTES))
     with zmq.Context() as context:
         context.max_sockets = num + 1
         poller = zmq.Poller()
@@ -137,10 +147,9 @@ def play(address: str, num: int) -> None:
             while left:
                 for _ in range(num):
                     it, at = them[at], (at + 1) % num
-                    if left and it.window is not None and it.window.room:
-                        it.send(sample)
-                        left -= 1
-                has_room = any(it.window is not None and it.window.room for it in them)
+                    if left and it.has_room:
+                        left -= it.send(samples, left)
+                has_room = any(it.has_room for it in them)
                 for socket, _ in poller.poll(0 if has_room else None):
                     of_socket[socket].hear()
 

@@ -15,6 +15,9 @@ from stream_server.storage.typed import plain, quoted, typed
 T = TypeVar("T")
 SHOWN_BYTES = 200
 
+# Made once: json.dumps with options makes another for each message.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=operator.index)
+
 
 def by_name(kinds: Iterable[type[T]]) -> dict[str, type[T]]:
     """Messages that one end may get, by the names under which they come."""
@@ -28,7 +31,7 @@ def encode(message: Any | None, **envelope: Any) -> bytes:
         ValueError: a number is infinite or not a number.
     """
     values = envelope if message is None else {"message": type(message).__name__, **envelope, **plain(message)}
-    return json.dumps(values, separators=(",", ":"), allow_nan=False, default=operator.index).encode()
+    return _ENCODER.encode(values).encode()
 
 
 def parse(frame: bytes | memoryview) -> dict[str, Any]:

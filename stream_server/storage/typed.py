@@ -102,17 +102,25 @@ def typed(cls: type[T], values: Any) -> T:
 
 def plain(value: Any) -> Any:
     """A value, such as a dataclass, as JSON has it: dictionaries, lists, texts, numbers, booleans and None."""
-    if isinstance(value, Enum):
-        return value.name.lower()
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return value
+    kind: Any = type(value)
+    return _writer(kind)(value)
+
+
+@cache
+def _writer(cls: type) -> Callable[[Any], Any]:
+    """Makes values of this type plain."""
+    if issubclass(cls, Enum):
+        return lambda value: value.name.lower()
+    if issubclass(cls, bytes):
+        return lambda value: value.hex()
+    if issubclass(cls, Mapping):
+        return lambda value: {str(key): plain(item) for key, item in value.items()}
+    if issubclass(cls, tuple | list):
+        return lambda value: [plain(item) for item in value]
+    if is_dataclass(cls):
+        names = [field.name for field in fields(cls)]
+        return lambda value: {name: plain(getattr(value, name)) for name in names}
+    return lambda value: value
 
 
 @cache

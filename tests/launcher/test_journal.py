@@ -197,6 +197,18 @@ def test_a_journal_of_another_format_is_refused_and_says_so(tmp_path: Path) -> N
         pass
 
 
+def test_what_is_deferred_is_one_line_with_what_follows_or_is_flushed(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.defer(BEGIN)
+        journal.flush()
+        journal.flush()
+        journal.defer(PlanTaken(incarnation=1), FirstStep())
+        assert journal.file.read_bytes() == records.encode(BEGIN)
+        journal.write(PlanTaken(incarnation=2))
+        together = records.encode(PlanTaken(incarnation=1), FirstStep(), PlanTaken(incarnation=2))
+        assert journal.file.read_bytes() == records.encode(BEGIN) + together
+
+
 def test_nothing_is_written_where_there_is_nothing_to_note(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         journal.note()

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from stream_server.server.intake.credit import credit_per_simulation
 from stream_server.server.run.plan import make_plan
 from tests.support.studies import Changes, StudyFolder
 
@@ -21,7 +22,7 @@ def plan_of(tmp_path: Path, changes: Changes) -> dict[str, int]:
         ),
         pytest.param(
             {"buffer.capacity": 100, "training.batch_size": 20, "client.window": "400kB"},
-            {"credit": 2, "spare": 40, "num_slots": 100 + 2 * 5 + 40 + 1 + 40},
+            {"credit": 3, "spare": 40, "num_slots": 100 + 3 * 5 + 40 + 1 + 40},
             id="two batches",
         ),
         pytest.param(
@@ -35,3 +36,23 @@ def test_there_are_slots_for_a_full_buffer_all_windows_held_batches_and_what_is_
     tmp_path: Path, changes: Changes, expected: dict[str, int]
 ) -> None:
     assert plan_of(tmp_path, changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("capacity", "max_simulations", "sample_bytes", "credit"),
+    [
+        pytest.param(20_000, 1, 4_000, 2_500, id="an eighth of the capacity"),
+        pytest.param(20_000, 256, 4_000, 65, id="256 KiB each"),
+        pytest.param(1_000, 100, 4_000, 10, id="the capacity once more"),
+        pytest.param(1_000, 100, 40_000, 6, id="256 KiB of larger samples"),
+        pytest.param(1_000, 100, 1_000_000, 2, id="two steps"),
+        pytest.param(20_000, 1, 1_000_000, 67, id="the window of a client"),
+    ],
+)
+def test_the_credit_of_many_simulations_lets_small_steps_share_messages(
+    capacity: int, max_simulations: int, sample_bytes: int, credit: int
+) -> None:
+    window = 64 * 2**20
+    assert credit == credit_per_simulation(
+        window_bytes=window, sample_bytes=sample_bytes, capacity=capacity, max_simulations=max_simulations
+    )

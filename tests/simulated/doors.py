@@ -3,8 +3,8 @@
 Ours are: threads and clocks (`threads`, `stand_ins`), the module zmq and the network (`messaging`, `network`),
 processes, signals and file locks (`machine`, `kernel`), mpirun, MPI and the shell of a job (`starting`, `ranks`), the
 launcher's connections to the ranks, not its judgement of them (`signs`), the learner and the simulation (`programs`),
-and nothing where a person looks on. Everything else is the product's own code, from `connect` over receiver, buffer,
-rounds and checkpoints to launcher, jobs and journal.
+nothing where a person looks on, and no credit beyond a share of the capacity. Everything else is the product's own
+code, from `connect` over receiver, buffer, rounds and checkpoints to launcher, jobs and journal.
 
 Files are real ones in memory: a process that is killed leaves what it wrote, and no power cut is simulated.
 """
@@ -24,6 +24,7 @@ from stream_server.launcher.backends import local
 from stream_server.launcher.simulations import server_connection
 from stream_server.launcher.supervision import runs, server_job, supervisor
 from stream_server.machine import private_folder, processes
+from stream_server.server.intake import credit
 from stream_server.server.progress import stop
 from stream_server.server.reception import build, sockets
 from stream_server.server.study import closing, set_up, study
@@ -103,6 +104,8 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         (set_up, "open_own_writers", lambda *_: []),
         (set_up, "Display", silent),
         (stop.StopRequests, "on_signals", lambda self: nullcontext()),
+        # These samples have a few bytes: with credit for that many of them no client would ever wait.
+        (credit, "ENOUGH_BYTES", 0),
         (closing, "show_summary", lambda report, places, hands_over: None),
     ]
 

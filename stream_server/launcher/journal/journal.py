@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The file of records, which are on disk when `write` returns: one line for all of a call. Main thread only.
+    """The file of records, which are on disk when `write` returns: one line for all of a call and for
+    what was deferred before it. Main thread only.
 
     As long as the `with` block lasts, no other launcher can open it. `history` is what was in it.
     """
@@ -35,6 +36,7 @@ class Journal:
         self.history = History()
         self._lines = LineFile(self.file)
         self._unwritten: list[Record] = []
+        self._is_behind = False
 
     def __enter__(self) -> Self:
         """Open it, and read what is there.
@@ -92,6 +94,7 @@ class Journal:
         if together := (*self._unwritten, *written):
             self._lines.append(records.encode(*together))
         self._unwritten.clear()
+        self._is_behind = False
         failpoint("launcher.after_journal")
 
     def note(self, *noted: Record) -> None:
@@ -99,9 +102,19 @@ class Journal:
         try:
             self.write(*noted)
         except OSError as error:
-            if not self._unwritten:
+            if not self._is_behind:
                 log.error("%s cannot be written, and is behind from now on: %s", self.file, error)
+            self._is_behind = True
             self._unwritten += noted
+
+    def defer(self, *deferred: Record) -> None:
+        """Put records on disk with the next ones, or in `flush`: nothing may follow from them before."""
+        self._unwritten += deferred
+
+    def flush(self) -> None:
+        """Put on disk what was deferred, if anything was."""
+        if self._unwritten:
+            self.note()
 
     def _read(self) -> None:
         try:

@@ -127,6 +127,7 @@ class Ensemble:
         self._poll_jobs()
         self._carry_out(self.schedule.tick(now))
         self._tell_status()
+        self.journal.flush()
         if self.has_left and not self._said_bye:
             self._said_bye = True
             self.server.send(launcher_link.Bye())
@@ -259,7 +260,11 @@ class Ensemble:
             action = pending.popleft()
             match action:
                 case Submit():
-                    pending += self.starter.start(action)
+                    submits = [action]
+                    while pending and isinstance(following := pending[0], Submit):
+                        submits.append(following)
+                        pending.popleft()
+                    pending += self.starter.start(submits)
                     self.look_soon()
                 case Continue():
                     self.starter.go_on(action)
@@ -347,7 +352,7 @@ class Reports:
     def attempts_ended(self, ended: Sequence[AttemptEnd]) -> None:
         """Nothing of these attempts is to be waited for any more."""
         if ended:
-            self.journal.note(
+            self.journal.defer(
                 *(records.AttemptEnded(simulation=it.simulation, attempt=it.attempt, reason=it.reason) for it in ended)
             )
 

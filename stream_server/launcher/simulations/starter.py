@@ -56,29 +56,20 @@ class Starter:
         """An attempt that another launcher has started has this key, None without security."""
         self._public_keys[simulation] = public_key
 
-    def start(self, action: Submit) -> list[Action]:
-        """Start an attempt and those beside it in one job; returns what is to be done about those that cannot run.
+    def start(self, submits: Sequence[Submit]) -> list[Action]:
+        """Start the jobs of attempts and those beside them; returns what is to be done about those that cannot run.
 
-        Those that cannot be prepared are left out of the job. While the disk refuses, none is started.
+        All are in the journal before the first is submitted. Those that cannot be prepared are left out of their job.
+        While the disk refuses, none is started.
         """
-        members = [self._number(it.simulation, it.attempt) for it in (action, *action.beside)]
+        jobs = [[self._number(it.simulation, it.attempt) for it in (first, *first.beside)] for first in submits]
+        members = [member for job in jobs for member in job]
         keys = {simulation: self._new_keys() for simulation, _ in members}
         self._public_keys |= {simulation: pair.public if pair else None for simulation, pair in keys.items()}
-        specs: dict[tuple[int, int], JobSpec] = {}
         errors: dict[tuple[int, int], Exception] = {}
         try:
-            for simulation, attempt in members:
-                try:
-                    specs[simulation, attempt] = self.attempts.prepare(
-                        simulation, attempt, self._parameters[simulation], self._connection, keys[simulation]
-                    )
-                except (OSError, ValueError) as error:
-                    if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
-                        raise
-                    errors[simulation, attempt] = error
-            if self.jobs.are_workers and len(specs) > 1:
-                specs[next(iter(specs))] = self.attempts.worker(list(specs.values()))
-            self.journal.write(*self._starting(list(specs)))
+            prepared = [self._prepare(job, keys, errors) for job in jobs]
+            self.journal.write(*(record for specs in prepared for record in self._starting(list(specs))))
         except OSError as error:
             return self._postpone(members, error)
         self._is_held_back = False
@@ -94,7 +85,7 @@ class Starter:
         actions: list[Action] = []
         for (simulation, attempt), problem in errors.items():
             actions += self._cannot_be_prepared(simulation, attempt, problem)
-        if specs:
+        for specs in filter(None, prepared):
             self._submit(specs)
         return actions
 
@@ -129,6 +120,27 @@ class Starter:
         if self._connection.get("security") is None:
             return None
         return KeyPair.make()
+
+    def _prepare(
+        self,
+        members: Sequence[tuple[int, int]],
+        keys: Mapping[int, KeyPair | None],
+        errors: dict[tuple[int, int], Exception],
+    ) -> dict[tuple[int, int], JobSpec]:
+        """What runs each attempt of a job; those for which nothing does are in `errors`, unless the disk refuses."""
+        specs: dict[tuple[int, int], JobSpec] = {}
+        for simulation, attempt in members:
+            try:
+                specs[simulation, attempt] = self.attempts.prepare(
+                    simulation, attempt, self._parameters[simulation], self._connection, keys[simulation]
+                )
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in DISK_IS_TO_BLAME:
+                    raise
+                errors[simulation, attempt] = error
+        if self.jobs.are_workers and len(specs) > 1:
+            specs[next(iter(specs))] = self.attempts.worker(list(specs.values()))
+        return specs
 
     def _starting(self, members: Sequence[tuple[int, int]]) -> list[records.AttemptStarting]:
         job = str(self.attempts.folder(*members[0])) if len(members) > 1 else None
@@ -170,6 +182,6 @@ class Starter:
             self.schedule.begun(simulation, time.monotonic())
         failpoint("launcher.after_submit")
         if handle is not None:
-            self.journal.note(
+            self.journal.defer(
                 *(records.AttemptStarted(simulation=it, attempt=attempt, handle=handle) for it, attempt in specs)
             )

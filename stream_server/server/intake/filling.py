@@ -46,7 +46,7 @@ class Unfit(StreamServerError):
 def side_by_side(slots: Sequence[int]) -> slice | None:
     """The slots as one slice, if they lie side by side in this order."""
     first, num = slots[0], len(slots)
-    if num == 1 or (slots[-1] - first == num - 1 and all(slot == first + i for i, slot in enumerate(slots))):
+    if num == 1 or (slots[-1] - first == num - 1 and list(slots) == list(range(first, first + num))):
         return slice(first, first + num)
     return None
 
