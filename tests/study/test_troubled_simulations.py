@@ -129,9 +129,12 @@ def test_what_an_invalid_simulation_has_sent_is_withdrawn(tmp_path: Path) -> Non
     account = done.account
     assert done.report["simulations"]["invalid"] == 1
     assert done.report["failures"] == []
-    assert (account["accepted"], account["withdrawn"], account["trained"]) == (50, 10, 40)
+    # It may say so before the last of its ten steps are on their way.
+    assert 0 < account["withdrawn"] <= 10
+    assert (account["accepted"], account["trained"]) == (40 + account["withdrawn"], 40)
     assert account["duplicates"] == 1
-    assert account["never_produced"] == {f"simulation {VICTIM}: invalid (energy is not conserved)": 10}
+    missing = {f"simulation {VICTIM}: invalid (energy is not conserved)": 20 - account["withdrawn"]}
+    assert account["never_produced"] == missing
     assert not (done.output_dir / "simulations" / str(VICTIM) / "attempt-1").exists()
 
 
