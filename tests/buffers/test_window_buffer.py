@@ -203,6 +203,9 @@ class WindowBufferMachine(RuleBasedStateMachine):
     def a_step_is_kept_only_for_windows_that_may_still_be_made(self) -> None:
         for slot in self.buffer.windows.kept().tolist():
             simulation, step = divmod(int(self.buffer.slots.arrays["u"][slot]), 100)
+            if simulation in self.buffer._ended:
+                # Its end takes effect when its steps in the backlog are taken in.
+                continue
             come = self.came[simulation] - {
                 int(self.buffer.slots.time_steps[it])
                 for it in self.buffer._backlog[self.buffer._num_taken :]
