@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ hypothesis.settings.load_profile("project")
 hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 30
 
 TEMPORARY = pytest.StashKey[Path]()
+TESTS = str(Path(__file__).parent)
+_OTHERS: set[str] = set()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,6 +57,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") and reporter and reporter.stats.get("skipped") and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def modules_of_studies_are_forgotten() -> Iterator[None]:
+    """The next test may run a study whose files have the same names."""
+    yield
+    for name in sys.modules.keys() - _OTHERS:
+        file = getattr(sys.modules[name], "__file__", None)
+        if "." not in name and file is not None and file.startswith((TESTS, tempfile.gettempdir())):
+            del sys.modules[name]
+        else:
+            _OTHERS.add(name)
 
 
 @pytest.fixture(autouse=True)

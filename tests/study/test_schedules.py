@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,9 @@ NUM_STEPS = 10
 
 
 @pytest.fixture
-def study_on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def study_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of the study is on the import path within a test alone."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    yield
-    for name in ("server", "torch_server", "scheduled_server"):
-        sys.modules.pop(name, None)
 
 
 def one_cycle() -> list[float]:
