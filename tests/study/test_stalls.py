@@ -18,7 +18,7 @@ from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, run_h
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
-STALL_S = 3.0
+STALL_S = 5.0
 
 
 def stalling(method: str, rank: int = 1, *, deaf: bool = False, once: bool = False) -> dict[str, Any]:
