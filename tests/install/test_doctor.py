@@ -159,7 +159,7 @@ def test_a_rank_that_finds_no_mpi_says_how_to_get_one() -> None:
 
 
 def with_first_on_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
-    """What is found of MPI with this folder first on the PATH."""
+    """The MPI that is found with this folder first on the PATH."""
     environment = alone([]).environment
     monkeypatch.setenv("PATH", f"{folder}:{Path(sys.prefix) / 'bin'}:{environment['PATH']}")
     return findings.of_mpi(facts.MpiFacts.gather())
