@@ -111,13 +111,14 @@ class Empty:
 class Loaded:
     """Gives a module that the import of its package has brought along."""
 
-    @staticmethod
-    def create_module(spec):
-        return sys.modules[spec.name]
+    def __init__(self, module):
+        self.module, self.spec = module, module.__spec__
 
-    @staticmethod
-    def exec_module(module):
-        pass
+    def create_module(self, spec):
+        return self.module
+
+    def exec_module(self, module):
+        module.__spec__ = self.spec
 
 
 class Finder:
@@ -135,8 +136,10 @@ class Finder:
             return spec
         if name.startswith(NAME + "."):
             make_way()
-            if name in sys.modules:
-                return type(sys.__spec__)(name, Loaded)
+            if (module := sys.modules.get(name)) is not None:
+                # The import system takes the spec that such a module has for the one that was asked for.
+                module.__spec__ = type(sys.__spec__)(name, Loaded(module))
+                return module.__spec__
         return None
 
 
