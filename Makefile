@@ -56,7 +56,7 @@ study-heat: .venv/ready
 	$(RUN) python -m benchmarks.published $(ARGS)
 
 study-steering: .venv/ready
-	$(RUN) python -m benchmarks.steering $(ARGS)
+	$(RUN) python -m benchmarks.samplers $(ARGS)
 
 # NAME=… with nothing else runs a campaign as long as it is by itself; each of these is an option of some of them.
 # RECORD=1 puts the figures into docs/reliability.md, and OPTIONS="…" takes whatever else `--help` shows.
