@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.part import Part, described
+from tests.support.built_once import SHARED_FOLDER
 from tests.support.timing import Deadline
 
 DEADLINE_S = 1800.0
@@ -112,6 +113,9 @@ def say(text: str) -> None:
 def _compile() -> None:
     for folder in (TESTS, PACKAGE):
         compileall.compile_dir(str(folder), quiet=2)
+    if SHARED_FOLDER in os.environ:
+        # Within a run of tests, for some tests of a copy.
+        return
     kept = next(START_SOONER.glob("__pycache__/methods.*"), None)
     if kept is None or kept.stat().st_mtime < max(file.stat().st_mtime for file in PACKAGE.rglob("*.py")):
         variables = {**os.environ, "PYTHONPATH": f"{START_SOONER}{os.pathsep}{TESTS.parent}", "WRITE_METHODS": "yes"}
