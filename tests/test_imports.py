@@ -184,8 +184,14 @@ def test_importing_the_client_loads_numpy_and_zmq_only() -> None:
     assert loaded & CLIENT_NEVER_LOADS == set()
 
 
-def test_importing_the_launcher_loads_nothing_that_computes_or_draws() -> None:
-    code = "import sys, stream_server.launcher.supervision.cli; print(*{name.split('.')[0] for name in sys.modules})"
+def test_importing_the_launcher_loads_nothing_that_computes_or_draws_and_looks_for_no_plugins_of_pydantic() -> None:
+    code = """
+import importlib.metadata, os, sys
+importlib.metadata.entry_points, before = None, dict(os.environ)
+import stream_server.launcher.supervision.cli
+assert os.environ == before
+print(*{name.split('.')[0] for name in sys.modules})
+"""
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
     assert {"pydantic", "zmq"} <= loaded
     assert loaded & LAUNCHER_NEVER_LOADS == set()
