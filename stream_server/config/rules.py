@@ -151,7 +151,7 @@ def _windows_are_made_on_one_rank(config: StudyConfig) -> Iterator[Problem]:
         yield Problem(
             "buffer.routing",
             f"{shown(config.buffer.routing)} deals the steps of a window to several ranks, which is not built yet",
-            'Write "routing": "simulations"',
+            'Leave it out, or write "simulations"',
         )
 
 
