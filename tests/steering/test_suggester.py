@@ -164,13 +164,14 @@ def test_a_class_that_hangs_is_killed_in_time_and_asked_anew_a_few_times(
         ),
         ("raise ValueError('here')\nclass Points: ...", UserCodeError, "ValueError"),
         (COUNTING, ConfigError, "simulation.per_job is 2, but"),
+        (COUNTING, ConfigError, r"simulation.per_worker would be ignored: while .* is 4, .* Write 9 or more there"),
         (COUNTING.replace("ingest", "other"), ConfigError, "lookahead would be ignored"),
     ],
 )
 def test_a_class_that_cannot_suggest_anything_is_refused_at_the_start(
     suggesting: Start, code: str, error: type[Exception], message: str
 ) -> None:
-    changes: dict[str, Any] = {"simulation.per_job": 2} if "per_job" in message else {}
+    changes: dict[str, Any] = {f"simulation.{key}": 2 for key in ("per_job", "per_worker") if key in message}
     changes |= {"sampler": {"lookahead": 2}} if "lookahead" in message else {}
     with pytest.raises(error, match=message):
         suggesting(code, **changes)

@@ -13,6 +13,7 @@ from typing import Any, Self
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, StreamServerError, UserCodeError
 from stream_server.failpoints import failpoint
+from stream_server.launcher.schedule.shared_jobs import num_for_worker
 from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.design import (
     TRAINING_STREAM,
@@ -188,7 +189,7 @@ class Suggester:
                 "suggests all at the start: leave it out"
             )
         if self.learns:
-            self._refuse_shared_jobs()
+            self._check_shared_jobs()
             self._refuse_names_of_results()
         self.lookahead = self._ready_ahead if self.learns else self._num_planned
         first = min(self._num_planned, self._num_held_out + self.lookahead)
@@ -201,14 +202,19 @@ class Suggester:
         runs = config.launcher.max_running if config.simulation.command is not None else config.client.max_attached
         return self._settings.lookahead or max(1, runs)
 
-    def _refuse_shared_jobs(self) -> None:
-        simulation = self._config.simulation
-        for key, value in (("per_job", simulation.per_job), ("per_worker", simulation.per_worker)):
-            if value != 1:
-                raise ConfigError(
-                    f"simulation.{key} is {value}, but {self._settings.class_} learns while the study runs, and the "
-                    "simulations of a job are chosen before it starts: leave it out, or use a class without ingest"
-                )
+    def _check_shared_jobs(self) -> None:
+        simulation, max_running = self._config.simulation, self._config.launcher.max_running
+        if simulation.per_job != 1:
+            raise ConfigError(
+                f"simulation.per_job is {simulation.per_job}, but {self._settings.class_} learns while the study runs, "
+                "and the simulations of a job start together: leave it out, or use a class without ingest"
+            )
+        if simulation.per_worker != 1 and num_for_worker(self._ready_ahead, most=2, max_running=max_running) == 1:
+            raise ConfigError(
+                f"simulation.per_worker would be ignored: while parameters.sampler.lookahead is {self._ready_ahead}, a "
+                "worker gets one simulation, for it gets one in 2 × launcher.max_running of those that are ready. "
+                f"Write {2 * max_running + 1} or more there"
+            )
 
     def _refuse_names_of_results(self) -> None:
         if names := sorted(OWN & self._bounds.keys()):
