@@ -191,6 +191,22 @@ def test_a_later_start_suggests_nothing_twice_and_gives_nobody_other_parameters(
     assert set(by(after)) == {"points.py:Points"}
 
 
+def test_a_class_that_cannot_begin_at_a_later_start_is_told_results_once_it_can(
+    suggesting: Start, folder: StudyFolder
+) -> None:
+    """Also when it has suggested all: it may stop simulations, and redraws may come."""
+    mark = folder.path / "mark"
+    code = f"import os\nif os.path.exists({str(mark)!r}):\n    os.remove({str(mark)!r})\n    os._exit(3)\n{COUNTING}"
+    code += "\n    def to_stop(self):\n        return [5]\n"
+    suggesting(code).next(22)
+    mark.touch()
+    after = suggesting(code)
+    assert not mark.exists()
+    assert after.suggester.learns
+    after.suggester.ingest({5: {**after.first[5], "loss": 1.0}})
+    assert after.next_stopped() == 5
+
+
 def test_a_later_start_has_other_random_numbers(suggesting: Start) -> None:
     code = TEN_LINES.replace("vocs):", "vocs, seed):\n        random.seed(seed)")
     before = suggesting(code, output="first").suggester.parameters

@@ -44,7 +44,7 @@ class Suggester:
     results at once.
 
     Attributes:
-        learns: the class has `ingest`, as far as it was asked.
+        learns: the class has `ingest`, or has not said yet.
         error: what ended the thread, if it did not end as it should.
         lookahead: how many suggestions are to be ready; all at once if the class does not learn.
     """
@@ -74,7 +74,8 @@ class Suggester:
         self._is_leaving = False
         self._deliver: Callable[[Mapping[int, dict[str, float]]], None] = lambda _: None
         self._end_early: Callable[[int, str], None] = lambda _simulation, _reason: None
-        self._stops = False
+        # As long as the class has not said so.
+        self._stops = True
         self._thread = Thread(target=self._run, name="suggester")
         self._stack = ExitStack()
 
@@ -172,7 +173,6 @@ class Suggester:
             try:
                 self.learns = self._start_process()
             except (NoAnswer, StreamServerError) as error:
-                self.learns = False
                 self._note(str(error))
             return
         try:
@@ -338,7 +338,7 @@ class Suggester:
         """Tell the class what is new, and end the simulations of which it wants no more."""
         begins = not self._process.runs
         if begins:
-            self._start_process()
+            self.learns = self._start_process()
         with self._condition:
             news, self._news = dict(self._results) if begins else self._news, {}
         if news and self.learns:
