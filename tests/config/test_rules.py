@@ -464,6 +464,17 @@ def test_windows_that_are_drawn_in_turn_are_for_one_rank(folder: StudyFolder, po
         check_ranks(config, 2)
 
 
+def test_workers_of_simulations_that_are_dealt_to_ranks_are_for_one_rank(folder: StudyFolder) -> None:
+    workers = {"simulation.command": ["python", "heat.py"], "simulation.per_worker": "many"}
+    config = folder.load({**WINDOWS, **workers})
+    check_ranks(config, 1)
+    message = 'simulation.per_worker: "many" with the routing "simulations" on 2 ranks could wait for ever'
+    with pytest.raises(ConfigError, match=message):
+        check_ranks(config, 2)
+    assert message in folder.problem({**WINDOWS, **workers, "server.ranks": 2})
+    check_ranks(folder.load(workers), 2)
+
+
 ROLLOUT: dict[str, Any] = {**WINDOWS, "validation.simulations": 2, "validation.rollout": {}}
 
 
