@@ -4,7 +4,7 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo quick test test-all check lint format bench bench-peers study-heat study-steering campaign failpoints docs tools clean
+.PHONY: help demo quick test test-all check lint format bench bench-peers study-heat study-lorenz study-steering campaign failpoints docs tools clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (two minutes; the first time three or four more, for what it installs)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
 	@echo "make bench-peers  beside files, a queue, Redis, ADIOS2, TorchRL and cpprb: writes benchmarks/peers.json; installs them"
 	@echo "make study-heat  the published heat study beside training from files: 15 runs, an hour and a half; ARGS=\"--seeds 1\""
+	@echo "make study-lorenz  the Lorenz study: which part of a buffer keeps its promise, beside training from files: 24 runs"
 	@echo "make study-steering  samplers of parameters on the studies of trajectories: 30 runs; ARGS=\"--seeds 2 --studies ks\""
 	@echo "make campaign  the long campaigns; NAME=… runs one: make campaign NAME=chaos KILLS=200 SEED=1 RECORD=1"
 	@echo "make failpoints  one study for each line of docs/internals/failpoints.md, killed there"
@@ -53,10 +54,13 @@ bench-peers: .venv-bench/ready
 	PATH="$(CURDIR)/.venv-bench/bin:$$PATH" python -m benchmarks.peers $(ARGS)
 
 study-heat: .venv/ready
-	$(RUN) python -m benchmarks.published $(ARGS)
+	$(RUN) python -m benchmarks.published heat $(ARGS)
+
+study-lorenz: .venv/ready
+	$(RUN) python -m benchmarks.published lorenz $(ARGS)
 
 study-steering: .venv/ready
-	$(RUN) python -m benchmarks.steering $(ARGS)
+	$(RUN) python -m benchmarks.samplers $(ARGS)
 
 # NAME=… with nothing else runs a campaign as long as it is by itself; each of these is an option of some of them.
 # RECORD=1 puts the figures into docs/reliability.md, and OPTIONS="…" takes whatever else `--help` shows.

@@ -2,15 +2,18 @@
 
 Samples per second of CPU time of the thread that receives, over TCP with keys: what the flood costs the rank. The
 flooder, a process of its own on the same machine, says Hello as fast as its connection takes it, and connects again
-whenever it is cut off. Between the rounds in which it floods it is stopped by a signal.
+whenever it is cut off. A round is longer than the penalty, at the end of which the flooder is let in once more; in the
+rounds without a flood it is stopped by a signal.
 
     python -m benchmarks.flood
 """
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -22,23 +25,40 @@ from benchmarks.reception import STUDY
 from stream_server.messages import wire
 from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.connection_table import PENALTY_S
 
 SIZE = "40kB.packed"
+ROUND_S = PENALTY_S + 1
+NUM_PAIRS = 9
 
 
 def results() -> Iterator[Result]:
     """intake.flood.40kB.packed."""
     with ours_of(*SIZES[SIZE], over_tcp=True, num_simulations=2) as (study, one_round), flooder(study.files[1]) as pid:
-        yield alternated(f"intake.flood.{SIZE}", "samples/s", flooded(one_round, pid), one_round)
+        undisturbed = lasting(one_round)
+        yield alternated(f"intake.flood.{SIZE}", "samples/s", flooded(undisturbed, pid), undisturbed, NUM_PAIRS)
 
 
-def flooded(one_round: Callable[[], float], pid: int) -> Callable[[], float]:
-    """A round in which this process is not stopped."""
+def lasting(one_round: Callable[[], float]) -> Callable[[], float]:
+    """As many rounds as fit into ROUND_S: their mean, each being of as many samples."""
+
+    def rounds() -> float:
+        end_s = time.monotonic() + ROUND_S
+        rates = []
+        while time.monotonic() < end_s:
+            rates.append(one_round())
+        return statistics.harmonic_mean(rates)
+
+    return rounds
+
+
+def flooded(rounds: Callable[[], float], pid: int) -> Callable[[], float]:
+    """Rounds during which this process is not stopped."""
 
     def beside_it() -> float:
         os.kill(pid, signal.SIGCONT)
         try:
-            return one_round()
+            return rounds()
         finally:
             os.kill(pid, signal.SIGSTOP)
 

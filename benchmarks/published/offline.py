@@ -4,9 +4,8 @@ The parameters, the held-out simulations, the network, the optimizer, the schedu
 study. All samples are in one memory-mapped array, the quickest file there is; it stays in the page cache.
 """
 
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +19,30 @@ from stream_server.config import StudyConfig
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.user.components import load_server_class
 
-HEAT = Path(__file__).parents[2] / "configs" / "heat"
-
+# The inputs of the network, and what it is to give, of all time steps.
 Samples = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
-def simulate(config: StudyConfig, folder: Path) -> tuple[Samples, Samples]:
-    """The training and the held-out samples of a study: inputs in memory, temperatures in a file in `folder`."""
-    sys.path.insert(0, str(HEAT))
-    from heat import NUM_STEPS, solve
+def simulate(
+    config: StudyConfig, folder: Path, samples_of: Callable[[StudyConfig, int, Mapping[str, float]], Samples]
+) -> tuple[Samples, Samples]:
+    """The training and the held-out samples of a study: inputs in memory, outputs in a file in `folder`.
 
-    design, size = ParameterDesign(config), config.study.fields["temperature"].shape[0]
+    `samples_of` makes those of one simulation from its number and its parameters.
+    """
+    design = ParameterDesign(config)
     num_held_out, num = config.validation.simulations, config.study.simulations
     found = []
     for name, ids in (("held-out", range(num_held_out)), ("training", range(num_held_out, num_held_out + num))):
-        inputs = np.empty((len(ids) * NUM_STEPS, len(design.names) + 1), np.float32)
-        shape = (len(inputs), size * size)
-        fields = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=shape)
-        for number, simulation in enumerate(ids):
-            parameters = design.parameters(simulation)
-            for step, temperature in enumerate(solve(size=size, **parameters)):
-                inputs[number * NUM_STEPS + step] = *parameters.values(), step
-                fields[number * NUM_STEPS + step] = temperature.reshape(-1)
-        fields.flush()
-        found.append((inputs, fields))
+        every = []
+        file = folder / f"{name}.raw"
+        with file.open("wb") as output:
+            for simulation in ids:
+                inputs, outputs = samples_of(config, simulation, design.parameters(simulation))
+                every.append(inputs)
+                output.write(outputs.tobytes())
+        inputs = np.concatenate(every)
+        found.append((inputs, np.memmap(file, np.float32, mode="r", shape=(len(inputs), outputs.shape[1]))))
     held_out, training = found
     return training, held_out
 
@@ -68,7 +67,7 @@ def train(config: StudyConfig, training: Samples, held_out: Samples, epochs: int
     torch.manual_seed(config.study.seed)
     server = load_server_class(config)(config)
     server.parameter_names = ParameterDesign(config).names  # type: ignore[misc]
-    model, optimizer, scheduler = server.prepare_training_attributes()  # type: ignore[misc]
+    model, optimizer, *schedulers = server.prepare_training_attributes()  # type: ignore[misc]
     loader = DataLoader(FileDataset(training), batch_size=config.training.batch_size, shuffle=True)
     every, batch = config.validation.every_batches, 0
     start_s = time.monotonic()
@@ -81,7 +80,8 @@ def train(config: StudyConfig, training: Samples, held_out: Samples, epochs: int
             optimizer.zero_grad()
             functional.mse_loss(model(inputs), fields).backward()
             optimizer.step()
-            scheduler.step()
+            for scheduler in schedulers:
+                scheduler.step()
             batch += 1
             if batch % every == 0:
                 yield record()

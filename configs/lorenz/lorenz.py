@@ -29,6 +29,17 @@ def runge_kutta_step(state, *constants):
     return state + TIME_STEP / 6 * (first + 2 * second + 2 * third + fourth)
 
 
+def trajectory(seed, *constants):
+    """Yield each state on the attractor and the one that follows it; `seed` is that of the initial state."""
+    state = np.random.default_rng(seed).normal(size=3)
+    for _ in range(SETTLING_STEPS):
+        state = runge_kutta_step(state, *constants)
+    for _ in range(NUM_STEPS):
+        next_state = runge_kutta_step(state, *constants)
+        yield state, next_state
+        state = next_state
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sigma", type=float, required=True)
@@ -36,18 +47,12 @@ def main():
     parser.add_argument("--beta", type=float, required=True)
     parser.add_argument("--seed", type=int, required=True, help="of the initial state")
     arguments = parser.parse_args()
-    constants = arguments.sigma, arguments.rho, arguments.beta
-
-    state = np.random.default_rng(arguments.seed).normal(size=3)
-    for _ in range(SETTLING_STEPS):
-        state = runge_kutta_step(state, *constants)
+    states = trajectory(arguments.seed, arguments.sigma, arguments.rho, arguments.beta)
 
     with connect() as simulation:
-        for time_step in range(NUM_STEPS):
-            next_state = runge_kutta_step(state, *constants)
+        for time_step, (state, next_state) in enumerate(states):
             if not simulation.send(time_step, state=state, next_state=next_state):
                 break
-            state = next_state
 
 
 if __name__ == "__main__":

@@ -103,7 +103,11 @@ class ConnectionGuard:
             owner = connection.owner or ""
             connection.was_heard = True
             connection.num_questions += is_question
-        return owner not in self.table.penalties
+        return not self.is_penalized(owner)
+
+    def is_penalized(self, owner: str) -> bool:
+        """Whether this owner has flooded us lately: nothing that it says is answered. Any thread."""
+        return time.monotonic() < self.table.penalties.get(owner, 0.0)
 
     def _run(self) -> None:
         num_watched = len(self._watched)

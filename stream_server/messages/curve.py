@@ -46,12 +46,19 @@ def secure_peer_socket(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
     socket.curve_secretkey = keys.secret.encode()
 
 
-def zap_reply(request: Sequence[bytes], is_known: Callable[[str], bool]) -> list[bytes]:
-    """The reply to a ZAP request of libzmq: 200 and the key as the user's id, or 400."""
+def zap_reply(
+    request: Sequence[bytes], is_known: Callable[[str], bool], must_wait: Callable[[str], bool] = lambda _: False
+) -> list[bytes]:
+    """The reply to a ZAP request of libzmq: 200 and the key as the user's id, 300 for one that must wait, or 400.
+
+    After 300 libzmq cuts the connection, and the other end tries again by itself.
+    """
     if len(request) != ZAP_FRAMES or request[0] != ZAP_VERSION:
         return [ZAP_VERSION, request[1] if len(request) > 1 else b"", b"500", b"malformed request", b"", b""]
     _, number, domain, _, _, mechanism, credentials = request
     key = z85.encode(credentials).decode() if len(credentials) == 32 else ""
     if mechanism == b"CURVE" and domain == DOMAIN.encode() and key and is_known(key):
+        if must_wait(key):
+            return [ZAP_VERSION, number, b"300", b"this key has flooded us", b"", b""]
         return [ZAP_VERSION, number, b"200", b"OK", key.encode(), b""]
     return [ZAP_VERSION, number, b"400", b"this key is not on the list", b"", b""]

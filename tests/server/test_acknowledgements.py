@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from stream_server.messages.client import Ack, TimeSteps
+from stream_server.messages.client import Ack, End, TimeSteps
+from stream_server.server.intake import mailbox
 from stream_server.server.reception.acknowledgements import Acknowledgements
 from tests.server.test_receiver import data, opening, value, welcome
-from tests.support.reception import RawClient, StudyShape, reception
+from tests.support.reception import INCARNATION, RawClient, StudyShape, reception
 from tests.support.timing import until
 
 CREDIT = 7
@@ -81,3 +82,14 @@ def test_a_client_hears_of_one_step_without_having_asked() -> None:
             client.ask(opening())
             client.say(data(0, 0), [value(0, 0).tobytes()])
             until(lambda: isinstance(answer := client.hear(), Ack) and answer.received == 1)
+
+
+def test_a_client_that_ends_after_all_its_steps_are_in_the_stream_hears_so_without_having_asked() -> None:
+    with reception(StudyShape(time_steps=TimeSteps(num=1))) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            client.ask(opening())
+            client.say(data(0, 0), [value(0, 0).tobytes()])
+            study.first.wait_for(mailbox.SimulationFinished)
+            client.say(End(simulation=0, attempt=0, incarnation=INCARNATION, share=1, total=1))
+            until(lambda: isinstance(answer := client.hear(), Ack) and answer.ended)

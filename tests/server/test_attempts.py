@@ -110,8 +110,11 @@ def test_of_an_unknown_number_of_steps_every_client_rank_must_say_the_end() -> N
     end = End(simulation=0, attempt=0, incarnation=0, share=1, total=1)
     intake.finish(one, end)
     assert not intake.changes()[0].complete
+    intake.pop_touched()
     intake.finish(other, end)
     assert intake.changes()[0].complete
+    assert set(intake.pop_touched()) == {one, other}
+    assert (one.ack().ended, other.ack().ended) == (True, True)
 
 
 def test_a_rank_without_a_share_is_done_from_the_beginning() -> None:

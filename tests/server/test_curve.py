@@ -24,6 +24,17 @@ def test_only_keys_on_the_list_are_let_in() -> None:
     assert access.answer([b"1.0", b"8"])[1:3] == [b"8", b"500"]
 
 
+def test_a_known_key_that_must_wait_is_turned_away_for_now_and_a_stranger_for_good() -> None:
+    server, client, stranger = (KeyPair.make() for _ in range(3))
+    access = CurveAccess(server)
+    access.allow(3, 0, client.public)
+    penalties = {client.public, stranger.public}
+    assert access.answer(request(client.public), penalties.__contains__)[2] == b"300"
+    assert access.answer(request(stranger.public), penalties.__contains__)[2] == b"400"
+    penalties.clear()
+    assert access.answer(request(client.public), penalties.__contains__)[2] == b"200"
+
+
 def test_a_key_is_void_once_its_simulation_has_another() -> None:
     server, old, new = (KeyPair.make() for _ in range(3))
     access = CurveAccess(server)

@@ -271,7 +271,7 @@ class Intake:
             attempt.num_expected, attempt.total = end.share, end.total
         self.settlement.check_share(attempt)
         self.settlement.changed[attempt.simulation] = attempt
-        self.settlement.touched |= {other.peer: other for other in attempt.connections.values()}
+        self.settlement.touched[connection.peer] = connection
         return None
 
     def flush(self) -> None:

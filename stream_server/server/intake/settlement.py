@@ -236,6 +236,8 @@ class Settlement:
             attempt.share_complete = attempt.entry.complete = True
             attempt.entry.total = attempt.total
             self.has_complete_share = True
+            # Client ranks that have ended wait for this word.
+            self.touched |= {connection.peer: connection for connection in attempt.connections.values()}
             self.release(attempt)
 
     def release(self, attempt: AttemptState) -> None:

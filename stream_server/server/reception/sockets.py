@@ -205,7 +205,7 @@ class Sockets:
     def answer_newcomers(self) -> None:
         """Answer libzmq's questions about who may connect."""
         for frames in self._words(self._zap):
-            self._zap.send_multipart(self.access.answer([frame.bytes for frame in frames]))
+            self._zap.send_multipart(self.access.answer([frame.bytes for frame in frames], self.guard.is_penalized))
 
     def data(self, known: Container[bytes], limit: int) -> Iterator[tuple[bytes, bytes, str | None]]:
         """At most `limit` messages of clients: peer, header, and of peers that are not `known` the key, if any."""

@@ -1,6 +1,6 @@
 """Access control over TCP: which CURVE key may speak for whom."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stream_server.messages import curve
@@ -80,9 +80,9 @@ class CurveAccess:
         """Let a socket connect to another rank of this server."""
         curve.secure_peer_socket(socket, self.server)
 
-    def answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """The reply to a ZAP request of libzmq."""
-        return curve.zap_reply(request, self._is_known)
+    def answer(self, request: Sequence[bytes], must_wait: Callable[[str], bool] = lambda _: False) -> list[bytes]:
+        """The reply to a ZAP request of libzmq; a key that `must_wait` is let in later."""
+        return curve.zap_reply(request, self._is_known, must_wait)
 
     def _is_known(self, key: str) -> bool:
         return key in self._attempt_of or key in (self.server.public, self.attaching, self.operator)

@@ -11,11 +11,11 @@ import torch
 from scipy.stats import bootstrap
 from torch import nn
 
-from benchmarks.steering import runs
-from benchmarks.steering.__main__ import by_sampler, main, summary, table, write
-from benchmarks.steering.held_out import HeldOut, drawn, held_out, squared_errors
-from benchmarks.steering.runs import Run
-from benchmarks.steering.statistics import estimate, ratio
+from benchmarks.samplers import runs
+from benchmarks.samplers.__main__ import by_sampler, main, summary, table, write
+from benchmarks.samplers.held_out import HeldOut, drawn, held_out, squared_errors
+from benchmarks.samplers.runs import Run
+from benchmarks.samplers.statistics import estimate, ratio
 from stream_server.config import load
 
 ADVECTION = Path(__file__).parents[2] / "configs" / "advection" / "study.json"

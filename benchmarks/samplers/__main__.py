@@ -1,4 +1,4 @@
-"""python -m benchmarks.steering: compare samplers of parameters, and write tables and pictures.
+"""python -m benchmarks.samplers: compare samplers of parameters, and write tables and pictures.
 
 Each study runs once for each sampler and seed, with the same number of simulations. Its exported model then forecasts
 held-out trajectories that the study has not seen. What is done is kept: the same command goes on where it was left.
@@ -17,8 +17,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from benchmarks.steering.runs import Result, Run
-from benchmarks.steering.statistics import MEASURES, estimate, ratio
+from benchmarks.samplers.runs import Result, Run
+from benchmarks.samplers.statistics import MEASURES, estimate, ratio
 from stream_server.errors import ConfigError
 
 STUDIES = ("ks", "gray-scott", "advection")
@@ -31,7 +31,7 @@ Groups = dict[str, dict[str, list[Result]]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.steering", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.samplers", description=__doc__)
     parser.add_argument("--studies", nargs="+", default=STUDIES, choices=STUDIES, metavar="STUDY")
     parser.add_argument("--samplers", nargs="+", default=["uniform", "breed"], metavar="SAMPLER")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each sampler")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from benchmarks.steering.held_out import exported_model, held_out, solver_of, squared_errors
+from benchmarks.samplers.held_out import exported_model, held_out, solver_of, squared_errors
 from stream_server.config import StudyConfig, load
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -1,0 +1,1 @@
+"""Samplers of parameters compared on the studies of trajectories: `python -m benchmarks.samplers`."""

@@ -1,1 +1,0 @@
-"""Samplers of parameters compared on the studies of trajectories: `python -m benchmarks.steering`."""
