@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from stream_server.config.files import FILE_CHECKS
-from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, OF_SERVER_JOBS
+from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, OF_SERVER_JOBS, workers_on_ranks
 from stream_server.config.parameters import scalars_of
 from stream_server.config.placeholders import COMMAND_CHECKS
 from stream_server.config.problems import Problem, config_error, counted, nearest, one_of, shown
@@ -151,7 +151,7 @@ def _windows_are_made_on_one_rank(config: StudyConfig) -> Iterator[Problem]:
         yield Problem(
             "buffer.routing",
             f"{shown(config.buffer.routing)} deals the steps of a window to several ranks, which is not built yet",
-            'Write "routing": "simulations"',
+            'Leave it out, or write "simulations"',
         )
 
 
@@ -236,6 +236,7 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
             f'"simulations" needs {num_ranks} simulations at once, one for each rank, but at most {at_once} run',
             f'Write "steps", or raise launcher.max_running to {num_ranks}',
         )
+    yield from workers_on_ranks(config, num_ranks)
     if config.window is not None and num_ranks > 1:
         yield from _runs_out(config, 'Write "policy": "reservoir", or train on 1 rank')
 
@@ -338,15 +339,6 @@ def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
                 )
 
 
-def _static_fields_are_not_recorded(config: StudyConfig) -> Iterator[Problem]:
-    names = ", ".join(config.study.static_fields)
-    is_recorded = {"checkpoint.record": config.checkpoint.record, "offline.write_files": config.offline.write_files}
-    for key, wanted in is_recorded.items():
-        if names and wanted:
-            found = f"{names} would be missing: what is sent once per simulation is not recorded yet"
-            yield Problem(key, found, "Leave it out")
-
-
 def _rollouts_forecast_one_shape(config: StudyConfig) -> Iterator[Problem]:
     ragged = [name for name, field in config.study.fields.items() if field.ragged]
     if config.validation.rollout is not None and ragged:
@@ -370,7 +362,6 @@ CHECKS: tuple[Check, ...] = (
     _something_is_validated,
     *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
     _named_fields_exist,
-    _static_fields_are_not_recorded,
     *COMMAND_CHECKS,
     *FILE_CHECKS,
     _routing_fits_the_policy,

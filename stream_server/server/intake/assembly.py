@@ -100,7 +100,7 @@ class Assembly:
         steps = [step for step in attempt.partial_steps.values() if step.senders == layout.senders]
         for step in steps:
             if torn := step.torn_field():
-                for sender in list(attempt.connections.values()):
+                for sender in [it for it in attempt.connections.values() if step.senders >> it.rank & 1]:
                     self.abandon(sender, [step])
                 return self._refuse_torn(step, torn)
         return [self._run_of(step) for step in steps]
@@ -160,7 +160,9 @@ class Assembly:
         """Say what is missing before this part of a block; "" if nothing is, or if the block begins anew."""
         step = connection.attempt.partial_steps.get(data.index)
         num_bytes = 0 if step is None else step.parts.get((connection.rank, data.field), 0)
-        known = data.index in connection.attempt.entry.settled
+        # What this client rank has sent as a whole it may send again, also while the parts of others are missing.
+        is_whole = step is not None and step.senders >> connection.rank & 1
+        known = data.index in connection.attempt.entry.settled or is_whole
         if data.offset < connection.places[data.field].num_bytes and (known or data.offset in (0, num_bytes)):
             return ""
         label = self.state.numbering.label(data.index)

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 from stream_server.buffers import Buffer, num_slots_to_load
 from stream_server.config import StudyConfig
@@ -161,8 +162,8 @@ class StudySetUp(Composition):
         stack.enter_context(self.source)
         if isinstance(self.source, Reception):
             self.server.enter_reception(self.source.end_early)
-        self.checkpoints = self._make_checkpoints(stack)
         feedback = self._make_feedback()
+        self.checkpoints = self._make_checkpoints(stack, list if feedback is None else feedback.scores.rank_state)
         self._make_scheduled_validation(None if feedback is None else feedback.scores.note_held_out)
         self.best_models = self._make_best_models()
         self.export = self._make_export()
@@ -186,7 +187,7 @@ class StudySetUp(Composition):
             ],
             feedback=feedback,
         )
-        self._restore_training()
+        self._restore_training(feedback)
         return training
 
     def _make_buffer(self, config: StudyConfig, rank: int, plan: RankPlan) -> Buffer:
@@ -330,7 +331,7 @@ class StudySetUp(Composition):
         )
         return [status]
 
-    def _make_checkpoints(self, stack: ExitStack) -> CheckpointAgreement:
+    def _make_checkpoints(self, stack: ExitStack, scores: Callable[[], list[Any]]) -> CheckpointAgreement:
         continuation, settings, progress, step = self.continuation, self.config.checkpoint, self.progress, self.step
         incarnation = continuation.identity.incarnation
         saver = stack.enter_context(Saver(continuation.checkpoints, incarnation=incarnation, rank=self.ranks.rank))
@@ -350,6 +351,7 @@ class StudySetUp(Composition):
             callbacks=self.callbacks,
             wall_s=self.wall_s,
             threads=self.cores.threads,
+            scores=scores,
         )
         milestones = None
         if settings.keep_every is not None or settings.keep_at:
@@ -426,11 +428,13 @@ class StudySetUp(Composition):
             RateLimited(inputs),
         ]
 
-    def _restore_training(self) -> None:
+    def _restore_training(self, feedback: Feedback | None) -> None:
         saved, restored = self.saved, self.restored
         if saved is None or restored is None:
             return
         self.callbacks.load_state_dict(saved["callbacks"])
+        if feedback is not None:
+            feedback.scores.load_rank_states(restored.state.get("scores", []))
         self.server.normalization.load_rank_states(restored.state["normalization"])
         self.stream.restore(restored.state)
         # Last of all, since making the model and opening the sockets may have used random numbers.
