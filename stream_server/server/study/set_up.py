@@ -445,7 +445,6 @@ class StudySetUp(Composition):
 
     def _begin_random_streams_anew(self) -> None:
         """Seed the generators whose states are not restored: on other ranks or devices there are none, or too few."""
-        stream = self.continuation.seed(self.config, NOISE_STREAM, self.ranks.size)
-        seed = seed_of((*stream, self.ranks.rank))
+        seed = seed_of((*self.continuation.seed(self.config, NOISE_STREAM, self.ranks.size), self.ranks.rank))
         seed_random_states(seed)
         self.step.seed_random_state(seed)
