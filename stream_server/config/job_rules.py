@@ -119,12 +119,18 @@ def _a_worker_takes_its_simulations_in_turn(config: StudyConfig) -> Iterator[Pro
         )
     if simulation.per_job > 1:
         yield Problem(key, f"{text}, beside simulation.per_job = {simulation.per_job}", "Leave one of them out")
-    if config.buffer.routing == "simulations":
+    yield from workers_on_ranks(config, config.server.ranks.min)
+
+
+def workers_on_ranks(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
+    """The problem of workers whose lists have simulations of several ranks."""
+    if config.buffer.routing == "simulations" and config.simulation.per_worker != 1 and num_ranks > 1:
         yield Problem(
-            key,
-            f'{text} with the routing "simulations" could wait for ever: while a full rank holds a worker back, '
-            "another rank waits for a simulation that the worker has yet to come to",
-            'Leave it out, or write "steps" in buffer.routing',
+            "simulation.per_worker",
+            f'{shown(config.simulation.per_worker)} with the routing "simulations" on {num_ranks} ranks could wait for '
+            "ever: while a full rank holds a worker back, another rank waits for a simulation that the worker has yet "
+            "to come to",
+            'Train on 1 rank, leave it out, or write "steps" in buffer.routing',
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from stream_server.config.files import FILE_CHECKS
-from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, OF_SERVER_JOBS
+from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, OF_SERVER_JOBS, workers_on_ranks
 from stream_server.config.parameters import scalars_of
 from stream_server.config.placeholders import COMMAND_CHECKS
 from stream_server.config.problems import Problem, config_error, counted, nearest, one_of, shown
@@ -151,7 +151,7 @@ def _windows_are_made_on_one_rank(config: StudyConfig) -> Iterator[Problem]:
         yield Problem(
             "buffer.routing",
             f"{shown(config.buffer.routing)} deals the steps of a window to several ranks, which is not built yet",
-            'Write "routing": "simulations"',
+            'Leave it out, or write "simulations"',
         )
 
 
@@ -236,6 +236,7 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
             f'"simulations" needs {num_ranks} simulations at once, one for each rank, but at most {at_once} run',
             f'Write "steps", or raise launcher.max_running to {num_ranks}',
         )
+    yield from workers_on_ranks(config, num_ranks)
     if config.window is not None and num_ranks > 1:
         yield from _runs_out(config, 'Write "policy": "reservoir", or train on 1 rank')
 

@@ -18,12 +18,14 @@ LEARNERS = {
 STEPS_S = (0.02, 0.12)
 EVERY_BATCHES = (3, 5, 10)
 SHARE_STEERED = 0.5
+SHARE_MIXED = 0.5
+MIXED = {"wave": [256], "mesh": {"shape": [8], "per": "simulation"}, "particles": [{"max": 4}]}
 WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2, stride=2), WindowShape(length=5, stride=3))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One study. `seed` is all that its kills are drawn from;"""
+    """One study. `seed` is all that its kills are drawn from; `mixed` has fields of each kind besides the wave."""
 
     seed: str
     policy: str = "fifo"
@@ -38,6 +40,7 @@ class Plan:
     learner: str = "number"
     window: WindowShape | None = None
     is_steered: bool = False
+    mixed: bool = False
 
     @classmethod
     def drawn(cls, campaign_seed: int, number: int, *, num_ranks: int, learner: str = "number") -> "Plan":
@@ -56,6 +59,7 @@ class Plan:
             pseudo_epochs=draw.choice((1, 2)) if policy == "firo" else 1,
             window=draw.choice(WINDOWS) if has_windows else None,
             is_steered=draw.random() < SHARE_STEERED,
+            mixed=draw.random() < SHARE_MIXED,
         )
 
     @property
@@ -80,14 +84,16 @@ class Plan:
             windows = {"samples": {"window": window}, "buffer.routing": "simulations"}
         sampler = {"class": "steering.py:Wandering", "lookahead": 2, "timeout_s": 20}
         steering = {"parameters.sampler": sampler} if self.is_steered else {}
+        mixed = {"study.fields": MIXED} if self.mixed else {}
         return (
             firo
             | windows
             | steering
+            | mixed
             | {
                 "study.simulations": self.num_simulations,
                 "study.time_steps": self.num_steps,
-                "simulation.command": ["python", "wave.py", str(self.simulation_step_s)],
+                "simulation.command": ["python", "wave.py", str(self.simulation_step_s), *(["mixed"] if mixed else [])],
                 "server.class": LEARNERS[self.learner],
                 "server.ranks": self.num_ranks,
                 "launcher.restarts": 1000,

@@ -418,11 +418,13 @@ def test_a_sampler_beside_a_file_would_be_ignored(folder: StudyFolder) -> None:
     assert "would be ignored" in folder.problem({**FROM_FILE, "parameters": {"file": "design.csv", "sampler": "lhs"}})
 
 
-WINDOWS: dict[str, Any] = {"samples": {"window": {"length": 5, "spacing": 2}}, "buffer.routing": "simulations"}
+WINDOWS: dict[str, Any] = {"samples": {"window": {"length": 5, "spacing": 2}}}
 
 
 def test_windows_are_made_on_the_rank_that_has_the_whole_simulation(folder: StudyFolder) -> None:
-    assert folder.load(WINDOWS).samples_per_simulation == 92
+    config = folder.load(WINDOWS)
+    assert (config.samples_per_simulation, config.buffer.routing) == (92, "simulations")
+    assert folder.load({}).buffer.routing == "steps"
     problem = folder.problem({**WINDOWS, "buffer.routing": "steps"})
     assert problem.startswith(
         'buffer.routing: "steps" deals the steps of a window to several ranks, which is not built'
@@ -460,6 +462,17 @@ def test_windows_that_are_drawn_in_turn_are_for_one_rank(folder: StudyFolder, po
     check_ranks(config, 1)
     with pytest.raises(ConfigError, match=f"ranks of a {policy} could run out of samples.* or train on 1 rank"):
         check_ranks(config, 2)
+
+
+def test_workers_of_simulations_that_are_dealt_to_ranks_are_for_one_rank(folder: StudyFolder) -> None:
+    workers = {"simulation.command": ["python", "heat.py"], "simulation.per_worker": "many"}
+    config = folder.load({**WINDOWS, **workers})
+    check_ranks(config, 1)
+    message = 'simulation.per_worker: "many" with the routing "simulations" on 2 ranks could wait for ever'
+    with pytest.raises(ConfigError, match=message):
+        check_ranks(config, 2)
+    assert message in folder.problem({**WINDOWS, **workers, "server.ranks": 2})
+    check_ranks(folder.load(workers), 2)
 
 
 ROLLOUT: dict[str, Any] = {**WINDOWS, "validation.simulations": 2, "validation.rollout": {}}

@@ -252,6 +252,23 @@ def test_parts_of_a_step_must_come_in_order_and_all() -> None:
     assert client.ack().received == client.next_sequence
 
 
+def test_a_client_rank_may_send_its_parts_of_a_step_again_before_those_of_others_have_come() -> None:
+    big = FieldSpec(name="u", shape=(2, 2 * MAX_PART_BYTES // 8), dtype="<f8")
+    intake = make(fields=[big])
+    intake.begin_attempt(0, 0)
+    count = (1, *big.shape[1:])
+    rows = [Block(field="u", dtype="<f8", shape=big.shape, offset=(row, 0), count=count) for row in range(2)]
+    first, second = [opened(intake, opening(rows[rank], rank=rank, num_ranks=2)) for rank in range(2)]
+
+    def send_all(client: Connection) -> int | Refusal:
+        assert send(intake, client, data(client, 0, field=0, last=False)) == 0
+        return send(intake, client, data(client, 0, field=0, offset=MAX_PART_BYTES))
+
+    assert [send_all(it) for it in (first, first, second, second)] == [0, 0, 1, 0]
+    intake.settlement.in_stream(1)
+    assert [it.ack().received for it in (first, second)] == [4, 4]
+
+
 def test_steps_are_bounded_when_their_number_is_unknown() -> None:
     intake = make(num=None)
     intake.begin_attempt(0, 0)

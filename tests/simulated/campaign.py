@@ -55,6 +55,10 @@ def round_of(outcome: Outcome, *, is_whole: bool = True) -> Round:
         cases={end.plan.policy if end.plan.window is None else "windows": 1},
         table={(what, "times"): num for what, num in end.happened.items()},
         totals={
+            "with static fields": int(end.plan.statics),
+            "with fields that differ in size": int(end.plan.ragged),
+            "with workers": int(end.plan.per_worker > 1),
+            "steered": int(end.plan.is_steered),
             "restarts of the server": max(0, len(end.incarnations) - 1),
             "attempts of simulations": end.num_attempts,
             "messages": end.num_messages,

@@ -3,8 +3,9 @@
 Ours are: threads and clocks (`threads`, `stand_ins`), the module zmq and the network (`messaging`, `network`),
 processes, signals and file locks (`machine`, `kernel`), mpirun, MPI and the shell of a job (`starting`, `ranks`), the
 launcher's connections to the ranks, not its judgement of them (`signs`), the learner and the simulation (`programs`),
-nothing where a person looks on, and no credit beyond a share of the capacity. Everything else is the product's own
-code, from `connect` over receiver, buffer, rounds and checkpoints to launcher, jobs and journal.
+the process in which a class suggests parameters (`steering`), nothing where a person looks on, and no credit beyond a
+share of the capacity. Everything else is the product's own code, from `connect` over receiver, buffer, rounds and
+checkpoints to launcher, jobs and journal.
 
 Files are real ones in memory: a process that is killed leaves what it wrote, and no power cut is simulated.
 """
@@ -24,9 +25,11 @@ from stream_server.launcher.backends import local
 from stream_server.launcher.simulations import server_connection
 from stream_server.launcher.supervision import runs, server_job, supervisor
 from stream_server.machine import private_folder, processes
+from stream_server.messages import connection
 from stream_server.server.intake import credit
 from stream_server.server.progress import stop
 from stream_server.server.reception import build, sockets
+from stream_server.server.steering import suggester
 from stream_server.server.study import closing, set_up, study
 from tests.simulated import messaging
 from tests.simulated.kernel import Signals, os_of
@@ -34,9 +37,12 @@ from tests.simulated.programs import Learner, NotedRank, silent
 from tests.simulated.signs import SimulatedLiveness
 from tests.simulated.stand_ins import stand_in
 from tests.simulated.starting import shell_of, subprocess_of
+from tests.simulated.steering import SimulatedGenerator
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
+
+PART_BYTES = 16
 
 PRODUCT = [module for name, module in sys.modules.items() if name.startswith("stream_server.")]
 
@@ -86,6 +92,7 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         (transport, "zmq", zmq),
         (sockets, "os", os_of(machine)),
         (build, "os", _os_with(build, environ=environment)),
+        (connection, "os", _os_with(connection, environ=environment)),
         (processes, "running", machine.running),
         (processes, "_status", machine.of_pid),
         (processes, "send", machine.send),
@@ -104,10 +111,18 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         (set_up, "open_own_writers", lambda *_: []),
         (set_up, "Display", silent),
         (stop.StopRequests, "on_signals", lambda self: nullcontext()),
+        (suggester, "GeneratorProcess", _of_world(SimulatedGenerator, world=world)),
+        *(_parts_of_fields(PART_BYTES) if world.plan.statics else ()),
         # These samples have a few bytes: with credit for that many of them no client would ever wait.
         (credit, "ENOUGH_BYTES", 0),
         (closing, "show_summary", lambda report, places, hands_over: None),
     ]
+
+
+def _parts_of_fields(num_bytes: int) -> list[tuple[Any, str, Any]]:
+    """A message holds a part of the mesh at most, as one of a large field does."""
+    name = "MAX_PART_BYTES"
+    return [(module, name, num_bytes) for module in PRODUCT if name in vars(module)]
 
 
 @contextmanager

@@ -9,6 +9,11 @@ from tests.simulated.plan import Fault, Plan
 
 POLICIES = ("fifo", "firo", "reservoir")
 WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2), WindowShape(length=3, stride=2))
+SHARE_WITH_STATICS = 0.4
+SHARE_RAGGED = 0.2
+SHARE_STEERED = 0.4
+SHARE_OF_WORKERS = 0.3
+OF_STEERING = ("suggester.before_log", "suggester.after_log")
 KINDS = ("kill", "stop", "cut", "stall")
 WEIGHTS = (6, 2, 2, 1)
 TARGETS = ("client", "client", "rank", "rank", "launcher", "mpirun", "shell")
@@ -109,7 +114,12 @@ def drawn(campaign_seed: int, number: int) -> Plan:
         client_ranks=draw.choice((1, 1, 2)),
     )
     plan = replace(plan, faults=tuple(_faults(draw, spares_clients=has_crasher)))
-    return _with_windows(plan, Random(f"{seed}/windows")) if policy == "reservoir" else plan
+    if policy == "reservoir":
+        plan = _with_windows(plan, Random(f"{seed}/windows"))
+    of_fields = Random(f"{seed}/fields")
+    statics, ragged = of_fields.random() < SHARE_WITH_STATICS, of_fields.random() < SHARE_RAGGED
+    plan = replace(plan, statics=statics, ragged=ragged)
+    return _with_workers(_with_steering(plan, Random(f"{seed}/steering")), Random(f"{seed}/workers"))
 
 
 def _with_windows(plan: Plan, draw: Random) -> Plan:
@@ -120,6 +130,36 @@ def _with_windows(plan: Plan, draw: Random) -> Plan:
     num_ranks = min(plan.num_ranks, plan.num_simulations - (plan.crasher is not None))
     max_running = max(plan.max_running, num_ranks)
     return replace(plan, window=draw.choice(WINDOWS), num_ranks=num_ranks, max_running=max_running, capacity=8)
+
+
+def _with_steering(plan: Plan, draw: Random) -> Plan:
+    """The same plan with a class that suggests parameters, or, mostly, without."""
+    if draw.random() > SHARE_STEERED:
+        return plan
+    failpoint, passage = draw.choice(OF_STEERING), draw.randint(1, 3)
+    more = (Fault(kind="kill", target="", failpoint=failpoint, passage=passage),) if draw.random() < 0.5 else ()
+    return replace(
+        plan,
+        is_steered=True,
+        lookahead=draw.choice((None, 1)),
+        log_every_batches=draw.choice((1, 1, 3)),
+        enough=None if plan.crasher is not None or draw.random() < 0.5 else draw.randint(1, plan.num_steps),
+        faults=(*plan.faults, *more),
+    )
+
+
+def _with_workers(plan: Plan, draw: Random) -> Plan:
+    """The same plan with workers that run several simulations, or, mostly, without."""
+    on_one_rank = plan.window is None or plan.num_ranks == 1
+    if draw.random() > SHARE_OF_WORKERS or plan.crasher is not None or plan.client_ranks > 1 or not on_one_rank:
+        return plan
+    return replace(
+        plan,
+        per_worker=draw.choice((2, 100)),
+        num_simulations=6,
+        num_steps=5,
+        lookahead=2 * plan.max_running + 1 if plan.is_steered else None,
+    )
 
 
 def _faults(draw: Random, *, spares_clients: bool) -> Iterator[Fault]:

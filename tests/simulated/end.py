@@ -1,11 +1,28 @@
 """How a schedule ended."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.audit import Audit, Incarnation
 from tests.simulated.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steered:
+    """What is left of the steering of a study.
+
+    `history` has the parameter of each simulation as the log of suggestions has it, line by line, `table` as
+    parameters.csv does, and `given` that of each attempt. Nothing more was wanted of the simulations `ended_early`.
+    `num_losses` is how many losses of each simulation the newest checkpoint has.
+    """
+
+    history: tuple[tuple[int, float], ...]
+    table: Mapping[int, float]
+    given: tuple[tuple[int, float], ...]
+    ended_early: frozenset[int]
+    num_losses: Mapping[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +48,7 @@ class End:
     num_failed: int
     lost_steps: int
     trace: list[tuple[float, str, str]]
+    steered: Steered | None = None
     hang: str = ""
     errors: tuple[str, ...] = ()
     seen: tuple[str, ...] = ()

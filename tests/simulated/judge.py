@@ -1,11 +1,14 @@
 """The invariants of a schedule that has ended. `violations` is pure: how it ended in, sentences out."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.chaos import invariants
 from tests.chaos.invariants import Evidence
+from tests.chaos.timeline import surviving
 from tests.simulated.end import End
 from tests.simulated.plan import Plan
 from tests.simulated.world import run
@@ -47,6 +50,8 @@ def violations(end: End) -> list[str]:
         report=end.report,
         incarnations=end.incarnations,
         audit=end.audit,
+        suggested={} if end.steered is None else dict(end.steered.history),
+        given=() if end.steered is None else end.steered.given,
     )
     return [
         *found,
@@ -56,18 +61,26 @@ def violations(end: End) -> list[str]:
         *needless(end),
         *invariants.wrong_incarnations(end.incarnations),
         *invariants.missing_batches(evidence),
-        *invariants.wrong_counts(_without_crasher(evidence)),
+        *invariants.wrong_counts(_of_what_is_complete(evidence, end)),
         *invariants.lost_checkpoints(evidence),
         *invariants.long_replays(evidence),
+        *invariants.changed_parameters(evidence),
+        *wrong_steering(end),
     ]
 
 
-def _without_crasher(evidence: Evidence) -> Evidence:
-    """Count samples that may be trained, or not, as not trained; samples that were never sent stay."""
-    plan = cast("Plan", evidence.plan)
-    optional = plan.possible - plan.keys
+def _of_what_is_complete(evidence: Evidence, end: End) -> Evidence:
+    """Leave out the samples that may be trained, or not; samples that were never sent stay."""
+    plan = end.plan
+    keys = frozenset(key for key in plan.keys if key[0] not in _ended_early(end))
+    optional = plan.possible - keys
     trained = [replace(it, keys=tuple(key for key in it.keys if key not in optional)) for it in evidence.audit.trained]
-    return replace(evidence, audit=replace(evidence.audit, trained=tuple(trained)))
+    complete: Any = SimpleNamespace(keys=keys, policy=plan.policy, pseudo_epochs=plan.pseudo_epochs)
+    return replace(evidence, plan=complete, audit=replace(evidence.audit, trained=tuple(trained)))
+
+
+def _ended_early(end: End) -> frozenset[int]:
+    return frozenset() if end.steered is None else end.steered.ended_early
 
 
 def wrong_end(end: End) -> Iterator[str]:
@@ -78,22 +91,25 @@ def wrong_end(end: End) -> Iterator[str]:
         return
     samples, simulations = report["samples"], report["simulations"]
     num_expected = plan.num_simulations * plan.num_steps
-    made = samples["accepted"] if plan.window is None else samples["windows"]["made"]
+    made = samples["accepted"] if plan.window is None else (samples["windows"] or {}).get("made")
     given_up = 0 if plan.crasher is None else 1
+    stopped = simulations.get("stopped_early", 0)
     found = {
         "the exit code of the command": (end.exit_code, 0),
         "exit_code": (report["exit_code"], 0),
         "exit_reason": (report["exit_reason"], "finished"),
         "balanced": (report["balanced"], True),
         "restarts": (report["restarts"], len(end.incarnations) - 1),
-        "simulations.finished": (simulations["finished"], plan.num_simulations - given_up),
+        "simulations.finished": (simulations["finished"], plan.num_simulations - given_up - stopped),
         "simulations.given_up": (simulations["given_up"], given_up),
         "samples.expected": (samples["expected"], num_expected),
         "samples.trained": (samples["trained"], made),
         "samples.untrained": (samples["untrained"], 0),
         "samples.never_produced": (sum(samples["never_produced"].values()), num_expected - samples["accepted"]),
     }
-    if plan.crasher is None:
+    if stopped > len(_ended_early(end)):
+        yield f"{stopped} simulations were stopped early, and {len(_ended_early(end))} were to be"
+    if plan.crasher is None and not stopped:
         found["samples.accepted"] = (samples["accepted"], num_expected)
         found["samples.trained of all"] = (samples["trained"], len(plan.keys))
     for name, (is_so, must_be) in found.items():
@@ -116,6 +132,22 @@ def needless(end: End) -> Iterator[str]:
             yield f"there were {end.num_attempts} attempts, although only launchers were killed or stopped"
     if end.num_failed and plan.window_bytes >= PLENTY and happened.keys() <= OUTLIVED:
         yield f"{end.num_failed} attempts failed or were cancelled, although only the server was struck"
+
+
+def wrong_steering(end: End) -> Iterator[str]:
+    """Suggestions are one for each simulation, and losses those of the batches of which a study is made."""
+    if end.steered is None:
+        return
+    history, num_losses = end.steered.history, end.steered.num_losses
+    if [simulation for simulation, _ in history] != list(range(end.plan.num_simulations)):
+        yield f"the log of suggestions is about the simulations {[simulation for simulation, _ in history]}"
+    if dict(history) != end.steered.table:
+        yield "parameters.csv differs from the log of suggestions"
+    counts = Counter(key[0] for one in surviving(end.incarnations, end.audit.trained) for key in one.keys)
+    for simulation in sorted(counts.keys() | num_losses.keys()):
+        num, num_trained = num_losses.get(simulation, 0), counts[simulation]
+        if num != num_trained:
+            yield f"there are {num} losses of simulation {simulation}, and {num_trained} samples of it were trained"
 
 
 def wrong_refusals(end: End) -> Iterator[str]:

@@ -52,6 +52,11 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     plainer: dict[str, Any] = {
         "crasher": None,
         "crash": 0.0,
+        "statics": False,
+        "per_worker": 1,
+        "ragged": False,
+        "enough": None,
+        **({"is_steered": False} if plan.enough is None else {}),
         "duplicates": 0.0,
         **({"policy": "fifo"} if plan.window is None else {"window": None}),
         "pseudo_epochs": 1,

@@ -5,6 +5,9 @@ from typing import Any
 
 from stream_server.buffers import WindowShape
 
+MESH_SIZE = 6
+MOST_PARTICLES = 3
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
@@ -31,7 +34,10 @@ class Plan:
     """A study, the machine that it runs on, and what goes wrong.
 
     `crasher` is a simulation that never gets beyond its first steps; `crash` the probability that another attempt
-    crashes by itself. The `client_ranks` of a simulation go on to the next step together.
+    crashes by itself. The `client_ranks` of a simulation go on to the next step together. A study with `statics` has a
+    mesh besides, whose messages hold a part of it, one that is `ragged` particles, whose number differs from step to
+    step. Of one that `is_steered` a class suggests the parameters, which is
+    told of results every `log_every_batches`, and wants nothing more of a simulation once it has `enough` losses of it.
     """
 
     seed: str
@@ -41,6 +47,7 @@ class Plan:
     num_steps: int = 8
     client_ranks: int = 1
     max_running: int = 2
+    per_worker: int = 1
     pseudo_epochs: int = 1
     batch_size: int = 2
     every_batches: int = 3
@@ -56,6 +63,12 @@ class Plan:
     linger: float = 0.8
     mpirun_notices: bool = True
     window: WindowShape | None = None
+    statics: bool = False
+    ragged: bool = False
+    is_steered: bool = False
+    lookahead: int | None = None
+    log_every_batches: int = 1
+    enough: int | None = None
     faults: tuple[Fault, ...] = field(default_factory=tuple)
 
     @property
@@ -80,23 +93,34 @@ class Plan:
         """The study.json."""
         buffer: dict[str, Any] = {"pseudo_epochs": self.pseudo_epochs} if self.policy == "firo" else {}
         samples: dict[str, Any] = {}
+        more: dict[str, Any] = {"mesh": {"shape": [MESH_SIZE], "per": "simulation"}} if self.statics else {}
+        if self.ragged:
+            more["particles"] = [{"max": MOST_PARTICLES}]
+        steering: dict[str, Any] = {}
+        if self.is_steered:
+            lookahead = {} if self.lookahead is None else {"lookahead": self.lookahead}
+            name, args = ("Wandering", {}) if self.enough is None else ("Demanding", {"enough": self.enough})
+            sampler = {"class": f"tests.support.generators:{name}", "args": args, "timeout_s": 5}
+            steering = {"sampler": sampler | lookahead}
         if self.window is not None:
             window = {name: getattr(self.window, name) for name in ("length", "spacing", "stride")}
             samples, buffer = {"samples": {"window": window}}, {"routing": "simulations"}
         return samples | {
             "study": {"name": "simulated", "simulations": self.num_simulations, "time_steps": self.num_steps}
-            | {"fields": {"u": [2]}},
-            "parameters": {"bounds": {"phase": [0, 1]}},
+            | {"fields": {"u": [2], **more}},
+            "parameters": {"bounds": {"phase": [0, 1]}, **steering},
             "simulation": {
                 "command": ["python", "none.py"],
                 "retries": self.retries,
+                "per_worker": self.per_worker,
                 "timeout_s": 20,
                 "max_failed": 1.0,
             },
             "server": {"class": "learner.py:Learner", "ranks": self.num_ranks},
             "launcher": {"max_running": self.max_running, "restarts": 1000},
             "buffer": {"policy": self.policy, "capacity": self.capacity, **buffer},
-            "training": {"batch_size": self.batch_size},
+            "training": {"batch_size": self.batch_size}
+            | ({"log_every_batches": self.log_every_batches} if self.is_steered else {}),
             "checkpoint": {"every_batches": self.every_batches},
             "client": {"window": self.window_bytes, "max_attached": 1},
             "network": {"security": "none"},

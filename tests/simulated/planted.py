@@ -7,16 +7,20 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+from stream_server.buffers.statics import StaticFields
 from stream_server.buffers.windows import Windows
 from stream_server.client_api.session import Session
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import AttemptStarting
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Stage
+from stream_server.server.checkpoint.restore import SavedRank
 from stream_server.server.intake.ledger import Ledger, StepSet
 from stream_server.server.intake.mailbox import CheckpointCommitted
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.reception.receiver import Receiver
+from stream_server.server.steering.feedback import SampleScores
+from stream_server.server.steering.suggestion_log import SuggestionLog
 from stream_server.server.training.control_round import SaveState
 
 
@@ -67,6 +71,23 @@ def _forget_open_windows(
     load(self, {**state, "missing": state["missing"][:0], "kept": state["kept"][:0]}, windows, held)
 
 
+def _restore_one_for_all(load: Callable[..., None], self: SavedRank, statics: StaticFields, *args: Any) -> None:
+    load(self, statics, *args)
+    saved = [it for it in self.state["statics"]["simulations"].tolist() if it in statics]
+    for simulation in saved[1:]:
+        statics.put(simulation, statics[saved[0]])
+
+
+def _forget_the_last_suggestion(enter: Callable[..., SuggestionLog], self: SuggestionLog) -> SuggestionLog:
+    opened = enter(self)
+    opened.suggestions = opened.suggestions[:-1]
+    return opened
+
+
+def _forget_losses(load: Callable[..., None], self: SampleScores, states: Any) -> None:
+    pass
+
+
 def _planted(cls: type, name: str, instead: Callable[..., Any]) -> AbstractContextManager[Any]:
     original = getattr(cls, name)
     return mock.patch.object(cls, name, lambda self, *args: instead(original, self, *args))
@@ -80,5 +101,8 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "start-not-in-journal": partial(_planted, Journal, "write", _journal_no_start),
     "stopped-launcher-counts": partial(_planted, SimulationSchedule, "was_suspended", _count_while_stopped),
     "open-windows-lost": partial(_planted, Windows, "load_state_dict", _forget_open_windows),
+    "statics-of-one-for-all": partial(_planted, SavedRank, "into_statics", _restore_one_for_all),
+    "suggestion-forgotten": partial(_planted, SuggestionLog, "__enter__", _forget_the_last_suggestion),
+    "losses-forgotten": partial(_planted, SampleScores, "load_rank_states", _forget_losses),
     "ranks-wait-for-each-other": partial(_planted, Session, "_longest_wait_s", _wait_for_ever),
 }

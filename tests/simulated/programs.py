@@ -6,6 +6,7 @@ Ours are the learner, which notes what it trains, and the simulation, which send
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -14,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stream_server import StreamServer
-from stream_server.client_api import connect
+from stream_server.client_api import Simulation, connect, simulations
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, NoUsableCheckpoint
 from stream_server.launcher.supervision import runs
 from stream_server.launcher.supervision.server_job import ServerCommand
+from stream_server.messages.connection import NEXT_VARIABLE
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.run.start import Start
 from stream_server.server.study import study
 from stream_server.server.study.failure import Failure
 from tests.chaos.audit import Committed, Trained
 from tests.simulated.machine import Machine
+from tests.simulated.plan import MESH_SIZE, MOST_PARTICLES, Plan
 from tests.simulated.ranks import Job, Meeting, SimulatedRanks
 
 if TYPE_CHECKING:
@@ -41,6 +44,16 @@ def value(simulation: int, time_step: int) -> np.ndarray:
     return np.array([simulation, time_step], np.float64)
 
 
+def mesh(simulation: int) -> np.ndarray:
+    """The field that all samples of a simulation share."""
+    return simulation + np.arange(MESH_SIZE) / MESH_SIZE
+
+
+def particles(simulation: int, time_step: int) -> np.ndarray:
+    """A field of which each time step has another number of rows, perhaps none."""
+    return np.full((simulation + time_step) % (MOST_PARTICLES + 1), 100.0 * simulation + time_step)
+
+
 class Learner(StreamServer):
     """Learns nothing, slowly, and notes every sample that it was given."""
 
@@ -50,6 +63,11 @@ class Learner(StreamServer):
         self.mean = np.zeros(2)
 
     def process_batch(self, batch: Any, config: Any) -> Any:
+        plan = self.world.plan
+        for row, simulation in enumerate(batch.simulation_ids.tolist()):
+            self._check(simulation, batch.parameters[row], batch.fields["mesh"][row] if plan.statics else None)
+            if plan.ragged:
+                _check_particles(simulation, batch.time_steps[row], batch.fields["particles"][row])
         return batch.simulation_ids, batch.time_steps, batch.fields["u"]
 
     def training_step(self, batch: Any, batch_idx: int) -> float:
@@ -65,6 +83,14 @@ class Learner(StreamServer):
         (gradient,) = self.all_reduce([self.mean - values.reshape(-1, 2).mean(axis=0)])
         self.mean -= 0.1 * gradient
         return float(gradient @ gradient)
+
+    def _check(self, simulation: int, parameters: np.ndarray, shared: np.ndarray | None) -> None:
+        """See that a sample comes with what its simulation was given, and what it has sent once."""
+        given = self.world.parameters[simulation]
+        if parameters.tolist() != [given]:
+            raise ArithmeticError(f"a sample of simulation {simulation} has {parameters}, and was made with {given}")
+        if shared is not None and not np.array_equal(shared, mesh(simulation)):
+            raise ArithmeticError(f"a sample of simulation {simulation} has the mesh {shared}")
 
     def on_batch_end(self, batch: Any, batch_idx: int, loss: Any) -> None:
         firsts = batch[1].reshape(len(batch[1]), -1)[:, 0]
@@ -91,6 +117,14 @@ class Learner(StreamServer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.mean = state["mean"]
+
+
+def _check_particles(simulation: int, time_steps: np.ndarray, found: np.ndarray) -> None:
+    """Look at the particles of a sample, of a window at those of each step."""
+    steps, arrays = ([int(time_steps)], [found]) if time_steps.ndim == 0 else (time_steps.tolist(), found)
+    for step, array in zip(steps, arrays, strict=True):
+        if not np.array_equal(array, particles(simulation, step)):
+            raise ArithmeticError(f"time step {step} of simulation {simulation} has the particles {array}")
 
 
 def serve(world: "World", job: Job, rank: int, start: Start) -> int:
@@ -123,30 +157,77 @@ def launch(world: "World") -> int:
     return runs.run_study(world.config, command, ends_at=math.inf)
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is drawn for a rank of an attempt: `draw` for it alone, `common` for all ranks."""
+
+    draw: Random
+    common: Random
+    crash_at: int | None
+
+    @classmethod
+    def of(cls, world: "World", simulation: int, attempt: int, rank: int) -> "Course":
+        """Rank 0 may crash before one of the steps."""
+        seed = f"{world.plan.seed}/{simulation}/{attempt}"
+        draw = Random(f"{seed}/{rank}")
+        crash_at = _crash_at(world, simulation, draw) if rank == 0 else None
+        return cls(draw, Random(seed), crash_at)
+
+
 def simulate(world: "World", environment: Mapping[str, str], rank: int, solver: Meeting) -> int:
-    """A rank of a simulation: sends its part of each step, sometimes twice. Rank 0 may crash before any of them."""
-    plan, threads = world.plan, world.threads
-    number, attempt = int(environment["STREAM_SIMULATION_ID"]), int(environment["STREAM_ATTEMPT"])
-    seed = f"{plan.seed}/{number}/{attempt}"
-    draw, common = Random(f"{seed}/{rank}"), Random(seed)
-    crash_at = _crash_at(world, number, draw) if rank == 0 else None
-    threads.sleep(draw.uniform(0.0, STARTS_S))
+    """A rank of a simulation, or of a worker, which runs several one after another."""
+    course = Course.of(world, int(environment["STREAM_SIMULATION_ID"]), int(environment["STREAM_ATTEMPT"]), rank)
+    world.threads.sleep(course.draw.uniform(0.0, STARTS_S))
     world.num_attempts += rank == 0
-    own = slice(None) if plan.client_ranks == 1 else slice(rank, rank + 1)
-    with connect(environment["STREAM_CONNECTION"], rank=rank, num_ranks=plan.client_ranks) as simulation:
-        simulation.declare_field("u", shape=(2,))
-        for step in simulation.time_steps or ():
-            threads.sleep(draw.expovariate(1.0 / plan.simulation_step_s))
-            if step == crash_at:
-                world.happened["crash of a simulation"] += 1
-                raise ArithmeticError("a simulation crashes")
-            is_wanted = simulation.send(step, u=value(number, step)[own])
-            if is_wanted and common.random() < plan.duplicates:
-                world.happened["duplicate"] += 1
-                simulation.send(step, u=value(number, step)[own])
-            if not all(solver.exchange(rank, is_wanted) or ()):
-                break
+    num_ranks = world.plan.client_ranks
+    if NEXT_VARIABLE in environment:
+        for simulation in simulations(rank=rank, num_ranks=num_ranks):
+            _send_all(world, simulation, Course.of(world, simulation.id, simulation.attempt, rank), rank, solver)
+    else:
+        with connect(rank=rank, num_ranks=num_ranks) as simulation:
+            _send_all(world, simulation, course, rank, solver)
     return 0
+
+
+def _send_all(world: "World", simulation: Simulation, course: Course, rank: int, solver: Meeting) -> None:
+    """Send the part of a rank of each step, sometimes twice."""
+    plan, threads, number = world.plan, world.threads, simulation.id
+    draw, common, crash_at = course.draw, course.common, course.crash_at
+    own = slice(None) if plan.client_ranks == 1 else slice(rank, rank + 1)
+    of_mesh = _part_of_mesh(plan, common, rank)
+    if rank == 0:
+        world.begun(number, simulation.parameters["phase"])
+    if of_mesh is not None:
+        simulation.declare_field("mesh", shape=(MESH_SIZE,), offset=(of_mesh.start,))
+        simulation.send_static(mesh=mesh(number)[of_mesh])
+    if plan.ragged and rank == 0:
+        simulation.declare_field("particles", shape=(MOST_PARTICLES,))
+    simulation.declare_field("u", shape=(2,))
+    for step in simulation.time_steps or ():
+        threads.sleep(draw.expovariate(1.0 / plan.simulation_step_s))
+        if step == crash_at:
+            world.happened["crash of a simulation"] += 1
+            raise ArithmeticError("a simulation crashes")
+        fields = {"u": value(number, step)[own]}
+        if plan.ragged and rank == 0:
+            fields["particles"] = particles(number, step)
+        is_wanted = simulation.send(step, **fields)
+        if is_wanted and common.random() < plan.duplicates:
+            world.happened["duplicate"] += 1
+            simulation.send(step, **fields)
+        if not all(solver.exchange(rank, is_wanted) or ()):
+            break
+
+
+def _part_of_mesh(plan: Plan, common: Random, rank: int) -> slice | None:
+    """The part that a rank sends: its share, or all of it or nothing. Another attempt may share it out otherwise."""
+    if not plan.statics:
+        return None
+    sender = common.randrange(plan.client_ranks) if common.random() < 0.5 else None
+    if sender is None:
+        share = MESH_SIZE // plan.client_ranks
+        return slice(rank * share, (rank + 1) * share)
+    return slice(0, MESH_SIZE) if rank == sender else None
 
 
 def _crash_at(world: "World", number: int, draw: Random) -> int | None:

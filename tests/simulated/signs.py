@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Sign:
-    """A rank's connection; `since` when it was made."""
+    """A rank's connection, made at `since`. Its first word arrives, also if the rank dies before it is read."""
 
     rank: int
     program: Program
     since: float
     has_left: bool = False
+    is_known: bool = False
 
 
 class Signs:
@@ -56,8 +57,9 @@ class SimulatedLiveness(Liveness):
 
     def _receive(self) -> None:
         for sign in self.world.signs.at(self.address):
-            if not sign.program.is_stopped and sign.program.status is None:
+            if not sign.is_known or (not sign.program.is_stopped and sign.program.status is None):
                 self._hear_of(sign)
+                sign.is_known = True
             if sign.has_left:
                 self.presence.leave(sign.rank)
 

@@ -193,6 +193,10 @@ class Thread:
         self._target = partial(target, *args, **(kwargs or {}))
         self._task: Task | None = None
 
+    @property
+    def ident(self) -> int | None:
+        return None if self._task is None else id(self._task)
+
     def start(self) -> None:
         if self._task is not None:
             raise RuntimeError("threads can only be started once")

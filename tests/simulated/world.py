@@ -9,6 +9,7 @@ import signal
 import tempfile
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -17,14 +18,16 @@ from typing import Any
 from stream_server.config import load
 from stream_server.errors import StepsLost
 from tests.chaos.audit import Audit, Committed, Trained, read_incarnations
+from tests.chaos.evidence import read_suggested
 from tests.simulated import doors
-from tests.simulated.end import End
+from tests.simulated.end import End, Steered
 from tests.simulated.faults import Faults
 from tests.simulated.machine import Machine, Program
 from tests.simulated.network import Network
 from tests.simulated.plan import Plan
 from tests.simulated.programs import launch
 from tests.simulated.signs import Signs
+from tests.simulated.steering import read_history, read_num_losses
 from tests.simulated.threads import Threads
 
 CALM_S = 300.0
@@ -33,7 +36,11 @@ IN_MEMORY = Path("/dev/shm")
 
 
 class World:
-    """Everything of one schedule. `draw` decides about the machine; `happened` counts what befell it."""
+    """Everything of one schedule. `draw` decides about the machine; `happened` counts what befell it.
+
+    `given` has the parameter of each attempt that got one, `parameters` that of the first attempt of each simulation,
+    and `ended_early` the simulations of which the class that suggests wanted nothing more.
+    """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
@@ -47,6 +54,9 @@ class World:
         self.committed: list[Committed] = []
         self.happened: Counter[str] = Counter()
         self.num_attempts = 0
+        self.given: list[tuple[int, float]] = []
+        self.parameters: dict[int, float] = {}
+        self.ended_early: set[int] = set()
         self.seen: list[str] = []
         self._passages: Counter[str] = Counter()
         (folder / "learner.py").write_text("class Learner: ...\n")
@@ -61,6 +71,18 @@ class World:
         """A program comes by a failpoint."""
         self._passages[failpoint] += 1
         self._faults.passed(failpoint, self._passages[failpoint])
+
+    def begun(self, simulation: int, parameter: float) -> None:
+        """An attempt of a simulation has got its parameter."""
+        self.given.append((simulation, parameter))
+        self.parameters.setdefault(simulation, parameter)
+
+    def told(self, results: Sequence[Mapping[str, float]]) -> None:
+        """The class that suggests is told results, each with the parameter of its simulation."""
+        for row in results:
+            simulation, parameter = int(row["simulation"]), row["phase"]
+            if parameter != self.parameters.get(simulation):
+                self.seen.append(f"results of simulation {simulation} came with the parameter {parameter}, not its own")
 
     def calm_from(self, when: float) -> None:
         """Nothing bad happens after this time, as far as is known: the study has to end soon after it."""
@@ -126,11 +148,23 @@ def _judged(world: World, exit_code: int | None, hang: str) -> End:
         num_messages=world.network.num_carried,
         num_attempts=world.num_attempts,
         num_failed=_num_failed(world),
+        steered=_steered(world) if world.plan.is_steered and report.exists() else None,
         lost_steps=sum(isinstance(it.error, StepsLost) for it in world.machine.programs.values()),
         trace=world.threads.trace,
         hang=hang,
         errors=tuple(errors),
         seen=tuple(world.seen),
+    )
+
+
+def _steered(world: World) -> Steered:
+    output_dir = world.config.output_dir
+    return Steered(
+        history=read_history(output_dir),
+        table=read_suggested(output_dir),
+        given=tuple(world.given),
+        ended_early=frozenset(world.ended_early),
+        num_losses=read_num_losses(output_dir),
     )
 
 

@@ -144,6 +144,29 @@ def test_a_restarted_study_tells_all_that_it_knew() -> None:
     assert told[2][7] == {"loss": 2.0, "first_loss": 5.0, "deviation": 0.0, "num_losses": 2.0, "failed": 0.0}
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_no_class_was_told_yet_is_counted_after_a_restart_on_as_many_ranks_or_fewer(num_ranks: int) -> None:
+    """A checkpoint between two log points has what each rank has counted since the first of them."""
+    told: list[Mapping[int, Result]] = []
+    before = [SampleScores(), SampleScores()]
+    before[0].note(batch((7, 0), (8, 0)), outcome(8.0, 4.0))
+    before[1].note(batch((7, 1)), outcome(2.0))
+    states = from_bytes(to_bytes([it.rank_state() for it in before]))
+
+    def restarted(ranks: Ranks) -> None:
+        progress = Progress(1)
+        after = feedback(ranks, told, progress)
+        after.scores.load_rank_states(states if num_ranks == 1 else [states[ranks.rank]])
+        if ranks.rank == 0:
+            after.scores.note(batch((7, 2)), outcome(5.0))
+        stepped(progress)
+        after.on_round(None)
+
+    on_ranks(num_ranks, restarted)
+    assert told[-1][7] == {"loss": 5.0, "first_loss": 5.0, "deviation": 1 / 3, "num_losses": 3.0, "failed": 0.0}
+    assert told[-1][8]["num_losses"] == 1.0
+
+
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_samples_of_a_simulation_that_was_given_up_may_be_trained_later(is_restarted: bool) -> None:
     told: list[Mapping[int, Result]] = []

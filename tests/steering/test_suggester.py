@@ -164,13 +164,14 @@ def test_a_class_that_hangs_is_killed_in_time_and_asked_anew_a_few_times(
         ),
         ("raise ValueError('here')\nclass Points: ...", UserCodeError, "ValueError"),
         (COUNTING, ConfigError, "simulation.per_job is 2, but"),
+        (COUNTING, ConfigError, r"simulation.per_worker would be ignored: while .* is 4, .* Write 9 or more there"),
         (COUNTING.replace("ingest", "other"), ConfigError, "lookahead would be ignored"),
     ],
 )
 def test_a_class_that_cannot_suggest_anything_is_refused_at_the_start(
     suggesting: Start, code: str, error: type[Exception], message: str
 ) -> None:
-    changes: dict[str, Any] = {"simulation.per_job": 2} if "per_job" in message else {}
+    changes: dict[str, Any] = {f"simulation.{key}": 2 for key in ("per_job", "per_worker") if key in message}
     changes |= {"sampler": {"lookahead": 2}} if "lookahead" in message else {}
     with pytest.raises(error, match=message):
         suggesting(code, **changes)
@@ -188,6 +189,22 @@ def test_a_later_start_suggests_nothing_twice_and_gives_nobody_other_parameters(
     assert rows[:9] == known
     assert len({tuple(row.values()) for row in rows[2:]}) == 13
     assert set(by(after)) == {"points.py:Points"}
+
+
+def test_a_class_that_cannot_begin_at_a_later_start_is_told_results_once_it_can(
+    suggesting: Start, folder: StudyFolder
+) -> None:
+    """Also when it has suggested all: it may stop simulations, and redraws may come."""
+    mark = folder.path / "mark"
+    code = f"import os\nif os.path.exists({str(mark)!r}):\n    os.remove({str(mark)!r})\n    os._exit(3)\n{COUNTING}"
+    code += "\n    def to_stop(self):\n        return [5]\n"
+    suggesting(code).next(22)
+    mark.touch()
+    after = suggesting(code)
+    assert not mark.exists()
+    assert after.suggester.learns
+    after.suggester.ingest({5: {**after.first[5], "loss": 1.0}})
+    assert after.next_stopped() == 5
 
 
 def test_a_later_start_has_other_random_numbers(suggesting: Start) -> None:

@@ -1,5 +1,6 @@
 """Persistent workers: one process computes several simulations, and its death costs the one that it was at."""
 
+import csv
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,23 @@ def test_no_worker_gets_more_simulations_than_the_study_says(run: Callable[..., 
     assert num_processes(done) >= NUM / 2
     logs = [path.read_text().split() for path in done.output_dir.glob("simulations/*/attempt-*/output.log")]
     assert all(len(log) <= 2 for log in logs)
+
+
+def test_workers_compute_what_a_class_suggests_and_make_windows(run: Callable[..., Run]) -> None:
+    """The class has suggested what is on the list of a worker before this is written."""
+    windows = {"samples": {"window": {"length": 3}}, "buffer.routing": "simulations"}
+    sampler = {"class": "learning_sampler.py:Evenly", "lookahead": 2 * MAX_RUNNING + 1}
+    server = {"server.class": "window_server.py:WindowServer", "parameters.sampler": sampler}
+    done = run(workers(**windows, **server))
+    assert done.exit_code == 0, done.output
+    assert done.report["balanced"] is True
+    assert done.account["windows"]["made"] == done.account["trained"] == NUM * 18
+    assert not failures(done)
+    assert num_processes(done) < NUM
+    with (done.output_dir / "parameters.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["proposed by"].rpartition(":")[2] for row in rows} == {"Evenly"}
+    assert len({row["offset"] for row in rows}) == NUM + 1
 
 
 def test_the_death_of_a_worker_costs_one_attempt_of_the_simulation_that_it_was_at(run: Callable[..., Run]) -> None:

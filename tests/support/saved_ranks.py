@@ -21,7 +21,7 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.stream_server import StreamServer
-from stream_server.storage.folders import FolderWriter
+from stream_server.storage.folders import FolderWriter, PendingFile
 from tests.support.intakes import make
 
 Key = tuple[int, int]
@@ -143,6 +143,14 @@ def write_rank(
     folder: Path, taken: ReceptionSnapshot, buffer: Buffer, *, rank: int, num_ranks: int, num_drawn: int
 ) -> None:
     """Write what a rank saves, if this is what it has received and nobody has a model, into a checkpoint's folder."""
+    parts = parts_of_rank(taken, buffer, rank=rank, num_ranks=num_ranks, num_drawn=num_drawn)
+    write_files(FolderWriter(folder), parts)
+
+
+def parts_of_rank(
+    taken: ReceptionSnapshot, buffer: Buffer, *, rank: int, num_ranks: int, num_drawn: int
+) -> list[PendingFile]:
+    """The files that a rank saves then."""
     nothing = SimpleNamespace(
         settle=lambda: None,
         synchronize=lambda: None,
@@ -171,7 +179,7 @@ def write_rank(
         wall_s=lambda: 0.0,
         threads=(1,) * num_ranks,
     )
-    write_files(FolderWriter(folder), capture.capture())
+    return capture.capture()
 
 
 def slots_of(num_slots: int) -> Slots:

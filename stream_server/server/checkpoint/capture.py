@@ -46,7 +46,8 @@ class StudyCapture:
 
     Every rank saves what it has received and drawn, rank 0 also what is the same on all: the model, the progress, and
     the roster of the simulations. Arrays that training goes on to change are copied at once; the rows of the buffer are
-    frozen and written from where they are.
+    frozen and written from where they are. `scores` gives what this rank has counted of simulations since the last log
+    point, nothing where no class learns from it.
     """
 
     config: StudyConfig
@@ -63,6 +64,7 @@ class StudyCapture:
     callbacks: Callbacks
     wall_s: Callable[[], float]
     threads: Sequence[int]
+    scores: Callable[[], list[Any]] = list
     _taken: ReceptionSnapshot | None = None
     _batches: int = 0
 
@@ -150,6 +152,7 @@ class StudyCapture:
             "random": random_states(),
             "step": self.step.random_state(),
             "normalization": [self.server.normalization.rank_state()],
+            "scores": [self.scores()],
         }
 
         def write(file: ChecksumFile) -> None:

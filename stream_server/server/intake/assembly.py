@@ -160,7 +160,9 @@ class Assembly:
         """Say what is missing before this part of a block; "" if nothing is, or if the block begins anew."""
         step = connection.attempt.partial_steps.get(data.index)
         num_bytes = 0 if step is None else step.parts.get((connection.rank, data.field), 0)
-        known = data.index in connection.attempt.entry.settled
+        # What this client rank has sent as a whole it may send again, also while the parts of others are missing.
+        is_whole = step is not None and step.senders >> connection.rank & 1
+        known = data.index in connection.attempt.entry.settled or is_whole
         if data.offset < connection.places[data.field].num_bytes and (known or data.offset in (0, num_bytes)):
             return ""
         label = self.state.numbering.label(data.index)

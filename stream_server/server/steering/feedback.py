@@ -1,7 +1,8 @@
 """The losses and scores of each simulation, over all ranks, from which a class that suggests parameters learns."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -72,26 +73,40 @@ class SampleScores:
         taken, self._sums = dict(self._sums), defaultdict(dict)
         return taken
 
+    def rank_state(self) -> list[list[Any]]:
+        """What `take` would give: simulation, score, sum and count of each."""
+        return [[simulation, name, *it] for simulation, sums in self._sums.items() for name, it in sums.items()]
+
+    def load_rank_states(self, states: Iterable[Iterable[Sequence[Any]]]) -> None:
+        """Add what `rank_state` gave on one rank, on several that no longer exist, or on none.
+
+        Each of the states that were saved must come to one rank.
+        """
+        for simulation, name, total, num in chain.from_iterable(states):
+            self._count(simulation, name, total, num)
+
     def _add(self, simulations: NDArray[np.int64], scores: Mapping[str, NDArray[np.float64]]) -> None:
         """Add scores of samples; those that are not finite are none."""
         ids, places = np.unique(simulations, return_inverse=True)
-        sums_of = [self._sums[simulation] for simulation in ids.tolist()]
         for name, values in scores.items():
             is_finite = np.isfinite(values)
             totals = np.bincount(places, np.where(is_finite, values, 0.0), len(ids)).tolist()
             counts = np.bincount(places, is_finite, len(ids)).tolist()
-            for sums, total, num in zip(sums_of, totals, counts, strict=True):
+            for simulation, total, num in zip(ids.tolist(), totals, counts, strict=True):
                 if num:
-                    known = sums.setdefault(name, [0.0, 0.0])
-                    known[0] += total
-                    known[1] += num
+                    self._count(simulation, name, total, num)
+
+    def _count(self, simulation: int, name: str, total: float, num: float) -> None:
+        known = self._sums[simulation].setdefault(name, [0.0, 0.0])
+        known[0] += total
+        known[1] += num
 
 
 class Feedback(Callback):
     """Gathers the scores of all ranks whenever its schedule says so, and tells the class that suggests. Collective.
 
     `ingest` and `failures` are rank 0's: where the results of simulations go, by id, and which simulations have failed
-    for good. The newest results of all simulations are in each checkpoint.
+    for good. The newest results of all simulations are in each checkpoint, and what each rank has counted since then.
     """
 
     def __init__(

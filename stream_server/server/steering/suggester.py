@@ -13,6 +13,7 @@ from typing import Any, Self
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, StreamServerError, UserCodeError
 from stream_server.failpoints import failpoint
+from stream_server.launcher.schedule.shared_jobs import num_for_worker
 from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.design import (
     TRAINING_STREAM,
@@ -43,7 +44,7 @@ class Suggester:
     results at once.
 
     Attributes:
-        learns: the class has `ingest`, as far as it was asked.
+        learns: the class has `ingest`, or has not said yet.
         error: what ended the thread, if it did not end as it should.
         lookahead: how many suggestions are to be ready; all at once if the class does not learn.
     """
@@ -73,7 +74,8 @@ class Suggester:
         self._is_leaving = False
         self._deliver: Callable[[Mapping[int, dict[str, float]]], None] = lambda _: None
         self._end_early: Callable[[int, str], None] = lambda _simulation, _reason: None
-        self._stops = False
+        # As long as the class has not said so.
+        self._stops = True
         self._thread = Thread(target=self._run, name="suggester")
         self._stack = ExitStack()
 
@@ -171,7 +173,6 @@ class Suggester:
             try:
                 self.learns = self._start_process()
             except (NoAnswer, StreamServerError) as error:
-                self.learns = False
                 self._note(str(error))
             return
         try:
@@ -188,7 +189,7 @@ class Suggester:
                 "suggests all at the start: leave it out"
             )
         if self.learns:
-            self._refuse_shared_jobs()
+            self._check_shared_jobs()
             self._refuse_names_of_results()
         self.lookahead = self._ready_ahead if self.learns else self._num_planned
         first = min(self._num_planned, self._num_held_out + self.lookahead)
@@ -201,14 +202,19 @@ class Suggester:
         runs = config.launcher.max_running if config.simulation.command is not None else config.client.max_attached
         return self._settings.lookahead or max(1, runs)
 
-    def _refuse_shared_jobs(self) -> None:
-        simulation = self._config.simulation
-        for key, value in (("per_job", simulation.per_job), ("per_worker", simulation.per_worker)):
-            if value != 1:
-                raise ConfigError(
-                    f"simulation.{key} is {value}, but {self._settings.class_} learns while the study runs, and the "
-                    "simulations of a job are chosen before it starts: leave it out, or use a class without ingest"
-                )
+    def _check_shared_jobs(self) -> None:
+        simulation, max_running = self._config.simulation, self._config.launcher.max_running
+        if simulation.per_job != 1:
+            raise ConfigError(
+                f"simulation.per_job is {simulation.per_job}, but {self._settings.class_} learns while the study runs, "
+                "and the simulations of a job start together: leave it out, or use a class without ingest"
+            )
+        if simulation.per_worker != 1 and num_for_worker(self._ready_ahead, most=2, max_running=max_running) == 1:
+            raise ConfigError(
+                f"simulation.per_worker would be ignored: while parameters.sampler.lookahead is {self._ready_ahead}, a "
+                "worker gets one simulation, for it gets one in 2 × launcher.max_running of those that are ready. "
+                f"Write {2 * max_running + 1} or more there"
+            )
 
     def _refuse_names_of_results(self) -> None:
         if names := sorted(OWN & self._bounds.keys()):
@@ -332,7 +338,7 @@ class Suggester:
         """Tell the class what is new, and end the simulations of which it wants no more."""
         begins = not self._process.runs
         if begins:
-            self._start_process()
+            self.learns = self._start_process()
         with self._condition:
             news, self._news = dict(self._results) if begins else self._news, {}
         if news and self.learns:

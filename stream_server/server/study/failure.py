@@ -63,17 +63,23 @@ class Failure:
         )
 
     def record(self, output_dir: Path) -> None:
-        """Write exit.json, unless another rank was first; a disk that refuses it hides no failure."""
+        """Write exit.json, unless another rank was first; a disk that refuses it hides no failure.
+
+        The file appears with all that is in it: who finds it may end the rank that writes it.
+        """
         path = output_dir / "exit.json"
+        draft = path.with_name(f"{path.name}.{self.rank}.tmp")
         try:
-            with path.open("x") as file:
+            with draft.open("w") as file:
                 json.dump(asdict(self), file, indent=2)
+            path.hardlink_to(draft)
         except FileExistsError:
             return
         except OSError as error:
             _log.warning("%s cannot be written: %s", path, error)
+        finally:
             with suppress(OSError):
-                path.unlink(missing_ok=True)
+                draft.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, output_dir: Path) -> "Failure | None":

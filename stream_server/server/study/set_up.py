@@ -1,12 +1,11 @@
 """The set-up of one rank of a study: what it continues, its source of samples, and all that surrounds its training."""
 
 import logging
-import math
-import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 from stream_server.buffers import Buffer, num_slots_to_load
 from stream_server.config import StudyConfig
@@ -18,12 +17,7 @@ from stream_server.server.checkpoint.continuation import Continuation
 from stream_server.server.checkpoint.folder import MODEL
 from stream_server.server.checkpoint.restore import seed_of, seed_random_states, set_random_states
 from stream_server.server.checkpoint.saver import Saver
-from stream_server.server.checkpoint.user_state import (
-    callbacks_file,
-    load_callbacks_state,
-    load_user_state,
-    user_file,
-)
+from stream_server.server.checkpoint.user_state import callbacks_file, load_callbacks_state, load_user_state, user_file
 from stream_server.server.intake.source import Source
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Gauge, Metrics
@@ -41,7 +35,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.reception import Reception
 from stream_server.server.replay.source import ReplaySource
 from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, window_shape
-from stream_server.server.run.cores import NO_SIMULATIONS, SimulationCores, share_cores, wait_passively
+from stream_server.server.run.cores import share_cores, simulation_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
 from stream_server.server.run.report import UNPROTECTED
@@ -71,8 +65,6 @@ from stream_server.server.user.framework import framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import read_state
-
-LARGEST_MARGIN_S = 120.0
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +106,7 @@ class StudySetUp(Composition):
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
         self.started_s = began_s - (0.0 if self.saved is None else self.saved["wall_s"])
-        self.leave_at_s = leave_at(start.time_limit_s, began_s)
+        self.leave_at_s = start.leave_at(began_s)
         plan, design = make_plan(config), ParameterDesign(config)
         buffer = self._make_buffer(config, ranks.rank, plan)
         length = TrainingLength.of(config, ranks.size, draws_per_sample=buffer.policy.draws_per_sample)
@@ -170,8 +162,8 @@ class StudySetUp(Composition):
         stack.enter_context(self.source)
         if isinstance(self.source, Reception):
             self.server.enter_reception(self.source.end_early)
-        self.checkpoints = self._make_checkpoints(stack)
         feedback = self._make_feedback()
+        self.checkpoints = self._make_checkpoints(stack, list if feedback is None else feedback.scores.rank_state)
         self._make_scheduled_validation(None if feedback is None else feedback.scores.note_held_out)
         self.best_models = self._make_best_models()
         self.export = self._make_export()
@@ -195,7 +187,7 @@ class StudySetUp(Composition):
             ],
             feedback=feedback,
         )
-        self._restore_training()
+        self._restore_training(feedback)
         return training
 
     def _make_buffer(self, config: StudyConfig, rank: int, plan: RankPlan) -> Buffer:
@@ -339,7 +331,7 @@ class StudySetUp(Composition):
         )
         return [status]
 
-    def _make_checkpoints(self, stack: ExitStack) -> CheckpointAgreement:
+    def _make_checkpoints(self, stack: ExitStack, scores: Callable[[], list[Any]]) -> CheckpointAgreement:
         continuation, settings, progress, step = self.continuation, self.config.checkpoint, self.progress, self.step
         incarnation = continuation.identity.incarnation
         saver = stack.enter_context(Saver(continuation.checkpoints, incarnation=incarnation, rank=self.ranks.rank))
@@ -359,6 +351,7 @@ class StudySetUp(Composition):
             callbacks=self.callbacks,
             wall_s=self.wall_s,
             threads=self.cores.threads,
+            scores=scores,
         )
         milestones = None
         if settings.keep_every is not None or settings.keep_at:
@@ -435,11 +428,13 @@ class StudySetUp(Composition):
             RateLimited(inputs),
         ]
 
-    def _restore_training(self) -> None:
+    def _restore_training(self, feedback: Feedback | None) -> None:
         saved, restored = self.saved, self.restored
         if saved is None or restored is None:
             return
         self.callbacks.load_state_dict(saved["callbacks"])
+        if feedback is not None:
+            feedback.scores.load_rank_states(restored.state.get("scores", []))
         self.server.normalization.load_rank_states(restored.state["normalization"])
         self.stream.restore(restored.state)
         # Last of all, since making the model and opening the sockets may have used random numbers.
@@ -454,19 +449,3 @@ class StudySetUp(Composition):
         seed = seed_of((*stream, self.ranks.rank))
         seed_random_states(seed)
         self.step.seed_random_state(seed)
-
-
-def simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
-    """The cores that the simulations of this start take; none in a replay."""
-    if start.replay is not None:
-        return NO_SIMULATIONS
-    # stream-launcher adds the environment of server.job to the server's, and not to that of the simulations.
-    added = config.server.job.environment if start.link is not None else {}
-    return SimulationCores.of(config, {name: value for name, value in os.environ.items() if name not in added})
-
-
-def leave_at(time_limit_s: float | None, began_s: float) -> float:
-    """The time to save and leave, with a margin for the last checkpoint and the end of the simulations."""
-    if time_limit_s is None:
-        return math.inf
-    return began_s + time_limit_s - min(LARGEST_MARGIN_S, time_limit_s / 4)

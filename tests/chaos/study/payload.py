@@ -9,3 +9,13 @@ STEPS = 256
 def wave(simulation_id, time_step):
     """256 whole numbers that tell simulation, time step and place, exactly even in single precision."""
     return (simulation_id * STEPS + time_step) * 256.0 + PLACES
+
+
+def mesh(simulation_id):
+    """A field that a simulation sends once."""
+    return simulation_id + PLACES[:8] / 8
+
+
+def particles(simulation_id, time_step):
+    """A field of which each time step has another number of rows, perhaps none."""
+    return np.full((simulation_id + time_step) % 5, simulation_id * STEPS + time_step, np.float64)

@@ -5,7 +5,7 @@ import os
 import time
 
 import numpy as np
-from payload import wave
+from payload import mesh, particles, wave
 
 from stream_server import StreamServer
 
@@ -29,6 +29,9 @@ class Audited:
         return json.loads(starts.read_text())["starts"][-1]["incarnation"] if starts.exists() else 1
 
     def process_batch(self, batch, config):
+        if "mesh" in batch.fields:
+            for sample in batch.samples():
+                check_mixed(sample)
         return batch.simulation_ids, batch.time_steps, batch.fields["wave"]
 
     def checked(self, batch):
@@ -61,6 +64,18 @@ class Audited:
     def write(self, line):
         with self.audit.open("a") as file:
             file.write(json.dumps(line | {"time": time.time()}) + "\n")
+
+
+def check_mixed(sample):
+    """What a sample shares with its simulation, and what differs from step to step."""
+    simulation_id, is_window = sample.simulation_id, sample.time_steps is not None
+    if not np.array_equal(sample.fields["mesh"], mesh(simulation_id)):
+        raise ArithmeticError(f"a sample of simulation {simulation_id} has the mesh {sample.fields['mesh']}")
+    steps = sample.time_steps.tolist() if is_window else [sample.time_step]
+    found = sample.fields["particles"] if is_window else [sample.fields["particles"]]
+    for time_step, rows in zip(steps, found, strict=True):
+        if not np.array_equal(rows, particles(simulation_id, time_step)):
+            raise ArithmeticError(f"time step {time_step} of simulation {simulation_id} has the particles {rows}")
 
 
 class AuditServer(Audited, StreamServer):

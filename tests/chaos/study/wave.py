@@ -1,10 +1,10 @@
-"""A simulation whose time step takes as long as its first argument says, in seconds."""
+"""A simulation whose time step takes as long as its first argument says, in seconds; with a second one, more fields."""
 
 import sys
 import time
 from pathlib import Path
 
-from payload import wave
+from payload import mesh, particles, wave
 
 from stream_server.client_api import connect
 
@@ -12,7 +12,11 @@ with connect() as simulation:
     # Each attempt in a line: what is this short is written in one piece.
     with Path("../../../given.txt").open("a") as file:
         file.write(f"{simulation.id} {simulation.parameters['phase']!r}\n")
+    is_mixed = len(sys.argv) > 2
+    if is_mixed:
+        simulation.send_static(mesh=mesh(simulation.id))
     for time_step in simulation.time_steps:
         time.sleep(float(sys.argv[1]))
-        if not simulation.send(time_step, wave=wave(simulation.id, time_step)):
+        more = {"particles": particles(simulation.id, time_step)} if is_mixed else {}
+        if not simulation.send(time_step, wave=wave(simulation.id, time_step), **more):
             break

@@ -7,6 +7,8 @@ from tests.disk.scenarios.journal import Journals
 from tests.disk.scenarios.record import Recordings
 from tests.disk.scenarios.report import Reports
 from tests.disk.scenarios.scenario import Scenario
+from tests.disk.scenarios.suggestions import Suggestions
+from tests.disk.scenarios.windows import Windows
 
 SCENARIOS: tuple[Scenario, ...] = (
     *OF_CHECKPOINTS,
@@ -15,4 +17,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     BestModels(),
     Exports(),
     Reports(),
+    Windows(),
+    Suggestions(),
 )

@@ -95,6 +95,19 @@ def save(store: Path, number: int, incarnation: int, tell: Tell = lambda fact: N
     parts = [part(path, data) for path, data in content(number, incarnation).items()]
     if fails:
         parts.insert(2, PendingFile(path="rank-0/broken", write=_fail))
+    save_parts(store, number, incarnation, parts, tell, fails=fails)
+
+
+def save_parts(
+    store: Path,
+    number: int,
+    incarnation: int,
+    parts: Sequence[PendingFile],
+    tell: Tell = lambda fact: None,
+    *,
+    fails: bool = False,
+) -> None:
+    """Write and commit a checkpoint of these files, or give it up if one of them `fails`."""
     with Saver(Telling(store, Good(number, incarnation), tell), incarnation=incarnation, rank=0) as saver:
         saver.begin(number, parts)
         outcome = settle(saver)
@@ -109,13 +122,16 @@ def save(store: Path, number: int, incarnation: int, tell: Tell = lambda fact: N
         assert isinstance(outcome, SaveCommitted), outcome
 
 
-def found(store: Path) -> Good:
-    """The checkpoint that a restart continues, complete and unmixed."""
+def newest(store: Path) -> Good:
+    """The checkpoint that a restart continues."""
     manifest = find_usable(CheckpointFolder(store), SoloRanks())
-    if manifest is None:
-        return Good(0, 0)
-    good = Good(manifest.checkpoint, manifest.incarnation)
-    assert read(store, good.number) == content(good.number, good.incarnation), (
+    return Good(0, 0) if manifest is None else Good(manifest.checkpoint, manifest.incarnation)
+
+
+def found(store: Path) -> Good:
+    """The same, complete and unmixed."""
+    good = newest(store)
+    assert not good.number or read(store, good.number) == content(good.number, good.incarnation), (
         f"checkpoint {good} is not as it was written"
     )
     return good
@@ -123,20 +139,27 @@ def found(store: Path) -> Good:
 
 def recover(store: Path, told: Sequence[object], tell: Tell) -> None:
     """Continue what can be continued, as a start of the server does, and save the next checkpoint."""
-    newest = read_incarnations(store).newest
-    started, tried = _highest(told, Started), _highest(told, Starting)
-    assert started <= newest <= max(started, tried), f"incarnation {newest} is the newest, and {started} had begun"
-    good = found(store)
-    assert good in _expected(told), f"{good} was found, and not {_expected(told)}"
-    tell(good)
-    tell(Starting(newest + 1))
-    incarnation = start(store, base=good.number).incarnation
-    assert incarnation == newest + 1
-    tell(Started(incarnation))
-    CheckpointFolder(store).sweep()
+    good, incarnation = restart(store, told, tell)
+    assert found(store) == good
     save(store, good.number + 1, incarnation, tell)
     assert found(store) == Good(good.number + 1, incarnation)
     assert not [name for name in names(store) if name.endswith((".tmp", ".old"))], names(store)
+
+
+def restart(store: Path, told: Sequence[object], tell: Tell) -> tuple[Good, int]:
+    """Begin the next incarnation, which continues what can be continued; gives that, and its number."""
+    before = read_incarnations(store).newest
+    started, tried = _highest(told, Started), _highest(told, Starting)
+    assert started <= before <= max(started, tried), f"incarnation {before} is the newest, and {started} had begun"
+    good = newest(store)
+    assert good in _expected(told), f"{good} was found, and not {_expected(told)}"
+    tell(good)
+    tell(Starting(before + 1))
+    incarnation = start(store, base=good.number).incarnation
+    assert incarnation == before + 1
+    tell(Started(incarnation))
+    CheckpointFolder(store).sweep()
+    return good, incarnation
 
 
 def _highest(told: Sequence[object], kind: type[Started] | type[Starting]) -> int:
