@@ -68,16 +68,14 @@ class Failure:
         The file appears with all that is in it: who finds it may end the rank that writes it.
         """
         path = output_dir / "exit.json"
+        if path.exists():
+            return
         draft = path.with_name(f"{path.name}.{self.rank}.tmp")
         try:
-            with draft.open("w") as file:
-                json.dump(asdict(self), file, indent=2)
-            path.hardlink_to(draft)
-        except FileExistsError:
-            return
+            draft.write_text(json.dumps(asdict(self), indent=2))
+            draft.replace(path)
         except OSError as error:
             _log.warning("%s cannot be written: %s", path, error)
-        finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
