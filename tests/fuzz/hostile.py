@@ -10,8 +10,9 @@ from stream_server.messages.client import ALL_FIELDS, Block, Data, End, FieldSpe
 
 STUDY, INCARNATION = "s", 3
 FIELDS = (FieldSpec(name="u", shape=(4,), dtype="<f8"), FieldSpec(name="v", shape=(), optional=True))
+MESH = FieldSpec(name="mesh", shape=(3,), dtype="<f8", per="simulation")
 NUM_FAULTS = 32
-MISSING, TOO_MANY, TOO_SHORT, TOO_LONG, NOT_A_NUMBER = range(1, 6)
+MISSING, TOO_MANY, TOO_SHORT, TOO_LONG, NOT_A_NUMBER, OTHER_VALUES = range(1, 7)
 RANKS = (1, 2, 3, 2**16)
 
 
@@ -55,6 +56,8 @@ class Peer:
     stride: int
     said: Open
     opening: Open
+    has_mesh: bool = False
+    sent_mesh: bool = False
     sequence: int = 0
     index: int = 0
     announced: set[tuple[int, int]] = field(default_factory=set)
@@ -71,7 +74,9 @@ class Peer:
             dtype = ("<f8", "<f4", "<i8", "|b1", "<c16")[script.one_of(5)]
             blocks.append(Block(field="v", dtype=dtype, shape=(), offset=(), count=()))
         simulation, attempt = script.one_of(4), script.one_of(2)
-        self.said = opening(simulation, rank, num_ranks, blocks if script.one_of(8) else blocks[1:], attempt=attempt)
+        blocks, mesh = blocks if script.one_of(8) else blocks[1:], mesh_blocks(rank) if self.has_mesh else ()
+        self.said = opening(simulation, rank, num_ranks, blocks, attempt=attempt, static_blocks=mesh)
+        self.sent_mesh = False
         return self.said
 
     def opened(self) -> None:
@@ -79,7 +84,9 @@ class Peer:
         self.opening = self.said
 
     def data(self, script: Script) -> tuple[Data, list[bytes]]:
-        """The next `Data`, with its payload; something may be wrong with either."""
+        """The next `Data`, with its payload; something may be wrong with either. Mostly the mesh comes first."""
+        if self.opening.static_blocks and not self.sent_mesh and script.one_of(8):
+            return self._mesh(script)
         oddity = script.one_of(16)
         everything = (1 << len(self.opening.blocks)) - 1
         number = oddity & 1 if oddity in (1, 2, 3) else ALL_FIELDS
@@ -106,6 +113,26 @@ class Peer:
         simulation, attempt = self.opening.simulation, self.opening.attempt
         return End(simulation=simulation, attempt=attempt, incarnation=INCARNATION, share=share, total=total)
 
+    def _mesh(self, script: Script) -> tuple[Data, list[bytes]]:
+        """The field that is sent once per simulation, which a few attempts change."""
+        self.sent_mesh = True
+        fault = script.one_of(NUM_FAULTS // 2)
+        data = Data(
+            simulation=self.opening.simulation,
+            attempt=self.opening.attempt,
+            incarnation=INCARNATION,
+            sequence=self.sequence,
+            index=0,
+            num_steps=1,
+            present=1,
+            field=0,
+            static=True,
+        )
+        self.sequence += 1
+        content = np.nan if fault == NOT_A_NUMBER else mesh_value(self.opening.simulation, int(fault == OTHER_VALUES))
+        frames = [np.full(MESH.shape, content).tobytes()[: -1 if fault == TOO_SHORT else None]]
+        return data, frames * {MISSING: 0, TOO_MANY: 2}.get(fault, 1)
+
     def _payload(self, fault: int, data: Data) -> list[bytes]:
         is_fit = fault != NOT_A_NUMBER
         numbers = range(len(self.opening.blocks)) if data.field == ALL_FIELDS else (data.field,)
@@ -131,7 +158,20 @@ class Peer:
         return b"".join(steps)
 
 
-def opening(simulation: int, rank: int, num_ranks: int, blocks: Sequence[Block], *, attempt: int = 0) -> Open:
+def mesh_value(simulation: int, variant: int) -> float:
+    """The number in all values of a mesh."""
+    return float(1 + 2 * simulation + variant)
+
+
+def opening(
+    simulation: int,
+    rank: int,
+    num_ranks: int,
+    blocks: Sequence[Block],
+    *,
+    attempt: int = 0,
+    static_blocks: Sequence[Block] = (),
+) -> Open:
     """An `Open` of this study."""
     return Open(
         study=STUDY,
@@ -141,7 +181,13 @@ def opening(simulation: int, rank: int, num_ranks: int, blocks: Sequence[Block],
         rank=rank,
         num_ranks=num_ranks,
         blocks=tuple(blocks),
+        static_blocks=tuple(static_blocks),
     )
+
+
+def mesh_blocks(rank: int) -> tuple[Block, ...]:
+    """The first client rank has all of the mesh."""
+    return () if rank else (Block(field="mesh", dtype="<f8", shape=(3,), offset=(0,), count=(3,)),)
 
 
 def u_block(choice: int, rank: int, num_ranks: int) -> Block:

@@ -14,7 +14,19 @@ from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.reception.dispatcher import Dispatcher
 from stream_server.server.run.curve import CurveAccess
-from tests.fuzz.hostile import FIELDS, INCARNATION, STUDY, Peer, Script, allowed, opening, u_block
+from tests.fuzz.hostile import (
+    FIELDS,
+    INCARNATION,
+    MESH,
+    STUDY,
+    Peer,
+    Script,
+    allowed,
+    mesh_blocks,
+    mesh_value,
+    opening,
+    u_block,
+)
 from tests.fuzz.target import Target
 from tests.support.intake_ranks import Frames
 
@@ -26,13 +38,20 @@ STATES = ("finished", "failed", "invalid")
 class Server:
     """One server rank, of which all is real but the sockets, and what its clients ever announced."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, has_mesh: bool) -> None:
         self.script = script
+        self.has_mesh = has_mesh
+        self.meshes: dict[int, float] = {}
         num_ranks, routing = 1 + script.one_of(2), Routing(script.one_of(2))
         self.drawn: set[tuple[int, int]] = set()
         self.withdrawn: set[int] = set()
         self.buffer = Buffer(
-            Fifo(capacity=CAPACITY), Slots({it.name: it.shape for it in FIELDS}, CAPACITY + ROOM + HELD)
+            Fifo(capacity=CAPACITY),
+            Slots(
+                {it.name: it.shape for it in FIELDS},
+                CAPACITY + ROOM + HELD,
+                {MESH.name: MESH.shape} if has_mesh else {},
+            ),
         )
         self.intake = Intake(
             IntakeState(
@@ -40,7 +59,7 @@ class Server:
                 num_ranks=num_ranks,
                 routing=routing,
                 time_steps=TimeSteps(num=8 if script.one_of(2) else None),
-                fields=FIELDS,
+                fields=(*FIELDS, MESH) if has_mesh else FIELDS,
                 study=STUDY,
                 incarnation=INCARNATION,
                 credit=CREDIT,
@@ -123,6 +142,12 @@ class Server:
 
     def _look_at(self, key: tuple[int, int], row: np.ndarray) -> None:
         simulation, index = key
+        if self.has_mesh:
+            [mesh] = set(self.buffer.slots.statics[simulation]["mesh"].tolist())
+            assert mesh in (mesh_value(simulation, 0), mesh_value(simulation, 1)), f"nobody sent {mesh} for {key}"
+            assert mesh == self.meshes.setdefault(simulation, mesh), (
+                f"samples of {simulation} differ in what they share"
+            )
         assert any(key in peer.announced for peer in self.peers), f"{key} was trained, but nobody sent it"
         assert key not in self.drawn, f"{key} was trained twice"
         assert simulation >= NUM_HELD_OUT, "a held-out step was trained"
@@ -134,9 +159,11 @@ class Server:
         """The first ones are of simulations of one rank each, or two of one of two ranks."""
         simulation, rank = divmod(number, num_client_ranks)
         stride = self.intake.state.numbering.stride
-        said = opening(simulation, rank, num_client_ranks, [u_block(0, rank, num_client_ranks)])
+        blocks, mesh = [u_block(0, rank, num_client_ranks)], mesh_blocks(rank) if self.has_mesh else ()
+        said = opening(simulation, rank, num_client_ranks, blocks, static_blocks=mesh)
         index = (self.intake.state.rank - simulation) % stride
-        return Peer(name=b"peer-%d" % number, stride=stride, said=said, opening=said, index=index)
+        name = b"peer-%d" % number
+        return Peer(name=name, stride=stride, said=said, opening=said, has_mesh=self.has_mesh, index=index)
 
     def _hear(self, peer: Peer, message: Message, payload: list[bytes] | None = None) -> None:
         [header] = wire.encode(message)
@@ -165,13 +192,14 @@ class Server:
 
 
 def run(data: bytes) -> None:
-    """Play the script to its end."""
-    script = Script(data)
-    with np.errstate(all="ignore"):
-        server = Server(script)
-        while not script.is_over:
-            server.step()
-        server.end()
+    """Play the script to its end, in a study without and with a field that is sent once per simulation."""
+    for has_mesh in (False, True):
+        script = Script(data)
+        with np.errstate(all="ignore"):
+            server = Server(script, has_mesh=has_mesh)
+            while not script.is_over:
+                server.step()
+            server.end()
 
 
 TARGET = Target(run=run, seeds=(b"", bytes(range(64)), bytes(range(0, 256, 3)) * 4), is_script=True, max_bytes=160)
