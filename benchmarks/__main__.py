@@ -31,6 +31,7 @@ from benchmarks import (
     steering,
     step,
     validation,
+    windows,
 )
 from benchmarks.measure import Result, dumps, loads, with_newer
 
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "checkpoint": checkpoint.results,
     "restart": restart.results,
     "launch": launch.results,
+    "windows": windows.results,
     "ack": ack.results,
     "log": log.results,
     "validation": validation.results,

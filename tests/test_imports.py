@@ -63,6 +63,8 @@ DOORS = {
 }
 
 CLIENT_NEVER_LOADS = {"torch", "mpi4py", "pydantic", "scipy", "lightning", "lightning_fabric", "rich"}
+# Each costs a tenth of a second or more, and most are on the disk that a thousand simulations share.
+LAUNCHER_NEVER_LOADS = {"torch", "mpi4py", "numpy", "scipy", "rich", "tensorboard", "google", "h5py", "asyncio", "ssl"}
 CLIENT_IMPORT_S = 0.3
 MAX_FILES = 20
 
@@ -180,6 +182,13 @@ def test_importing_the_client_loads_numpy_and_zmq_only() -> None:
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
     assert {"numpy", "zmq"} <= loaded
     assert loaded & CLIENT_NEVER_LOADS == set()
+
+
+def test_importing_the_launcher_loads_nothing_that_computes_or_draws() -> None:
+    code = "import sys, stream_server.launcher.supervision.cli; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+    assert {"pydantic", "zmq"} <= loaded
+    assert loaded & LAUNCHER_NEVER_LOADS == set()
 
 
 def test_importing_the_client_takes_less_than_0_3_s() -> None:

@@ -49,13 +49,15 @@ class StaticFields:
 
     Attributes:
         shapes: the shape of each static field; empty where the study has none.
+        dtypes: their types, as far as they are known; all of them once those of a simulation are here.
+        observed: the simulations that count in the statistics, also of those that are not here any more.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = dict(shapes)
         self._of: dict[int, FieldArrays] = {}
-        self._dtypes: dict[str, np.dtype[Any]] = {}
-        self._observed: set[int] = set()
+        self.dtypes: dict[str, np.dtype[Any]] = {}
+        self.observed: set[int] = set()
         self._limit = SURPLUS
 
     def __contains__(self, simulation: int) -> bool:
@@ -82,10 +84,10 @@ class StaticFields:
         assert {name: array.shape for name, array in kept.items()} == self.shapes
         for array in kept.values():
             array.flags.writeable = False
-        self._dtypes = {name: array.dtype for name, array in kept.items()}
+        self.dtypes = {name: array.dtype for name, array in kept.items()}
         self._of[simulation] = kept
         if observed:
-            self._observed.add(simulation)
+            self.observed.add(simulation)
 
     def keep(self, is_needed: Callable[[], Callable[[int], bool]]) -> None:
         """Let go of the simulations that are not needed, if they have become more since the last look.
@@ -98,7 +100,7 @@ class StaticFields:
         needed = is_needed()
         for simulation in [it for it in self._of if not needed(it)]:
             del self._of[simulation]
-        num_bytes = sum(dtype.itemsize * math.prod(self.shapes[name]) for name, dtype in self._dtypes.items())
+        num_bytes = sum(dtype.itemsize * math.prod(self.shapes[name]) for name, dtype in self.dtypes.items())
         surplus = len(self._of) // SURPLUS_SHARE + SURPLUS
         self._limit = len(self._of) + min(surplus, SURPLUS_BYTES // max(1, num_bytes))
 
@@ -112,18 +114,18 @@ class StaticFields:
 
     def empty(self, num: int) -> FieldArrays:
         """Arrays for the static fields of `num` simulations, of which some were here before."""
-        return {name: np.empty((num, *shape), self._dtypes[name]) for name, shape in self.shapes.items()}
+        return {name: np.empty((num, *shape), self.dtypes[name]) for name, shape in self.shapes.items()}
 
     def take_new(self, simulations: Iterable[int], name: str) -> npt.NDArray[Any]:
         """One field of those of these simulations that were not `observed` before, stacked along a first axis."""
-        new = [self._of[it][name] for it in dict.fromkeys(simulations) if it not in self._observed]
+        new = [self._of[it][name] for it in dict.fromkeys(simulations) if it not in self.observed]
         return np.stack(new) if new else np.empty((0, *self.shapes[name]))
 
     def observe(self, simulations: Iterable[int]) -> None:
         """Note that these simulations count in the statistics now."""
-        self._observed.update(simulations)
+        self.observed.update(simulations)
 
     def freeze(self) -> FrozenStatics:
         """All that is here now. The receiver must be between two turns."""
         simulations = tuple(self._of)
-        return FrozenStatics(simulations, tuple(self._of.values()), tuple(it in self._observed for it in simulations))
+        return FrozenStatics(simulations, tuple(self._of.values()), tuple(it in self.observed for it in simulations))

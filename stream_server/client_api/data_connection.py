@@ -97,7 +97,8 @@ class DataConnection:
     """Sends this client rank's steps to one server rank; small ones travel several to a message.
 
     `statics` are the arrays of `static_blocks` of the opening. They go before the first step, so that a server rank
-    that gets no step is spared them; from a client rank that sends no step, at once.
+    that gets no step is spared them. They go at once from a client rank that sends no step, and to a server rank that
+    knows steps of the simulation, for it to compare them with those that its samples have.
 
     Nothing here waits: a caller that wants to send checks whether there is `room`, and reads the answers if not. What
     was sent is in the `retention`. With `one_by_one` no two steps share a message.
@@ -266,7 +267,7 @@ class DataConnection:
         steps_per_message = min(self._message_bytes // max(1, sum(map(wire.block_bytes, blocks))), opened.credit // 2)
         if steps_per_message > 1 and not self._one_by_one:
             self._pending = PendingSteps(blocks, capacity=steps_per_message, stride=self._stride)
-        if not blocks:
+        if not blocks or opened.known:
             self._send_statics()
 
     def _send_statics(self) -> None:

@@ -5,9 +5,22 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.messages.client import Block, FieldSpec, wire_dtype
+from stream_server.messages.client import DTYPES, Block, FieldSpec
 
 UNDECLARED_DTYPE = "<f8"
+
+
+def wire_dtype(dtype: Any) -> np.dtype:
+    """The little-endian dtype that stands for `dtype` in messages.
+
+    Raises:
+        ValueError: it is not numeric, or not one of the types every client and server knows.
+    """
+    little: np.dtype = np.dtype(dtype).newbyteorder("<")
+    if little.str not in DTYPES:
+        allowed = "bool, int8 to int64, uint8 to uint64, float16 to float64, complex64 and complex128"
+        raise ValueError(f"dtype {np.dtype(dtype)} cannot be sent, only {allowed} can")
+    return little
 
 
 class Fields:

@@ -9,10 +9,32 @@ Offers: buffer_sections, job_sections, parameters, placeholders, problems, sampl
 May import: storage.
 """
 
-from stream_server.config.changes import check_continuation
-from stream_server.config.loading import load, load_plain
-from stream_server.config.rules import check_ranks
-from stream_server.config.study import StudyConfig, json_schema
-from stream_server.config.values import walltime_s
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+
+
+@contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Keep pydantic from reading the metadata of every package that is installed, in search of plugins of its own."""
+    before = os.environ.get(_PLUGINS)
+    os.environ[_PLUGINS] = "__all__"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PLUGINS]
+        else:
+            os.environ[_PLUGINS] = before
+
+
+with _without_plugins():
+    from stream_server.config.changes import check_continuation
+    from stream_server.config.loading import load, load_plain
+    from stream_server.config.rules import check_ranks
+    from stream_server.config.study import StudyConfig, json_schema
+    from stream_server.config.values import walltime_s
 
 __all__ = ["StudyConfig", "check_continuation", "check_ranks", "json_schema", "load", "load_plain", "walltime_s"]

@@ -151,7 +151,7 @@ def _windows_are_made_on_one_rank(config: StudyConfig) -> Iterator[Problem]:
         yield Problem(
             "buffer.routing",
             f"{shown(config.buffer.routing)} deals the steps of a window to several ranks, which is not built yet",
-            'Write "routing": "simulations"',
+            'Leave it out, or write "simulations"',
         )
 
 
@@ -339,15 +339,6 @@ def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
                 )
 
 
-def _static_fields_are_not_recorded(config: StudyConfig) -> Iterator[Problem]:
-    names = ", ".join(config.study.static_fields)
-    is_recorded = {"checkpoint.record": config.checkpoint.record, "offline.write_files": config.offline.write_files}
-    for key, wanted in is_recorded.items():
-        if names and wanted:
-            found = f"{names} would be missing: what is sent once per simulation is not recorded yet"
-            yield Problem(key, found, "Leave it out")
-
-
 def _rollouts_forecast_one_shape(config: StudyConfig) -> Iterator[Problem]:
     ragged = [name for name, field in config.study.fields.items() if field.ragged]
     if config.validation.rollout is not None and ragged:
@@ -371,7 +362,6 @@ CHECKS: tuple[Check, ...] = (
     _something_is_validated,
     *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
     _named_fields_exist,
-    _static_fields_are_not_recorded,
     *COMMAND_CHECKS,
     *FILE_CHECKS,
     _routing_fits_the_policy,

@@ -79,13 +79,16 @@ class StudyConfig(Section):
 
     @field_validator("buffer", mode="before")
     @classmethod
-    def _count_samples(cls, raw: Any, info: ValidationInfo) -> Any:
-        """A capacity in bytes becomes a number of samples, once their fields are known."""
-        study = info.data.get("study")
-        capacity = raw.get("capacity") if isinstance(raw, dict) else None
+    def _fill_in_buffer(cls, raw: Any, info: ValidationInfo) -> Any:
+        """Windows need whole simulations; a capacity in bytes becomes a number of samples, once fields are known."""
+        study, samples = info.data.get("study"), info.data.get("samples")
+        if not isinstance(raw, dict):
+            return raw
+        if samples is not None:
+            raw = {"routing": "simulations", **raw}
+        capacity = raw.get("capacity")
         if study is None or not isinstance(capacity, str):
             return raw
-        samples = info.data.get("samples")
         num_steps = 1 if samples is None else samples.window.length
         num = (size_in_bytes(capacity) or 0) // (
             num_steps * sum(field.num_bytes for field in study.step_fields.values())

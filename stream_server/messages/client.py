@@ -8,9 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any
-
-import numpy as np
+from typing import Annotated
 
 from stream_server.storage.typed import Length, OneOf, Range
 
@@ -42,19 +40,6 @@ Parameters = Annotated[dict[Text, float], Length(0, 2**16 - 1)]
 Addresses = Annotated[tuple[Text, ...], Length(1, 16)]
 Shape = Annotated[tuple[Positive, ...], Length(0, MAX_DIMENSIONS)]
 Offset = Annotated[tuple[Count, ...], Length(0, MAX_DIMENSIONS)]
-
-
-def wire_dtype(dtype: Any) -> np.dtype:
-    """The little-endian dtype that stands for `dtype` in messages.
-
-    Raises:
-        ValueError: it is not numeric, or not one of the types every client and server knows.
-    """
-    little: np.dtype = np.dtype(dtype).newbyteorder("<")
-    if little.str not in DTYPES:
-        allowed = "bool, int8 to int64, uint8 to uint64, float16 to float64, complex64 and complex128"
-        raise ValueError(f"dtype {np.dtype(dtype)} cannot be sent, only {allowed} can")
-    return little
 
 
 class Routing(IntEnum):

@@ -6,6 +6,8 @@ from stream_server.messages.client import (
     DTYPES,
     MAX_CLIENT_RANKS,
     MAX_PART_BYTES,
+    PER_SIMULATION,
+    PER_STEP,
     Ack,
     Away,
     Block,
@@ -53,7 +55,8 @@ def blocks(draw: st.DrawFn, name: str) -> Block:
 @st.composite
 def fields(draw: st.DrawFn, name: str) -> FieldSpec:
     dtype = draw(st.sampled_from(DTYPES))
-    return FieldSpec(name=name, shape=draw(shapes), dtype=dtype, optional=draw(st.booleans()))
+    per = draw(st.sampled_from((PER_STEP, PER_SIMULATION)))
+    return FieldSpec(name=name, shape=draw(shapes), dtype=dtype, optional=draw(st.booleans()), per=per)
 
 
 @st.composite
@@ -74,12 +77,15 @@ def hellos(draw: st.DrawFn) -> Hello:
 
 @st.composite
 def opens(draw: st.DrawFn) -> Open:
+    of_all = draw(several(blocks))
+    num_static = draw(st.integers(0, len(of_all)))
     return Open(
         study=draw(texts),
         simulation=draw(counts),
         attempt=draw(u32),
         incarnation=draw(u32),
-        blocks=draw(several(blocks)),
+        blocks=of_all[num_static:],
+        static_blocks=of_all[:num_static],
         **draw(ranks()),
     )
 
@@ -100,18 +106,19 @@ def whole_data(draw: st.DrawFn) -> Data:
 
 @st.composite
 def partial_data(draw: st.DrawFn) -> Data:
-    field = draw(st.integers(0, 63))
+    field, static = draw(st.integers(0, 63)), draw(st.booleans())
     return Data(
         simulation=draw(counts),
         attempt=draw(u32),
         incarnation=draw(u32),
         sequence=draw(counts),
-        index=draw(counts),
+        index=0 if static else draw(counts),
         num_steps=1,
         present=draw(st.integers(0, 2**64 - 1)) | 1 << field,
         field=field,
         offset=draw(st.integers(0, 2**40)) * MAX_PART_BYTES,
         last=draw(st.booleans()),
+        static=static,
         checksum=draw(st.none() | u32),
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.allocations import LIMIT_S, LOOK_S, Job, submitted
-from tests.support.cluster import LOGIN, PROJECT, Cluster, missing
+from tests.support.cluster import LOGIN, MODULES, PROJECT, Cluster, missing
 from tests.support.runs import NUMPY_STUDY, assert_complete
 from tests.support.timing import until
 
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"a cluster needs root, Slurm, munge and iproute2: {missing()}"),
 ]
 SAVED_S = 25.0
-NUM = 32
+NUM = 16
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
     example = (PROJECT / "configs" / "heat" / "one-allocation.json").read_text()
     assert '"ranks": {"min": 1, "max": 4}' in example
     plain["study"] |= {"simulations": NUM, "output_dir": "run"}
-    plain["simulation"] |= {"command": ["python", "paced.py", "0.4"], "timeout_s": 60}
+    plain["simulation"] |= {"command": ["python", "paced.py", "0.8"], "timeout_s": 60}
     plain["server"]["ranks"] = {"min": 1, "max": 2}
     plain["launcher"] = {"backend": "slurm-steps", "max_running": 4}
     (study / "one-allocation.json").write_text(json.dumps(plain))
@@ -54,7 +54,7 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
         SBATCH_TIMELIMIT="1",
         SBATCH_SIGNAL="B:USR1@45",
         PATH=f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        PYTHONPATH=str(PROJECT),
+        PYTHONPATH=MODULES,
         OMP_NUM_THREADS="1",
     )
     others: list[Job] = []

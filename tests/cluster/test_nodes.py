@@ -14,7 +14,7 @@ import pytest
 from stream_server.messages.connection import ConnectionFile
 from tests.cluster.allocations import Job, submitted
 from tests.resources.clocks import built, jumping
-from tests.support.cluster import LOGIN, NETWORK, PROJECT, Cluster, missing
+from tests.support.cluster import LOGIN, MODULES, NETWORK, Cluster, missing
 from tests.support.launch import OPENMPI_PREFIX
 from tests.support.runs import NUMPY_STUDY, assert_complete
 
@@ -26,11 +26,11 @@ pytestmark = [
 LOST_AFTER_S = 150
 SUBNET = f"{NETWORK}.0/24"
 MINUTES_S = 600
-PACED = ["python", "paced.py", "0.1"]
+PACED = ["python", "paced.py", "0.15"]
 # A server on the first two of three nodes, and simulations on the third.
 SPREAD = {
     "study.output_dir": "run",
-    "study.simulations": 12,
+    "study.simulations": 8,
     "simulation.command": PACED,
     "simulation.timeout_s": 60,
     "simulation.job.options": {"nodelist": "n3"},
@@ -41,7 +41,7 @@ SPREAD = {
     "network.interface": SUBNET,
 }
 SCRIPT = """#!/bin/bash
-export PATH={path}:$PATH PYTHONPATH={project} OMP_NUM_THREADS=1
+export PATH={path}:$PATH PYTHONPATH={modules} OMP_NUM_THREADS=1
 export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 exec python "$(command -v stream-launcher)" --config study.json {options}
@@ -72,7 +72,7 @@ def spread(nodes: Cluster, study: Path) -> Iterator[Callable[..., Job]]:
     def start(settings: Mapping[str, Any], *, mpi: str = "mpich", options: Sequence[str] = ()) -> Job:
         told = " ".join(f"--set '{key}={json.dumps(value)}'" for key, value in (SPREAD | dict(settings)).items())
         script = study / "job.sh"
-        script.write_text(SCRIPT.format(path=PATHS[mpi], project=PROJECT, options=told))
+        script.write_text(SCRIPT.format(path=PATHS[mpi], modules=MODULES, options=told))
         wanted = ["--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=3", "--mem=2000", "--open-mode=append", *options]
         command = [*nodes.on(LOGIN, study), "sbatch", "--parsable", "--output=output", *wanted, str(script)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -104,7 +104,7 @@ def test_a_study_over_three_nodes_hears_and_sees_all_ranks_whatever_their_clocks
     nodes.start_controller()
     nodes.restart_daemon("n3")
     done = job.end()
-    assert_complete(done, num_simulations=12)
+    assert_complete(done, num_simulations=8)
     assert done.report["restarts"] == 0
     # A step that is started just while slurmctld is away, or slurmd is started again, may fail.
     assert max(done.attempts.values()) <= 2
@@ -156,7 +156,7 @@ def test_a_study_goes_on_in_another_allocation_when_a_node_of_its_server_is_lost
         nodes.start_host("n2")
         nodes.run(LOGIN, "scontrol", "update", "nodename=n2", "state=resume")
         nodes.wait_for_nodes()
-    assert_complete(done, num_simulations=12)
+    assert_complete(done, num_simulations=8)
     assert done.report["restarts"] >= 1
 
 
@@ -174,7 +174,7 @@ print(f"node {ranks.node} of {ranks.num_nodes} has {total.item()}", flush=True)
 """
 TWO_NODES = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --mem=2000
-export PATH={path}:$PATH PYTHONPATH={project} OMP_NUM_THREADS=1
+export PATH={path}:$PATH PYTHONPATH={modules} OMP_NUM_THREADS=1
 mpirun -n 2 python group.py {subnet}
 mpirun -n 2 stream-server --config study.json --set network.interface={of_n2}
 echo "ended with $?"
@@ -188,7 +188,7 @@ def test_torchs_ranks_meet_on_two_nodes_and_an_interface_that_one_of_them_lacks_
 ) -> None:
     (study / "group.py").write_text(GROUP)
     (study / "job.sh").write_text(
-        TWO_NODES.format(path=PATHS["mpich"], project=PROJECT, subnet=SUBNET, of_n2=f"{NETWORK}.3")
+        TWO_NODES.format(path=PATHS["mpich"], modules=MODULES, subnet=SUBNET, of_n2=f"{NETWORK}.3")
     )
     job = submitted(nodes, study, "job.sh")
     try:

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stream_server.config import StudyConfig, load, samples
@@ -120,6 +121,20 @@ def test_the_watermark_is_a_fifth_of_the_capacity(
 )
 def test_a_capacity_in_bytes_becomes_samples(folder: StudyFolder, fields: dict[str, object], capacity: int) -> None:
     assert folder.load({"study.fields": fields, "buffer.capacity": "400kB"}).buffer.capacity == capacity
+
+
+@pytest.mark.parametrize("scalar", sorted({*np.sctypeDict.values()}, key=lambda scalar: scalar.__name__))
+def test_the_types_of_a_field_are_the_numbers_of_numpy_but_those_that_differ_from_machine_to_machine(
+    folder: StudyFolder, scalar: type[np.generic]
+) -> None:
+    dtype = np.dtype(scalar)
+    fields = {"study.fields": {"u": {"shape": [5], "dtype": dtype.name}}}
+    if dtype.kind in "biufc" and dtype.char not in "gG":
+        assert folder.load(fields).study.fields["u"].num_bytes == 5 * dtype.itemsize
+        assert folder.load({"study.fields": {"u": {"shape": [5], "dtype": dtype.str}}}) == folder.load(fields)
+    else:
+        with pytest.raises(ConfigError, match="is not a numeric type"):
+            folder.load(fields)
 
 
 @pytest.mark.parametrize(

@@ -418,11 +418,13 @@ def test_a_sampler_beside_a_file_would_be_ignored(folder: StudyFolder) -> None:
     assert "would be ignored" in folder.problem({**FROM_FILE, "parameters": {"file": "design.csv", "sampler": "lhs"}})
 
 
-WINDOWS: dict[str, Any] = {"samples": {"window": {"length": 5, "spacing": 2}}, "buffer.routing": "simulations"}
+WINDOWS: dict[str, Any] = {"samples": {"window": {"length": 5, "spacing": 2}}}
 
 
 def test_windows_are_made_on_the_rank_that_has_the_whole_simulation(folder: StudyFolder) -> None:
-    assert folder.load(WINDOWS).samples_per_simulation == 92
+    config = folder.load(WINDOWS)
+    assert (config.samples_per_simulation, config.buffer.routing) == (92, "simulations")
+    assert folder.load({}).buffer.routing == "steps"
     problem = folder.problem({**WINDOWS, "buffer.routing": "steps"})
     assert problem.startswith(
         'buffer.routing: "steps" deals the steps of a window to several ranks, which is not built'

@@ -28,6 +28,8 @@ OPTIONS = (
     "--renderer-process-limit=1",
     "--disable-features=SpareRendererForSitePerProcess,IsolateOrigins,site-per-process",
     "--window-size=1500,1650",
+    # What is drawn is a quarter of the pixels.
+    "--force-device-scale-factor=0.5",
 )
 # Bokeh's elements are in shadows, which no selector looks into.
 CLICK = """

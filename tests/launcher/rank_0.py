@@ -1,7 +1,7 @@
 """Rank 0 of the server, as the launcher sees it: a DEALER, and the other end of the launcher's stdin."""
 
 import json
-import subprocess
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -11,41 +11,16 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
+from stream_server.launcher.supervision.cli import main
 from stream_server.machine import processes
 from stream_server.messages import launcher_link
+from tests.launcher.plans import SERVER, STUDY, plan
+from tests.support.forked_program import ForkedProgram
 from tests.support.timing import Deadline, until
 
 DEADLINE_S = 30.0
 
-STUDY = {
-    "study": {"simulations": 3, "time_steps": 3, "fields": {"u": [2]}},
-    "parameters": {"bounds": {"left": [100, 500]}},
-    "server": {"class": "server.py:Server"},
-    "buffer": {"capacity": 10},
-    "training": {"batch_size": 2},
-}
-SERVER = "from stream_server import StreamServer\n\n\nclass Server(StreamServer):\n    pass\n"
-
 Message = TypeVar("Message", bound=launcher_link.ToServer)
-
-
-def plan(
-    num: int, *, output_dir: Path, incarnation: int = 1, security: dict[str, str] | None = None, attempt: int = -1
-) -> launcher_link.Plan:
-    """A plan of `num` simulations, of which `attempt` is known."""
-    planned = tuple(
-        launcher_link.Planned(simulation=i, parameters={"left": 100.0 + i}, attempt=attempt) for i in range(num)
-    )
-    connection = {
-        "study": "heat-1",
-        "incarnation": incarnation,
-        "host": "node",
-        "control": ["ipc:///tmp/x"],
-        "security": security,
-    }
-    return launcher_link.Plan(
-        study="heat-1", incarnation=incarnation, output_dir=str(output_dir), connection=connection, simulations=planned
-    )
 
 
 class Rank0:
@@ -75,15 +50,12 @@ class Rank0:
         self.launcher = self._start(address)
         return self
 
-    def _start(self, address: str) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-W", "error", "-m", "stream_server.launcher.supervision.cli"),
-                *("--simulations-only", "--config", str(self.folder / "study.json"), "--link", address),
-                *(f"--set={override}" for override in self._overrides),
-            ],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
+    def _start(self, address: str) -> ForkedProgram:
+        words = ["--simulations-only", "--config", str(self.folder / "study.json"), "--link", address]
+        return ForkedProgram(
+            lambda: main([*words, *(f"--set={override}" for override in self._overrides)]),
+            environment=os.environ.copy(),
+            new_session=True,
         )
 
     def kill_and_restart_launcher(self) -> None:
@@ -144,7 +116,6 @@ class Rank0:
 
     def go(self) -> None:
         """Rank 0 is gone: its end of the pipe closes."""
-        assert self.launcher.stdin is not None
         self.launcher.stdin.close()
 
     def wait_for_end(self) -> int:

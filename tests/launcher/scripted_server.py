@@ -1,4 +1,4 @@
-"""Programs in the place of stream-server and mpirun, which do at each start what the test has written down.
+"""A program in the place of stream-server, which does at each start what the test has written down.
 
 `acts.json` in the folder of the study has a list of acts for each start; the last list serves all later starts.
 """
@@ -6,7 +6,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import zmq
 
 from stream_server.messages import launcher_link
 from stream_server.server.reception.heartbeat import Heartbeat
-from tests.launcher.rank_0 import plan
+from tests.launcher.plans import plan
 
 HERE_S = 0.2
 
@@ -193,33 +192,8 @@ class ScriptedServer:
         return [message]
 
 
-def mpirun(arguments: list[str]) -> int:
-    """Start `-n R PROGRAM …` as R ranks, each in a session of its own as below a proxy; the first to fail ends all."""
-    ranks = [
-        subprocess.Popen(arguments[2:], env={**os.environ, "FAKE_RANK": str(rank)}, start_new_session=True)
-        for rank in range(int(arguments[1]))
-    ]
-    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: [rank.send_signal(number) for rank in ranks])
-    running = list(ranks)
-    status = 0
-    while running:
-        for rank in running:
-            if rank.poll() is not None:
-                running.remove(rank)
-                status = status or abs(rank.returncode)
-                break
-        if status:
-            for rank in running:
-                rank.kill()
-        time.sleep(0.01)
-    return status
-
-
 def main(program: str) -> NoReturn:
-    """Be one of the two; they lie in the folder `bin` beside study.json."""
-    if os.path.basename(program) == "mpirun":
-        sys.exit(mpirun(sys.argv[1:]))
+    """Be stream-server, which lies in the folder `bin` beside study.json."""
     if "--check" in sys.argv:
         print("checked")
         sys.exit(0)

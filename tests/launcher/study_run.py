@@ -1,4 +1,4 @@
-"""`stream-launcher` as a real process, with programs of the test in the place of mpirun and stream-server."""
+"""`stream-launcher` as a process, with programs of the test in the place of mpirun and stream-server."""
 
 import json
 import os
@@ -7,33 +7,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from stream_server.launcher.journal.journal import JOURNAL_FILE
+from stream_server.launcher.supervision.cli import main
 from stream_server.machine import processes
 from stream_server.messages import launcher_link
-from tests.launcher.rank_0 import SERVER, STUDY
+from tests.launcher.plans import SERVER, STUDY
+from tests.support.forked_program import ForkedProgram
 from tests.support.timing import until
 
 DEADLINE_S = 30.0
 SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(120)"
-PROJECT = Path(__file__).parent.parent.parent
+PATH = os.pathsep.join([str(Path(__file__).parent.parent.parent), *sys.path])
 
 Act = list[Any]
-
-
-@contextmanager
-def hangups_heard() -> Iterator[None]:
-    """Processes that are started within hear SIGHUP, also when the tests were started by nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 class StudyRun:
@@ -59,8 +50,8 @@ class StudyRun:
         programs = folder / "bin"
         programs.mkdir()
         (programs / "python").symlink_to(os.path.realpath(sys.executable))
-        for name in ("mpirun", "stream-server"):
-            start = f"from tests.launcher.scripted_server import main; main({str(programs / name)!r})"
+        for name, module in ("mpirun", "scripted_mpirun"), ("stream-server", "scripted_server"):
+            start = f"from tests.launcher.{module} import main; main({str(programs / name)!r})"
             (programs / name).write_text(f"#!{sys.executable}\n{start}\n")
             (programs / name).chmod(0o755)
         (folder / "server.py").write_text(SERVER)
@@ -97,22 +88,17 @@ class StudyRun:
         self.output_dir.mkdir(parents=True)
         (self.output_dir / "study.json").write_text("{}")
 
-    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+    def start(self, *arguments: str) -> ForkedProgram:
         """Give the command once more."""
-        command = ["-m", "stream_server.launcher.supervision.cli", "--config", str(self.folder / "study.json")]
-        options = ["-X", "faulthandler", "-W", "error"]
-        path = os.pathsep.join([str(PROJECT), *sys.path])
+        words = ["--config", str(self.folder / "study.json"), *self.arguments, *arguments]
         # Not into pipes: the server would hold them open when the launcher is gone.
-        with (
-            (self.folder / "output").open("ab") as output,
-            (self.folder / "errors").open("ab") as errors,
-            hangups_heard(),
-        ):
-            return subprocess.Popen(
-                [str(self.folder / "bin" / "python"), *options, *command, *self.arguments, *arguments],
-                stdout=output,
-                stderr=errors,
-                env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self.temporary), **self.environment},
+        with (self.folder / "output").open("ab") as output, (self.folder / "errors").open("ab") as errors:
+            return ForkedProgram(
+                lambda: main(words),
+                environment={**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(self.temporary), **self.environment},
+                executable=str(self.folder / "bin" / "python"),
+                output=output,
+                errors=errors,
             )
 
     @property

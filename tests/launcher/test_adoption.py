@@ -8,7 +8,8 @@ import pytest
 
 from stream_server.launcher.journal.journal import Journal
 from stream_server.messages import launcher_link
-from tests.launcher.rank_0 import Rank0, plan
+from tests.launcher.plans import plan
+from tests.launcher.rank_0 import Rank0
 from tests.launcher.study_run import SLEEPING, StudyRun, journal_of
 from tests.support.launch import MPICH_PREFIX
 

@@ -13,7 +13,8 @@ import zmq
 from stream_server.machine import processes
 from stream_server.messages import launcher_link
 from stream_server.server.simulations.launcher_process import LauncherProcess
-from tests.launcher.rank_0 import Rank0, plan
+from tests.launcher.plans import plan
+from tests.launcher.rank_0 import Rank0
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import pytest
 
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.run.report import Outcome
+from stream_server.server.run.start import Start
 from stream_server.server.study.closing import EXIT_SAVED, outcome_of
-from stream_server.server.study.set_up import leave_at
 
 
 def stopped(agreed: StopReason | None, text: str = "") -> StopRequests:
@@ -52,8 +52,8 @@ def test_the_exit_code_of_a_saved_study_is_the_one_that_asks_to_be_run_again() -
 def test_a_quarter_of_the_time_limit_is_left_for_the_end_and_no_more_than_two_minutes(
     time_limit_s: float, left_s: float
 ) -> None:
-    assert leave_at(time_limit_s, 1000.0) == 1000.0 + time_limit_s - left_s
+    assert Start(time_limit_s=time_limit_s).leave_at(1000.0) == 1000.0 + time_limit_s - left_s
 
 
 def test_without_a_time_limit_nobody_leaves() -> None:
-    assert leave_at(None, 1000.0) == math.inf
+    assert Start().leave_at(1000.0) == math.inf

@@ -15,11 +15,11 @@ from stream_server.server.run.cores import (
     NodeCores,
     SimulationCores,
     share_cores,
+    simulation_cores,
     threads_of_rank,
     wait_passively,
 )
 from stream_server.server.run.start import Start
-from stream_server.server.study.set_up import simulation_cores
 from tests.support.studies import StudyFolder
 from tests.support.thread_ranks import ThreadRanks, on_ranks
 

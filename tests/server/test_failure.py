@@ -289,3 +289,11 @@ def test_a_rank_that_cannot_be_built_leaves_word_for_the_launcher(
 
 def test_a_user_code_error_without_a_cause_is_its_text() -> None:
     assert Failure.of(UserCodeError("text"), rank=0, phase="training").traceback == "text\n"
+
+
+def test_the_first_of_several_failures_is_kept_and_nothing_beside_it(tmp_path: Path) -> None:
+    first, second = (Failure.of(KeyError("of rank"), rank=rank, phase="training") for rank in (1, 0))
+    first.record(tmp_path)
+    second.record(tmp_path)
+    assert Failure.read(tmp_path) == first
+    assert [file.name for file in tmp_path.iterdir()] == ["exit.json"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from stream_server.client_api import connect, session, watch
 from stream_server.client_api.simulation import Simulation
 from stream_server.errors import NonFiniteData, Refused
-from stream_server.messages.client import MAX_PART_BYTES, FieldSpec, Routing, TimeSteps
+from stream_server.messages.client import MAX_PART_BYTES, Data, FieldSpec, Routing, TimeSteps
 from stream_server.server.intake import mailbox
 from tests.support.reception import DEADLINE_S, INCARNATION, Crew, Rank, Reception, StudyShape, reception
 from tests.support.timing import Deadline
@@ -216,6 +216,84 @@ def test_a_second_attempt_must_send_what_the_first_one_sent(is_same: bool) -> No
         with pytest.raises(Refused, match="has sent other values of field mesh before"):
             send_all(second, range(3, 6))
         assert study.first.receiver.num_received == 3
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_rank_that_needs_nothing_of_a_second_attempt_compares_what_it_shares_too(is_same: bool) -> None:
+    """Rank 0 has its only step with the mesh of the first attempt, rank 1 has nothing yet."""
+    with reception(shape_of(num_ranks=2, time_steps=TimeSteps(num=2))) as study:
+        study.launch(0)
+        first = study.run(0)
+        first.send_static(mesh=mesh_of(0))
+        first.send(0, u=value(0, 0))
+        flush(first)
+        wait_for_steps(study, 1)
+        first.__exit__(InterruptedError, None, None)
+        study.launch(0, 1)
+        second = study.run(0, 1)
+        second.send_static(mesh=mesh_of(0) + (not is_same))
+        if not is_same:
+            with pytest.raises(Refused, match=r"rank 0 .*has sent other values of field mesh before"):
+                send_all(second, range(2))
+            return
+        send_all(second, range(2))
+        for rank in study.ranks:
+            rank.drain()
+            check(rank)
+        assert [sorted(rank.drawn) for rank in study.ranks] == [[(0, 0)], [(0, 1)]]
+
+
+def test_what_a_finished_simulation_shares_may_come_once_more() -> None:
+    """The last step may have come at another rank while it was on its way, and its samples may be gone."""
+    with reception(shape_of(num_ranks=2, time_steps=TimeSteps(num=2))) as study:
+        study.launch(0)
+        simulate(study, 0, 2)
+        for rank in study.ranks:
+            rank.drain()
+            rank.wait_for(mailbox.ReceptionEnded)
+        receiver = study.ranks[0].receiver
+        [connection] = [it for it in receiver.dispatcher.connections.values() if it.attempt.simulation == 0]
+        part = Data(
+            simulation=0,
+            attempt=0,
+            incarnation=INCARNATION,
+            sequence=connection.next_sequence,
+            index=0,
+            num_steps=1,
+            present=1,
+            field=0,
+            static=True,
+        )
+        study.ranks[0].buffer.slots.statics._of.clear()
+        assert receiver.intake.statics.take(connection, part, payload=cast(Any, None)) is None
+
+
+def give_mesh(run: Simulation) -> None:
+    """As a rank that has all of the mesh and nothing of any step."""
+    run.send_static(mesh=mesh_of(run.id))
+    run.send(0)
+    run.finish()
+
+
+def test_a_torn_step_that_waited_for_a_static_field_is_refused() -> None:
+    """One of two client ranks leaves its half of a field out in step 1; the mesh comes last, from a rank of its own."""
+    halves = FieldSpec(name="v", shape=(2,), dtype="<f8", optional=True)
+    with reception(StudyShape(fields=(U, halves, MESH), time_steps=TimeSteps(num=2))) as study:
+        study.launch(0)
+        *of_steps, of_mesh = (study.run(0, rank=rank, num_ranks=3) for rank in range(3))
+        for rank, run in enumerate(of_steps):
+            run.declare_field("u", shape=(4,), offset=(2 * rank,))
+            run.declare_field("v", shape=(2,), offset=(rank,))
+            for step in range(2):
+                v = None if rank and step else np.ones(1)
+                run.send(step, u=value(0, step)[2 * rank : 2 * rank + 2], v=v)
+            flush(run)
+        wait_until(study, lambda: study.first.receiver.intake.num_under_way == 2)
+        with pytest.raises(Refused, match="only some client ranks sent field v in time step 1"):
+            give_mesh(of_mesh)
+        assert study.first.receiver.num_received == 0
+        for run in of_steps:
+            run.__exit__(ValueError, None, None)
 
 
 @pytest.mark.parametrize("nonfinite", ["reject", "keep", "stop"])

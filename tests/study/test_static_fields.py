@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional
 from tests.study.darcy_study.darcy import NUM_LOADS, coefficient_of, pressure_of
 from tests.study.darcy_study.server import make_model
 from tests.support.killing import killed_at
-from tests.support.runs import Run, run_study
+from tests.support.runs import Run, run_here, run_study
 
 STUDY = Path(__file__).parent / "darcy_study" / "study.json"
 NUM_HELD_OUT, NUM_TRAINED = 1, 4
@@ -43,11 +44,47 @@ def trained_in(run: Run) -> dict[int, list[tuple[int, int]]]:
     return batches
 
 
-def test_a_study_on_two_ranks_is_trained_as_by_plain_torch(run: Callable[..., Run]) -> None:
-    done = run(STUDY, num_ranks=2, settings={"study.simulations": NUM_TRAINED, "validation.simulations": NUM_HELD_OUT})
+SETTINGS: dict[str, Any] = {"study.simulations": NUM_TRAINED, "validation.simulations": NUM_HELD_OUT}
+
+
+def test_a_study_on_two_ranks_and_its_replay_on_one_are_trained_as_by_plain_torch(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    recorded = run(STUDY, num_ranks=2, settings={**SETTINGS, "checkpoint.record": True})
+    assert_trained_as_by_plain_torch(recorded, coefficients(recorded))
+    replayed = replay(recorded, tmp_path / "replayed")
+    assert_trained_as_by_plain_torch(replayed, coefficients(recorded))
+    again = replay(recorded, tmp_path / "again")
+    for one, other in zip(saved_arrays(replayed), saved_arrays(again), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_an_ensemble_in_files_has_them_and_is_trained_from_as_by_plain_torch(tmp_path: Path) -> None:
+    written = run_study(STUDY, tmp_path / "written", num_ranks=1, settings={**SETTINGS, "offline.write_files": True})
+    assert written.exit_code == 0, written.output
+    a = coefficients(written)
+    for simulation, coefficient in a.items():
+        with h5py.File(written.output_dir / "samples" / f"simulation-{simulation:06d}.h5") as file:
+            assert list(file["fields"]) == ["pressure"]
+            assert file["static/coefficient"][()].tobytes() == coefficient.tobytes()
+            pressure = [pressure_of(coefficient, load) for load in range(NUM_LOADS)]
+            assert np.array_equal(file["fields/pressure"][()], pressure)
+    assert_trained_as_by_plain_torch(replay(written, tmp_path / "trained"), a)
+
+
+def replay(of: Run, output_dir: Path) -> Run:
+    return run_here(STUDY, output_dir, settings=SETTINGS, arguments=["--replay", str(of.output_dir)])
+
+
+def saved_arrays(run: Run) -> list[np.ndarray]:
+    saved = np.load(run.output_dir / "weights.npz")
+    return [saved[name] for name in sorted(saved.files)]
+
+
+def assert_trained_as_by_plain_torch(done: Run, a: dict[int, np.ndarray]) -> None:
     assert done.exit_code == 0, done.output
     assert done.report["balanced"]
-    a, batches = coefficients(done), trained_in(done)
+    batches = trained_in(done)
     everything = [
         (simulation, load) for simulation in range(NUM_HELD_OUT, NUM_HELD_OUT + NUM_TRAINED) for load in range(5)
     ]

@@ -39,8 +39,7 @@ def _run(arguments: list[str], output: Path) -> int:
 
 
 if __name__ == "__main__":
-    # What torch imports at the first optimizer, and with it torch.
-    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch")
     from stream_server.server.commands.cli import main
 
     print(json.dumps([_run(each, Path(sys.argv[1], str(i))) for i, each in enumerate(json.loads(sys.argv[2]))]))

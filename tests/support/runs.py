@@ -13,14 +13,16 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from stream_server.failpoints import FOLDER_VARIABLE, VARIABLE
+from stream_server.launcher.supervision import cli as launcher_cli
 from stream_server.server.commands.cli import main
+from tests.support.forked_program import ForkedProgram
 from tests.support.launch import Launch, alone, mpirun
 from tests.support.timing import Deadline, until
 
@@ -70,7 +72,9 @@ class Run:
 class LiveRun:
     """A study that runs. Made by `start_study`; `end` waits for its end."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", output_dir: Path, output: Path, mark: str) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes] | ForkedProgram", output_dir: Path, output: Path, mark: str
+    ) -> None:
         self.process = process
         self.output_dir = output_dir
         self.output = output
@@ -217,13 +221,36 @@ def start_study(
             live.kill()
 
 
-def run_study(study: Path, output_dir: Path, *, limit_s: float = 50, **options: Any) -> Run:
+def run_study(study: Path, output_dir: Path, *, limit_s: float = 50, num_ranks: int = 1, **options: Any) -> Run:
     """Run the study of a study.json to its end; the `options` are those of `start_study`.
 
+    One rank runs without MPI unless `mpi` names one, as a fork of this process where nothing speaks against it.
     Fails when the study takes longer than `limit_s`, or leaves a process behind.
     """
-    with start_study(study, output_dir, **options) as live:
+    if num_ranks == 1:
+        options.setdefault("mpi", None)
+    # After a fork, torch's threads may wait for those of the parent.
+    is_plain = options.keys() <= {"mpi", "settings", "arguments", "program"} and "torch" not in sys.modules
+    main_of = {"stream-server": main, "stream-launcher": launcher_cli.main}.get(options.get("program", "stream-server"))
+    if is_plain and num_ranks == 1 and options["mpi"] is None and main_of is not None:
+        words = _words(study, output_dir, options.get("settings"), options.get("arguments", ()))
+        return _run_fork(partial(main_of, words), output_dir, limit_s)
+    with start_study(study, output_dir, num_ranks=num_ranks, **options) as live:
         return live.end(limit_s)
+
+
+def _run_fork(program: Callable[[], int], output_dir: Path, limit_s: float) -> Run:
+    mark, path = uuid.uuid4().hex, free_name(output_dir.with_suffix(".output"))
+    with path.open("xb") as output:
+        process = ForkedProgram(
+            program, environment=alone([]).environment | {MARK: mark}, output=output, errors=output, new_session=True
+        )
+    live = LiveRun(process, output_dir, path, mark)
+    try:
+        return live.end(limit_s)
+    finally:
+        process.kill()
+        live.kill()
 
 
 def run_here(

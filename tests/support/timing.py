@@ -8,6 +8,8 @@ from typing import TypeVar
 
 LIMIT_S = 40.0
 LOOK_S = 0.01
+# A pause between two looks is this part of what was waited before, up to so long, and so many times what a look takes.
+PART_OF_WAIT, LONGEST_PAUSE_S, TIMES_A_LOOK = 0.05, 0.1, 4.0
 LOOK_AT_PROCESS_S = 0.5
 
 T = TypeVar("T")
@@ -55,13 +57,18 @@ def until(
 ) -> T:
     """Wait until something is so, and give what the condition then gave.
 
+    It is looked at every `look_s` at first, and the less often the longer it takes to be so, and to look.
+
     Raises:
         AssertionError: it was not so in time; `told` says what there was instead.
     """
-    deadline = Deadline(limit_s)
+    deadline, began = Deadline(limit_s), time.monotonic()
+    looked = began
     while not (found := condition()):
         assert not deadline.has_passed, f"not so after {limit_s:g} s\n{told()}"
-        time.sleep(look_s)
+        now = time.monotonic()
+        time.sleep(max(look_s, min(PART_OF_WAIT * (now - began), LONGEST_PAUSE_S), TIMES_A_LOOK * (now - looked)))
+        looked = time.monotonic()
     return found
 
 

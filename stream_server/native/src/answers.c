@@ -35,7 +35,8 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
         .capacity = num > 1 ? num : 0,
         .stride = opening->stride,
     };
-    return opening->layout->num_blocks == 0 ? sc_data_connection_send_statics(connection, error) : STREAM_OK;
+    bool at_once = opening->layout->num_blocks == 0 || opened->num_known_bytes > 0;
+    return at_once ? sc_data_connection_send_statics(connection, error) : STREAM_OK;
 }
 
 static void take_ack(sc_data_connection *connection, const sc_ack *ack) {

@@ -100,7 +100,7 @@ class Assembly:
         steps = [step for step in attempt.partial_steps.values() if step.senders == layout.senders]
         for step in steps:
             if torn := step.torn_field():
-                for sender in list(attempt.connections.values()):
+                for sender in [it for it in attempt.connections.values() if step.senders >> it.rank & 1]:
                     self.abandon(sender, [step])
                 return self._refuse_torn(step, torn)
         return [self._run_of(step) for step in steps]

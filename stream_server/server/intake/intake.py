@@ -131,13 +131,16 @@ class Intake:
         return answer
 
     def allocate(self) -> None:
-        """Make the arrays of the slots once the types of all fields are known.
+        """Make the arrays of the slots once the types of all fields of a time step are known.
 
         Raises:
             ConfigError: the system refuses the memory.
         """
         if self.state.dtypes_known:
             self.settlement.allocate({name: self.state.dtypes[name] for name in self.state.fields})
+        known = {name: self.state.dtypes[name] for name in self.state.static_fields if name in self.state.dtypes}
+        if known:
+            self.slots.statics.dtypes = known
 
     def admit_waiting(self) -> list[tuple[bytes, Connection | Refusal]]:
         """The answers to those `Open`s that need not wait any longer."""

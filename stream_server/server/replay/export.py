@@ -10,11 +10,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.errors import ConfigError, SamplesNotWritten
+from stream_server.errors import ConfigError, DamagedRecord, SamplesNotWritten
 from stream_server.messages.client import FieldSpec
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.replay.record_format import SAMPLES, EntryKind
 from stream_server.server.replay.record_reader import Recording
+from stream_server.server.replay.schedule import Place, last_pieces
 from stream_server.server.replay.simulation_file import Arrays, path_of, write_simulation
 from stream_server.storage import disk
 
@@ -90,6 +91,7 @@ class RecordIndex:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._parameters: dict[int, npt.NDArray[np.float64]] = {}
+        self._statics: dict[int, Place] = {}
         found = [places for file in range(len(recording.ranks)) for places in self._look(file)]
         places = np.concatenate([np.zeros(0, PLACE), *found])
         self._places = places[np.lexsort((places["time_step"], places["simulation"]))]
@@ -118,11 +120,20 @@ class RecordIndex:
             finished=finished,
             fields=self._fields(),
             samples=self._samples(places),
+            statics=self._statics_of(simulation),
         )
 
     def _samples(self, places: Places) -> Iterator[Arrays]:
         for place in places:
             yield self._recording.ranks[place["file"]].read(int(place["number"])).fields
+
+    def _statics_of(self, simulation: int) -> Arrays:
+        if not any(field.is_static for field in self._recording.facts.fields):
+            return {}
+        if simulation not in self._statics:
+            raise DamagedRecord(f"{self._recording.folder}: what simulation {simulation} sent once was expected in it")
+        file, number = self._statics[simulation]
+        return self._recording.ranks[file].read_statics(number)
 
     def _fields(self) -> Sequence[FieldSpec]:
         """The fields in the types in which they were recorded; ranks may have recorded different ones."""
@@ -144,5 +155,6 @@ class RecordIndex:
                 places[name] = samples[name]
             places["file"] = file
             yield places
+            self._statics |= {simulation: (file, number) for simulation, number in last_pieces(heads).items()}
             for head in heads[heads["kind"] == EntryKind.PARAMETERS]:
                 self._parameters[int(head["simulation"])] = record.read(int(head["number"])).parameters

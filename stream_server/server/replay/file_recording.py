@@ -31,8 +31,9 @@ def files_in(folder: Path) -> list[Path]:
 class FileOrder:
     """The order in which the rows of files are trained on; pure.
 
-    The numbers count through the parameters of all simulations, the held-out samples once, the others once an epoch,
-    and the ends of the simulations. A row is a position among the rows of all files, one file after the other.
+    The numbers count through the parameters of all simulations, what they share if it `has_statics`, the held-out
+    samples once, the others once an epoch, and the ends of the simulations. A row is a position among the rows of all
+    files, one file after the other.
 
     Args:
         lengths: the number of rows of each file.
@@ -49,6 +50,7 @@ class FileOrder:
         epochs: int,
         shuffle_seed: int | None,
         at_once: int | None = None,
+        has_statics: bool = False,
     ) -> None:
         self.num_files = len(lengths)
         self.file_of_row = np.repeat(np.arange(self.num_files), lengths)
@@ -60,7 +62,14 @@ class FileOrder:
         self._seed = shuffle_seed
         self._at_once = at_once
         self._epoch, self._rows = -1, self._trained
-        sizes = [self.num_files, len(self._held_out), epochs * len(self._trained), len(self._finished)]
+        self._num_static = self.num_files if has_statics else 0
+        sizes = [
+            self.num_files,
+            self._num_static,
+            len(self._held_out),
+            epochs * len(self._trained),
+            len(self._finished),
+        ]
         self._stops = np.cumsum(sizes)
 
     def __len__(self) -> int:
@@ -68,11 +77,13 @@ class FileOrder:
 
     def place(self, number: int) -> tuple[EntryKind, int]:
         """The kind of an entry, and its row, or its file if it is no sample."""
-        parameters, held_out, trained, _ = self._stops.tolist()
+        parameters, statics, held_out, trained, _ = self._stops.tolist()
         if number < parameters:
             return EntryKind.PARAMETERS, number
+        if number < statics:
+            return EntryKind.STATICS, number - parameters
         if number < held_out:
-            return EntryKind.HELD_OUT, int(self._held_out[number - parameters])
+            return EntryKind.HELD_OUT, int(self._held_out[number - statics])
         if number < trained:
             epoch, position = divmod(number - held_out, len(self._trained))
             return EntryKind.SAMPLE, int(self._rows_of(epoch)[position])
@@ -81,6 +92,7 @@ class FileOrder:
     def sections(self) -> Iterator[tuple[EntryKind, npt.NDArray[np.int64]]]:
         """All entries in their order: the kind of many of them, and their places as `place` gives them."""
         yield EntryKind.PARAMETERS, np.arange(self.num_files)
+        yield EntryKind.STATICS, np.arange(self._num_static)
         yield EntryKind.HELD_OUT, self._held_out
         for epoch in range(self._epochs):
             yield EntryKind.SAMPLE, self._rows_of(epoch)
@@ -163,14 +175,25 @@ class FilesRecord:
         parameters = np.empty(0)
         if kind is EntryKind.PARAMETERS:
             parameters = np.array(list(self._files[place].parameters.values()), np.float64)
-        elif kind is not EntryKind.FINISHED:
+        elif kind in SAMPLES:
             index = int(self._order.file_of_row[place])
             file = self._opened(index)
             found = file.read(place - int(self._order.begins[index]))
-            fields = {name: self._kept(file, head.time_step, name, value) for name, value in found.items()}
+            where = f" in time step {head.time_step}"
+            fields = {name: self._kept(f"{file.path}: /fields/{name}", where, name, it) for name, it in found.items()}
         return RecordEntry(
             kind=kind, simulation=head.simulation, time_step=head.time_step, fields=fields, parameters=parameters
         )
+
+    def read_statics(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """The fields that are sent once, of the simulation of this entry.
+
+        Raises:
+            DamagedRecord, ConfigError: as for `read`.
+        """
+        file = self._opened(self._order.place(number)[1])
+        found = file.read_statics()
+        return {name: self._kept(f"{file.path}: /static/{name}", "", name, value) for name, value in found.items()}
 
     def close(self) -> None:
         """Close the files."""
@@ -187,20 +210,20 @@ class FilesRecord:
         self._open.move_to_end(index)
         return file
 
-    def _kept(self, file: SimulationFile, time_step: int, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _kept(self, field: str, where: str, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A field in the type of the study."""
         with np.errstate(over="ignore"):
             kept = value.astype(self.dtypes[name], copy=False)
         if kept.dtype.kind in "iu" and not np.array_equal(kept, value):
             raise ConfigError(
-                f"{file.path}: /fields/{name} has values in time step {time_step} that {kept.dtype}, the dtype in "
-                "study.json, does not have. Give it a larger one"
+                f"{field} has values{where} that {kept.dtype}, the dtype in study.json, does not have. Give it a "
+                "larger one"
             )
         if not self._takes_nonfinite and kept.dtype.kind in "fc" and not np.isfinite(kept).all():
             too_large = f", or values too large for {kept.dtype}," if np.isfinite(value).all() else ""
+            leave_out = "Leave that step out of the file" if where else "Leave the simulation out"
             raise ConfigError(
-                f"{file.path}: /fields/{name} has NaN or infinity{too_large} in time step {time_step}. Leave that step "
-                'out of the file, or write "nonfinite": "keep" in training'
+                f'{field} has NaN or infinity{too_large}{where}. {leave_out}, or write "nonfinite": "keep" in training'
             )
         return kept
 
@@ -226,6 +249,7 @@ class FileRecording:
             shuffle_seed=config.study.seed if config.offline.shuffle else None,
             # Steps wait for others of their windows as they do while the simulations run.
             at_once=None if config.window is None else config.max_simulations_at_once,
+            has_statics=bool(config.study.static_fields),
         )
         self.ranks = [FilesRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
 
@@ -251,14 +275,16 @@ class FileRecording:
             raise ConfigError(f"study.json does not fit the files in {self.folder}:{listed}{more}")
         for file in self.files:
             file.parameters = {name: file.parameters[name] for name in parameters}
-            file.fields = {name: file.fields[name] for name in config.study.fields if name in file.fields}
+            file.fields = {name: file.fields[name] for name in config.study.step_fields if name in file.fields}
+            file.statics = {name: file.statics[name] for name in config.study.static_fields}
         self.ranks[0].dtypes = self.dtypes(config)
 
     def dtypes(self, config: StudyConfig) -> dict[str, npt.DTypeLike]:
         """The types in which a study keeps the fields: those of study.json, or else those in the files."""
         found: dict[str, npt.DTypeLike] = {}
         for name, spec in config.study.fields.items():
-            types = {file.fields[name][1] for file in self.files if name in file.fields}
+            described = [file.statics if spec.is_static else file.fields for file in self.files]
+            types = {of_file[name][1] for of_file in described if name in of_file}
             common = np.result_type(*types).newbyteorder("=") if types else np.dtype(np.float64)
             found[name] = np.dtype(spec.dtype) if spec.dtype else common
         return found
@@ -296,8 +322,17 @@ def _problems(files: Sequence[SimulationFile], config: StudyConfig, parameters: 
                 yield f"{file.path.name}: the attribute {name} of /parameters must be a finite number"
         yield from _problems_of_labels(file, config)
         for field in build.field_specs(config):
-            if problem := _problem_of_field(file, field):
-                yield f"{file.path.name}: /fields/{field.name} {problem}"
+            if problem := _problem_of_static(file, field) if field.is_static else _problem_of_field(file, field):
+                yield f"{file.path.name}: /{'static' if field.is_static else 'fields'}/{field.name} {problem}"
+
+
+def _problem_of_static(file: SimulationFile, field: FieldSpec) -> str:
+    if field.name not in file.statics:
+        return "is missing, which is sent once per simulation"
+    shape, dtype = file.statics[field.name]
+    if shape != field.shape:
+        return f"must have the shape {list(field.shape)}, but has {list(shape)}"
+    return _problem_of_type(field, dtype)
 
 
 def _problem_of_field(file: SimulationFile, field: FieldSpec) -> str:
@@ -315,12 +350,18 @@ def _problem_of_field(file: SimulationFile, field: FieldSpec) -> str:
         return f"must have the shape {list(expected)} in {where}, but has {list(shape)}"
     if lengths is not None and lengths.max(initial=0) > field.shape[0]:
         return f"has {lengths.max()} rows in a time step, but study.json allows {field.shape[0]}"
+    if problem := _problem_of_type(field, dtype):
+        return problem
+    if not field.optional and not file.present.get(field.name, np.array(True)).all():
+        return "is missing in some time steps, and is not optional"
+    return ""
+
+
+def _problem_of_type(field: FieldSpec, dtype: npt.DTypeLike) -> str:
     if field.dtype and not np.can_cast(dtype, field.dtype, "same_kind"):
         return f"is {dtype}, which is not converted to {np.dtype(field.dtype)}, the dtype in study.json"
     if np.dtype(dtype).newbyteorder("<").str not in DTYPES:
         return f"is {dtype}, which is no type of a field"
-    if not field.optional and not file.present.get(field.name, np.array(True)).all():
-        return "is missing in some time steps, and is not optional"
     return ""
 
 

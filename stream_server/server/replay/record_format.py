@@ -1,15 +1,17 @@
 """The files of a record: record.json, and for each rank files of entries, all of one size.
 
-An entry is a head and either the fields of a sample or the parameters of a simulation. Each start of a study writes
+An entry is a head and either the fields of a sample, the parameters of a simulation, or a piece of the fields that are
+sent once per simulation. Each start of a study writes
 files of its own, and says in their names where they begin. So a server that was left behind, and goes on writing into
 its own file, changes nothing: of every file only what comes before the beginnings of the later ones is part of the
 record.
 """
 
 import json
+import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
@@ -61,13 +63,17 @@ class EntryKind(IntEnum):
     FINISHED = 3
     WITHDRAWN = 4
     END = 5
+    STATICS = 6
 
 
 SAMPLES = (EntryKind.SAMPLE, EntryKind.HELD_OUT)
 
 
 class EntryHead(NamedTuple):
-    """The first bytes of an entry. `number` counts a rank's entries, bit i of `present` stands for field i."""
+    """The first bytes of an entry. `number` counts a rank's entries, bit i of `present` stands for field i.
+
+    `time_step` is the label of a sample; of a piece of static fields, how many pieces follow.
+    """
 
     checksum: int
     number: int
@@ -84,23 +90,29 @@ class EntryHead(NamedTuple):
 class EntryLayout:
     """The layout of the entries of a file, as the NumPy type `dtype`: little-endian, C order, without gaps.
 
-    All entries have the size of the largest, so that the place of each follows from its number. Of a ragged field an
-    entry has the length too, and zeros behind the rows that there are.
+    All entries have the size of a sample, so that the place of each follows from its number. Of a ragged field an entry
+    has the length too, and zeros behind the rows that there are. The static fields of a simulation, one after the
+    other, take `num_pieces` entries, the last of which may end with zeros.
     """
 
     def __init__(self, fields: Sequence[FieldSpec], num_parameters: int) -> None:
         self.fields = tuple(fields)
+        self.step_fields = tuple(field for field in fields if not field.is_static)
+        self.static_fields = tuple(field for field in fields if field.is_static)
         self.num_parameters = num_parameters
-        sample = np.dtype([(field.name, np.dtype(field.dtype).newbyteorder("<"), field.shape) for field in fields])
+        sample = np.dtype([(field.name, _dtype_of(field), field.shape) for field in self.step_fields])
         lengths = np.dtype([(field.name, "<u8") for field in fields if field.ragged])
         parameters = np.dtype(("<f8", (num_parameters,)))
         start = HEAD.itemsize + lengths.itemsize
+        piece_bytes = max(sample.itemsize, parameters.itemsize)
+        num_static_bytes = sum(_dtype_of(it).itemsize * math.prod(it.shape) for it in self.static_fields)
+        self.num_pieces = -(-num_static_bytes // max(1, piece_bytes))
         self.dtype = np.dtype(
             {
-                "names": ["head", "lengths", "fields", "parameters"],
-                "formats": [HEAD, lengths, sample, parameters],
-                "offsets": [0, HEAD.itemsize, start, start],
-                "itemsize": start + max(sample.itemsize, parameters.itemsize),
+                "names": ["head", "lengths", "fields", "parameters", "piece"],
+                "formats": [HEAD, lengths, sample, parameters, np.dtype(("u1", (piece_bytes,)))],
+                "offsets": [0, HEAD.itemsize, start, start, start],
+                "itemsize": start + piece_bytes,
             }
         )
 
@@ -108,6 +120,25 @@ class EntryLayout:
     def num_bytes(self) -> int:
         """The size of one entry."""
         return self.dtype.itemsize
+
+    def pieces(self, statics: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
+        """The static fields of a simulation as an array of shape (num_pieces, bytes of a piece)."""
+        data = b"".join(statics[it.name].astype(_dtype_of(it), copy=False).tobytes() for it in self.static_fields)
+        shape = (self.num_pieces, *self.dtype["piece"].shape)
+        return np.frombuffer(data.ljust(math.prod(shape), b"\0"), np.uint8).reshape(shape)
+
+    def joined(self, pieces: Iterable[bytes]) -> dict[str, npt.NDArray[Any]]:
+        """The static fields of a simulation, whose pieces these are."""
+        data, start, found = b"".join(pieces), 0, {}
+        for field in self.static_fields:
+            values = np.frombuffer(data, _dtype_of(field), math.prod(field.shape), start)
+            found[field.name] = values.reshape(field.shape)
+            start += values.nbytes
+        return found
+
+
+def _dtype_of(field: FieldSpec) -> np.dtype[Any]:
+    return np.dtype(field.dtype).newbyteorder("<")
 
 
 def set_checksums(entries: Entries) -> None:
@@ -182,8 +213,8 @@ class Segment:
             written = typed(Segment, {name: described[name] for name in asdict(self)})
             study = str(described["study"])
             fields = typed(tuple[FieldSpec, ...], described["fields"])
-            if not all(field.dtype in DTYPES for field in fields):
-                raise ValueError("a field has an unknown dtype")
+            if not all(field.dtype in DTYPES and all(extent > 0 for extent in field.shape) for field in fields):
+                raise ValueError("a field has an unknown dtype, or an extent below 1")
             layout = EntryLayout(fields, described["num_parameters"])
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError, MemoryError) as error:
             raise _undescribed(path) from error
@@ -301,6 +332,8 @@ class RecordFacts:
             key = f"study.fields.{name}"
             if recorded.shape != asked.shape:
                 yield _differs(f"{key}.shape", list(recorded.shape), list(asked.shape))
+            if recorded.per != asked.per:
+                yield _differs(f"{key}.per", f'"{recorded.per}"', f'"{asked.per}"')
             if recorded.ragged != asked.ragged:
                 sizes = {True: "one that may differ from step to step", False: "the same in every step"}
                 yield _differs(f"{key}.shape: a first extent", sizes[recorded.ragged], sizes[asked.ragged])

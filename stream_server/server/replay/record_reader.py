@@ -177,15 +177,9 @@ class RankRecord:
         Raises:
             DamagedRecord: it is not.
         """
-        file, part = self._find(number)
-        assert part.layout is not None
-        data = self._read(file, part, number, part.layout.num_bytes)
-        head = EntryHead.unpack(data)
-        if not is_sound(data, head) or head.number != number or head.kind not in KINDS:
-            raise _damaged(part, number)
-        entry = np.frombuffer(data, part.layout.dtype)[0]
+        head, entry, layout = self._read_entry(number)
         kind = EntryKind(head.kind)
-        names = [field.name for field in part.layout.fields]
+        names = [field.name for field in layout.step_fields]
         present = [name for bit, name in enumerate(names) if head.present >> bit & 1]
         return RecordEntry(
             kind=kind,
@@ -194,6 +188,24 @@ class RankRecord:
             fields={name: _values(entry, name) for name in present},
             parameters=entry["parameters"] if kind is EntryKind.PARAMETERS else np.empty(0),
         )
+
+    def read_statics(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """The fields that are sent once, of the simulation of which the entry has the last piece.
+
+        Raises:
+            DamagedRecord: they are not as they were written.
+        """
+        last, _, layout = self._read_entry(number)
+        pieces = []
+        for following in reversed(range(layout.num_pieces)):
+            piece = number - following
+            if piece < 0:
+                raise _damaged(self._find(number)[1], number)
+            head, entry, _ = self._read_entry(piece)
+            if (head.kind, head.simulation, head.time_step) != (EntryKind.STATICS, last.simulation, following):
+                raise _damaged(self._find(piece)[1], piece)
+            pieces.append(entry["piece"].tobytes())
+        return layout.joined(pieces)
 
     def heads(self) -> Iterator[Entries]:
         """The heads of all entries in their order, many at a time, unchecked but for their numbers."""
@@ -210,6 +222,15 @@ class RankRecord:
         """Close the files."""
         while self._files:
             os.close(self._files.pop())
+
+    def _read_entry(self, number: int) -> tuple[EntryHead, Any, EntryLayout]:
+        file, part = self._find(number)
+        assert part.layout is not None
+        data = self._read(file, part, number, part.layout.num_bytes)
+        head = EntryHead.unpack(data)
+        if not is_sound(data, head) or head.number != number or head.kind not in KINDS:
+            raise _damaged(part, number)
+        return head, np.frombuffer(data, part.layout.dtype)[0], part.layout
 
     def _find(self, number: int) -> tuple[int, SegmentPart]:
         part = self._parts[self._latest]

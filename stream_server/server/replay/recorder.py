@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.buffers.statics import StaticFields
 from stream_server.errors import ConfigError, SamplesNotWritten
 from stream_server.failpoints import failpoint
 from stream_server.server.replay.record_format import (
@@ -37,6 +38,7 @@ class Rows(Protocol):
     simulation_ids: npt.NDArray[np.int64]
     time_steps: npt.NDArray[np.int64]
     present: dict[str, npt.NDArray[np.bool_]]
+    statics: StaticFields
 
 
 class Recorder:
@@ -188,6 +190,8 @@ class Recorder:
             for simulation in np.unique(self.rows.simulation_ids[slots]).tolist():
                 if simulation not in self._known:
                     self._write_parameters(simulation)
+                    self._write_statics(simulation)
+                    self._known.add(simulation)
             for start in range(0, len(slots), len(self._block)):
                 self._write_samples(kind, slots[start : start + len(self._block)])
 
@@ -211,22 +215,34 @@ class Recorder:
 
     def _write_parameters(self, simulation: int) -> None:
         self._write_control(EntryKind.PARAMETERS, simulation, self.parameters_of(simulation))
-        self._known.add(simulation)
+
+    def _write_statics(self, simulation: int) -> None:
+        assert self._layout is not None
+        pieces = self._layout.pieces(self.rows.statics[simulation])
+        for start in range(0, len(pieces), len(self._block)):
+            some = pieces[start : start + len(self._block)]
+            entries = self._next_entries(len(some))
+            head = entries["head"]
+            head["simulation"] = simulation
+            head["time_step"] = np.arange(len(pieces) - start, len(pieces) - start - len(some), -1) - 1
+            head["kind"] = EntryKind.STATICS
+            entries["piece"] = some
+            set_checksums(entries)
 
     def _write_event(self, kind: EntryKind, simulation: int) -> None:
         if not self._is_on:
             return
         self._waiting.append((kind, simulation))
-        if self.rows.arrays:
+        if self.rows.arrays and self.rows.statics.dtypes.keys() == self.rows.statics.shapes.keys():
             with self._ending_on_error():
                 self._write_preamble()
 
     def _write_preamble(self) -> None:
         """Write what is known by now; the types of fields that are kept as sent come with the first sample."""
         if self._layout is None:
-            dtypes = {name: array.dtype.newbyteorder("<").str for name, array in self.rows.arrays.items()}
-            specs = {field.name: field for field in self.facts.fields}
-            fields = [replace(specs[name], dtype=dtype) for name, dtype in dtypes.items()]
+            rows, specs = self.rows, {field.name: field for field in self.facts.fields}
+            dtypes = {name: array.dtype for name, array in rows.arrays.items()} | rows.statics.dtypes
+            fields = [replace(specs[name], dtype=dtype.newbyteorder("<").str) for name, dtype in dtypes.items()]
             self._layout = EntryLayout(fields, len(self.facts.parameters))
             self._block = np.zeros(max(1, BLOCK_BYTES // self._layout.num_bytes), self._layout.dtype)
             self._write(self._segment.preamble(self._layout, self.facts.identity))

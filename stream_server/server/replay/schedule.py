@@ -67,6 +67,7 @@ class RecordCounts:
     Attributes:
         samples: for each rank of the replay, how many samples of which simulation it is given.
         parameters: those of the simulations.
+        statics: for each simulation the file and number of the last piece of its static fields.
         ended: for each file, the simulations of which it says that all steps have come.
         finished: those of which all files that must say so do.
         withdrawn: those that are not to be trained on.
@@ -76,6 +77,7 @@ class RecordCounts:
     def __init__(self, num_ranks: int, *, keeps_labels: bool = False) -> None:
         self.samples: list[Counter[int]] = [Counter() for _ in range(num_ranks)]
         self.parameters: dict[int, npt.NDArray[np.float64]] = {}
+        self.statics: dict[int, Place] = {}
         self.ended: dict[int, set[int]] = {}
         self.finished: set[int] = set()
         self.withdrawn: set[int] = set()
@@ -112,6 +114,8 @@ class RecordCounts:
         if self._keeps_labels:
             for simulation in np.unique(samples["simulation"]).tolist():
                 self._add_labels(simulation, samples["time_step"][samples["simulation"] == simulation])
+        for simulation, number in last_pieces(heads).items():
+            self.statics.setdefault(simulation, (file, number))
         self.ended.setdefault(file, set()).update(_simulations(heads, EntryKind.FINISHED))
         self.withdrawn |= _simulations(heads, EntryKind.WITHDRAWN)
 
@@ -120,6 +124,7 @@ class RecordCounts:
         return {
             "samples": [dict(of_rank) for of_rank in self.samples],
             "parameters": {simulation: values.tolist() for simulation, values in self.parameters.items()},
+            "statics": self.statics,
             "ended": {file: sorted(simulations) for file, simulations in self.ended.items()},
             "withdrawn": sorted(self.withdrawn),
             "labels": {simulation: labels.tolist() for simulation, labels in self.labels.items()},
@@ -134,6 +139,8 @@ class RecordCounts:
                 mine.update({int(simulation): num for simulation, num in samples.items()})
             for simulation, values in plain["parameters"].items():
                 total.parameters[int(simulation)] = np.array(values, np.float64)
+            for simulation, (file, number) in plain["statics"].items():
+                total.statics.setdefault(int(simulation), (file, number))
             total.ended.update({int(file): set(simulations) for file, simulations in plain["ended"].items()})
             total.withdrawn.update(plain["withdrawn"])
             for simulation, labels in plain["labels"].items():
@@ -143,6 +150,12 @@ class RecordCounts:
     def _add_labels(self, simulation: int, labels: npt.NDArray[np.int64]) -> None:
         before = self.labels.get(simulation)
         self.labels[simulation] = labels.astype(np.int64) if before is None else np.concatenate([before, labels])
+
+
+def last_pieces(heads: Entries) -> dict[int, int]:
+    """The numbers of the entries that have the last piece of the static fields, by simulation; no other has all."""
+    last = heads[(heads["kind"] == EntryKind.STATICS) & (heads["time_step"] == 0)]
+    return dict(zip(last["simulation"].tolist(), last["number"].tolist(), strict=True))
 
 
 def in_turn(lengths: Sequence[int], position: int) -> Iterator[Place]:

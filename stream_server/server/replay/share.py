@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.buffers.statics import StaticFields
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedRecord
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
@@ -74,7 +75,8 @@ class Playback:
         raise StopIteration
 
     def _concerns_me(self, file: int, head: EntryHead) -> bool:
-        if head.kind not in SAMPLES:
+        # Each piece of static fields is checked by one rank: a sample that became one would be lost without a word.
+        if head.kind not in (*SAMPLES, EntryKind.STATICS):
             return True
         index = self._schedule.index(head.time_step)
         return self._wanted(head.simulation) and self._schedule.owner(file, head.simulation, index) == self._rank
@@ -127,7 +129,7 @@ class ReplayShare:
             ranks.rank,
             recording,
             schedule,
-            _count(ranks, recording, schedule, keeps_labels=config.window is not None),
+            _count(ranks, recording, schedule, config),
         )
 
     @property
@@ -191,13 +193,24 @@ class ReplayShare:
         """The samples to train on."""
         return self._playback(lambda simulation: not self._is_held_out(simulation))
 
-    def read_held_out(self, store: ValidationStore) -> None:
-        """Put this rank's held-out samples into a store."""
+    def put_statics(self, simulation: int, statics: StaticFields) -> None:
+        """Read the fields that are sent once, unless those of this simulation are there.
+
+        Raises:
+            DamagedRecord: they are not as they were written.
+        """
+        if statics.shapes and simulation not in statics:
+            file, number = self.counts.statics[simulation]
+            found = self._recording.ranks[file].read_statics(number)
+            statics.put(simulation, {name: found[name].astype(dtype) for name, dtype in statics.dtypes.items()})
+
+    def read_held_out(self, store: ValidationStore, statics: StaticFields) -> None:
+        """Put this rank's held-out samples into a store, and beside them what they share."""
         counts = self.counts
         if not any(map(self._is_held_out, counts.simulations)):
             return
         dtypes = self.dtypes
-        specs = self._config.study.fields
+        specs = self._config.study.step_fields
         for entry in self._playback(self._is_held_out):
             if entry.kind in SAMPLES:
                 fields = {
@@ -207,6 +220,7 @@ class ReplayShare:
                     for name, spec in specs.items()
                 }
                 present = {name: name in entry.fields for name in specs}
+                self.put_statics(entry.simulation, statics)
                 store.add(entry.simulation, entry.time_step, fields, present)
         for simulation in self._held_out:
             if simulation in counts.finished:
@@ -256,9 +270,9 @@ def on_all_ranks(ranks: Ranks, act: Callable[[], T]) -> T:
 
 
 def _count(
-    ranks: Ranks, recording: Recording | FileRecording, schedule: ReplaySchedule, *, keeps_labels: bool
+    ranks: Ranks, recording: Recording | FileRecording, schedule: ReplaySchedule, config: StudyConfig
 ) -> RecordCounts:
-    mine = RecordCounts(ranks.size, keeps_labels=keeps_labels)
+    mine = RecordCounts(ranks.size, keeps_labels=config.window is not None)
 
     def count() -> None:
         for record in recording.ranks[ranks.rank :: ranks.size]:
@@ -270,7 +284,11 @@ def _count(
     on_all_ranks(ranks, count)
     total = RecordCounts.sum(ranks.broadcast(ranks.gather(mine.to_json())), ranks.size)
     total.agree(recording.latest)
-    unknown = [simulation for simulation in total.simulations if simulation not in total.parameters]
-    if unknown:
-        raise DamagedRecord(f"{recording.folder}: the parameters of simulation {unknown[0]} were expected in it")
+    expected: dict[str, Collection[int]] = {"parameters": total.parameters}
+    if config.study.static_fields:
+        expected[f"fields {', '.join(config.study.static_fields)}"] = total.statics
+    for what, found in expected.items():
+        unknown = [simulation for simulation in total.simulations if simulation not in found]
+        if unknown:
+            raise DamagedRecord(f"{recording.folder}: the {what} of simulation {unknown[0]} were expected in it")
     return total

@@ -6,6 +6,7 @@
     /fields/NAME         an array for each time step; of a field that differs from step to step the rows of all of them
     /lengths/NAME        only of such a field: how many of these rows each time step has
     /present/NAME        only of a field that some steps lack: which ones have it
+    /static/NAME         a field that is sent once per simulation
 
 Every byte that matters has a checksum: the chunks of all datasets (fletcher32), and, in the format of HDF5 1.10, what
 HDF5 itself writes about them, so that no chunk and no attribute is lost or taken for another. docs/guide/offline.md has
@@ -68,15 +69,18 @@ def write_simulation(
     finished: bool,
     fields: Sequence[FieldSpec],
     samples: Iterable[Arrays],
+    statics: Arrays,
 ) -> None:
     """Write all steps of a simulation; `path` is there, whole and on disk, when this returns, and not before.
 
-    `fields` say in which types they are kept; `samples` has the fields of each of the `time_steps`.
+    `fields` say in which types they are kept; `samples` has the fields of each of the `time_steps`, `statics` those
+    that are sent once.
 
     Raises:
         OSError: the disk is full or fails.
     """
     h5py = load_h5py()
+    step_fields = [field for field in fields if not field.is_static]
     disk.remove_leftovers(path)
     with LibraryFile(path) as target:
         with h5py.File(target, "w", libver=(VERSION, VERSION)) as file:
@@ -85,12 +89,31 @@ def write_simulation(
             labels = file.create_dataset("time_step", data=np.array(time_steps, np.int64), fletcher32=True)
             labels.make_scale("time_step")
             for field in fields:
+                if field.is_static:
+                    _write_static(file, field, statics[field.name])
+            for field in step_fields:
                 dataset = _make_dataset(file, field, len(time_steps))
                 if not field.ragged:
                     dataset.dims[0].attach_scale(labels)
-            _fill(file, fields, len(time_steps), takewhile(lambda _: target.error is None, samples))
+            _fill(file, step_fields, len(time_steps), takewhile(lambda _: target.error is None, samples))
         failpoint("files.written")
     failpoint("files.in_place")
+
+
+def _write_static(file: Any, field: FieldSpec, values: npt.NDArray[Any]) -> None:
+    dtype = np.dtype(field.dtype)
+    if field.shape:
+        chunk: Any = field.shape if _num_bytes(field) <= LARGEST_CHUNK_BYTES else True
+        file.create_dataset(f"static/{field.name}", data=values, dtype=dtype, chunks=chunk, fletcher32=True)
+        return
+    # A scalar has no chunk that could have a checksum. Compact, it is in the header of its dataset, which has one; h5py
+    # makes such a dataset only on its low level.
+    h5py = load_h5py()
+    compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    compact.set_layout(h5py.h5d.COMPACT)
+    stored, scalar = h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create(h5py.h5s.SCALAR)
+    group = file.require_group("static")
+    h5py.Dataset(h5py.h5d.create(group.id, field.name.encode(), stored, scalar, compact))[()] = values
 
 
 def _make_dataset(file: Any, field: FieldSpec, num_steps: int) -> Any:
@@ -159,6 +182,7 @@ class SimulationFile:
         fields: shape and type of one row of each field; of one in `lengths` that of a row of a time step.
         lengths: how many rows each time step has of a field that differs from step to step.
         present: which rows have a field, for fields that some lack.
+        statics: shape and type of each field that is sent once per simulation.
 
     Raises:
         DamagedRecord: the file cannot be read.
@@ -202,6 +226,17 @@ class SimulationFile:
             return {name: np.asarray(self._file["fields"][name][self._place(name, row)]) for name in names}
         except (OSError, KeyError, ValueError) as error:
             raise DamagedRecord(f"{self.path}: time step {self.time_steps[row]} cannot be read: {error}") from error
+
+    def read_statics(self) -> dict[str, npt.NDArray[Any]]:
+        """The fields that are sent once per simulation.
+
+        Raises:
+            DamagedRecord: the file is not as it was written.
+        """
+        try:
+            return {name: np.asarray(self._file["static"][name][()]) for name in self.statics}
+        except (OSError, KeyError, ValueError) as error:
+            raise DamagedRecord(f"{self.path}: /static cannot be read: {error}") from error
 
     def _place(self, name: str, row: int) -> int | slice:
         """The rows of a dataset that hold the values of a time step."""
@@ -249,6 +284,9 @@ class SimulationFile:
                     f"{path}: /fields/{name} must have {num} rows, {what}, but has the shape {dataset.shape}"
                 )
             self.fields[name] = (dataset.shape[1:], dataset.dtype)
+        in_static = self._in(file, "static") if "static" in groups else {}
+        statics = {name: self._written(f"/static/{name}", self._in(in_static, name)) for name in in_static}
+        self.statics = {name: (dataset.shape, dataset.dtype) for name, dataset in statics.items()}
         present = self._in(file, "present") if "present" in groups else {}
         self.present = {name: self._present(f"/present/{name}", self._in(present, name)) for name in present}
 

@@ -107,11 +107,6 @@ class ReplaySource:
         buffer: Buffer,
         restored: Restored | None = None,
     ) -> None:
-        if config.study.static_fields:
-            names = ", ".join(config.study.static_fields)
-            raise ConfigError(
-                f"a replay has no {names}: what is sent once per simulation is not recorded yet. Run the simulations"
-            )
         self.config = config
         self.ranks = ranks
         self.folder = folder
@@ -162,8 +157,8 @@ class ReplaySource:
                 num_held_out = self.config.validation.simulations
                 self.simulations = RecordedSimulations(share.counts, self._names, num_held_out=num_held_out)
             if not self.buffer.slots.arrays:
-                self.buffer.slots.allocate(share.dtypes)
-            on_all_ranks(self.ranks, lambda: share.read_held_out(self.validation_store))
+                self._allocate(share.dtypes)
+            on_all_ranks(self.ranks, lambda: share.read_held_out(self.validation_store, self.buffer.slots.statics))
             if self._restored is not None:
                 self._restored.into_buffer(self.buffer)
                 self.load_state_dict(self._restored.state["reception"])
@@ -245,6 +240,7 @@ class ReplaySource:
                 "closed": self._closed,
                 "num_entries": self._playback.num_entries,
                 "num_steps": dict(self._num_steps),
+                "observed": sorted(self.buffer.slots.statics.observed),
             },
             "receive_s": self.receive_s,
         }
@@ -265,9 +261,15 @@ class ReplaySource:
         self._finished = set(replay["told"])
         # A checkpoint of an earlier release knows no windows.
         self._num_steps = Counter({int(it): num for it, num in replay.get("num_steps", {}).items()})
+        self.buffer.slots.statics.observe(replay.get("observed", ()))
         self._closed = bool(replay["closed"])
         if self._closed:
             self.buffer.close()
+
+    def _allocate(self, dtypes: Mapping[str, npt.DTypeLike]) -> None:
+        slots = self.buffer.slots
+        slots.allocate({name: dtypes[name] for name in slots.shapes})
+        slots.statics.dtypes = {name: np.dtype(dtypes[name]) for name in slots.statics.shapes}
 
     def _wants_more(self) -> bool:
         """Return whether a sample is to be put before the next draw."""
@@ -291,6 +293,7 @@ class ReplaySource:
                 return
             [slot] = self.buffer.claim(1)
             self._fill_slot(slot, sample)
+            self._share_statics(sample.simulation)
             self.buffer.enqueue([slot])
             self._count_step(sample.simulation)
         while True:
@@ -330,6 +333,12 @@ class ReplaySource:
                 slots.set_value(name, slot, entry.fields[name])
             else:
                 slots.leave_out(name, [slot])
+
+    def _share_statics(self, simulation: int) -> None:
+        """Have what the samples of a simulation share as long as there is one; it is read again for a later one."""
+        assert self._share is not None
+        self._share.put_statics(simulation, self.buffer.slots.statics)
+        self.buffer.free_statics(self.validation_store.__contains__)
 
     def _finish(self, simulation: int) -> None:
         assert self._share is not None

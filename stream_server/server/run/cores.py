@@ -11,6 +11,7 @@ from stream_server.config.problems import counted
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.environment import PASSIVE, num_threads_of, simulation_environment
 from stream_server.machine.cgroups import within_quota
+from stream_server.server.run.start import Start
 
 if TYPE_CHECKING:
     from stream_server.server.ranks.communicator import Ranks
@@ -45,6 +46,15 @@ class SimulationCores:
 
 
 NO_SIMULATIONS = SimulationCores()
+
+
+def simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
+    """The cores that the simulations of this start take; none in a replay."""
+    if start.replay is not None:
+        return NO_SIMULATIONS
+    # stream-launcher adds the environment of server.job to the server's, and not to that of the simulations.
+    added = config.server.job.environment if start.link is not None else {}
+    return SimulationCores.of(config, {name: value for name, value in os.environ.items() if name not in added})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

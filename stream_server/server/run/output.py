@@ -154,7 +154,7 @@ class OutputFolder:
             check_continuation(self._earlier_study(), config)
         make_folder(self.path)
         failpoint("server.before_study_file")
-        for file in (self.study, self.report, self.connection, self.operator, self.prometheus):
+        for file in (self.study, self.report, self.exit, self.connection, self.operator, self.prometheus):
             remove_leftovers(file)
         remove_file(self.report)
         remove_file(self.exit)

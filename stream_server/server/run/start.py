@@ -1,5 +1,6 @@
 """The options with which a study was started."""
 
+import math
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 # Ranks that find the same mistake give rank 0 so long to report it: Open MPI ends all as soon as one leaves.
 RANK_0_REPORTS_S = 2.0
+LARGEST_MARGIN_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,12 @@ class Start:
     alive: str | None = None
     launcher_keys: "KeyPair | None" = None
     is_followed: bool = False
+
+    def leave_at(self, began_s: float) -> float:
+        """The time to save and leave, with a margin for the last checkpoint and the end of the simulations."""
+        if self.time_limit_s is None:
+            return math.inf
+        return began_s + self.time_limit_s - min(LARGEST_MARGIN_S, self.time_limit_s / 4)
 
     def to_launcher_at(self, place: "LauncherPlace") -> Self:
         """The same, but the launcher is reached over the network unless it has started us on its own node."""

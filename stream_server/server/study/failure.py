@@ -63,17 +63,21 @@ class Failure:
         )
 
     def record(self, output_dir: Path) -> None:
-        """Write exit.json, unless another rank was first; a disk that refuses it hides no failure."""
+        """Write exit.json, unless another rank was first; a disk that refuses it hides no failure.
+
+        The file appears with all that is in it: who finds it may end the rank that writes it.
+        """
         path = output_dir / "exit.json"
-        try:
-            with path.open("x") as file:
-                json.dump(asdict(self), file, indent=2)
-        except FileExistsError:
+        if path.exists():
             return
+        draft = path.with_name(f"{path.name}.{self.rank}.tmp")
+        try:
+            draft.write_text(json.dumps(asdict(self), indent=2))
+            draft.replace(path)
         except OSError as error:
             _log.warning("%s cannot be written: %s", path, error)
             with suppress(OSError):
-                path.unlink(missing_ok=True)
+                draft.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, output_dir: Path) -> "Failure | None":

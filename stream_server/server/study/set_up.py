@@ -1,8 +1,6 @@
 """The set-up of one rank of a study: what it continues, its source of samples, and all that surrounds its training."""
 
 import logging
-import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,12 +17,7 @@ from stream_server.server.checkpoint.continuation import Continuation
 from stream_server.server.checkpoint.folder import MODEL
 from stream_server.server.checkpoint.restore import seed_of, seed_random_states, set_random_states
 from stream_server.server.checkpoint.saver import Saver
-from stream_server.server.checkpoint.user_state import (
-    callbacks_file,
-    load_callbacks_state,
-    load_user_state,
-    user_file,
-)
+from stream_server.server.checkpoint.user_state import callbacks_file, load_callbacks_state, load_user_state, user_file
 from stream_server.server.intake.source import Source
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Gauge, Metrics
@@ -42,7 +35,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.reception import Reception
 from stream_server.server.replay.source import ReplaySource
 from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, window_shape
-from stream_server.server.run.cores import NO_SIMULATIONS, SimulationCores, share_cores, wait_passively
+from stream_server.server.run.cores import share_cores, simulation_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
 from stream_server.server.run.report import UNPROTECTED
@@ -72,8 +65,6 @@ from stream_server.server.user.framework import framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import read_state
-
-LARGEST_MARGIN_S = 120.0
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +106,7 @@ class StudySetUp(Composition):
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
         self.started_s = began_s - (0.0 if self.saved is None else self.saved["wall_s"])
-        self.leave_at_s = leave_at(start.time_limit_s, began_s)
+        self.leave_at_s = start.leave_at(began_s)
         plan, design = make_plan(config), ParameterDesign(config)
         buffer = self._make_buffer(config, ranks.rank, plan)
         length = TrainingLength.of(config, ranks.size, draws_per_sample=buffer.policy.draws_per_sample)
@@ -458,19 +449,3 @@ class StudySetUp(Composition):
         seed = seed_of((*stream, self.ranks.rank))
         seed_random_states(seed)
         self.step.seed_random_state(seed)
-
-
-def simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
-    """The cores that the simulations of this start take; none in a replay."""
-    if start.replay is not None:
-        return NO_SIMULATIONS
-    # stream-launcher adds the environment of server.job to the server's, and not to that of the simulations.
-    added = config.server.job.environment if start.link is not None else {}
-    return SimulationCores.of(config, {name: value for name, value in os.environ.items() if name not in added})
-
-
-def leave_at(time_limit_s: float | None, began_s: float) -> float:
-    """The time to save and leave, with a margin for the last checkpoint and the end of the simulations."""
-    if time_limit_s is None:
-        return math.inf
-    return began_s + time_limit_s - min(LARGEST_MARGIN_S, time_limit_s / 4)

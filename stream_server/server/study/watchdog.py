@@ -180,11 +180,13 @@ class Watchdog:
             exit_code=RankLost.exit_code,
         )
         try:
-            if self._output_dir is not None and not self.is_outdated():
-                failure.record(self._output_dir)
+            # Told before it is written: a rank that finds exit.json written aborts, which ends this one as well.
             _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
             _log.error("%s", text)
-            print(f"rank {self._rank}: {text}", file=sys.stderr, flush=True)
+            with suppress(OSError):
+                print(f"rank {self._rank}: {text}", file=sys.stderr, flush=True)
+            if self._output_dir is not None and not self.is_outdated():
+                failure.record(self._output_dir)
         finally:
             self.abort(RankLost.exit_code)
 

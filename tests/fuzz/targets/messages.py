@@ -40,4 +40,17 @@ def _measure(data: Data) -> None:
     assert 0 < sum(sizes) <= 2**22
 
 
-TARGET = Target(run=run, seeds=tuple(bytes(wire.encode(message)[0]) for message in EXAMPLES.values()), is_json=True)
+STATIC = Data(
+    simulation=1,
+    attempt=0,
+    incarnation=3,
+    sequence=0,
+    index=0,
+    num_steps=1,
+    present=1,
+    field=0,
+    last=False,
+    static=True,
+)
+SEEDS = (*EXAMPLES.values(), STATIC)
+TARGET = Target(run=run, seeds=tuple(bytes(wire.encode(message)[0]) for message in SEEDS), is_json=True)

@@ -14,12 +14,18 @@ from stream_server.server.replay.record_format import (
     set_checksums,
 )
 from stream_server.server.replay.record_reader import RankRecord
+from stream_server.server.replay.schedule import last_pieces
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 
 FOLDER = scratch.folder()
 SEGMENT = Segment(incarnation=1, begin=0, rank=0)
-LAYOUT = EntryLayout((FieldSpec(name="u", shape=(2,), dtype="<f8"), FieldSpec(name="n", shape=(), dtype="<i4")), 2)
+FIELDS = (
+    FieldSpec(name="u", shape=(2,), dtype="<f8"),
+    FieldSpec(name="n", shape=(), dtype="<i4"),
+    FieldSpec(name="mesh", shape=(3,), dtype="<f8", per="simulation"),
+)
+LAYOUT = EntryLayout(FIELDS, 2)
 MOST_ENTRIES = 100
 
 
@@ -39,11 +45,15 @@ def _read(data: bytes) -> None:
     except DamagedRecord:
         return
     try:
+        last: dict[int, int] = {}
         for heads in record.heads():
             assert len(heads) <= len(data)
+            last |= last_pieces(heads)
         for number in range(min(len(record), MOST_ENTRIES)):
             entry = record.read(number)
             assert sum(array.nbytes for array in entry.fields.values()) <= len(data)
+        for number in last.values():
+            assert sum(array.nbytes for array in record.read_statics(number).values()) <= len(data)
     except DamagedRecord:
         pass
     finally:
@@ -65,9 +75,12 @@ def _sealed(data: bytes) -> bytes:
 
 
 def _entries() -> bytes:
-    entries = np.zeros(len(EntryKind), LAYOUT.dtype)
-    for number, kind in enumerate(sorted(EntryKind)):
-        entries[number]["head"] = (0, number, 3, 10 * number, 3, kind)
+    """The two pieces of a mesh, and an entry of each other kind."""
+    pieces, others = [EntryKind.STATICS] * LAYOUT.num_pieces, sorted(set(EntryKind) - {EntryKind.STATICS})
+    entries = np.zeros(len(pieces) + len(others), LAYOUT.dtype)
+    for number, kind in enumerate(pieces + others):
+        step = 10 * number if kind is not EntryKind.STATICS else len(pieces) - 1 - number
+        entries[number]["head"] = (0, number, 3, step, 3, kind)
     set_checksums(entries)
     return entries.tobytes()
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stream_server.buffers import Buffer, Fifo, Slots, num_slots_to_load
+from stream_server.buffers import Buffer, Slots, num_slots_to_load
 from stream_server.config import StudyConfig
 from stream_server.errors import Closed, ConfigError, DamagedRecord
 from stream_server.server.intake import mailbox
@@ -563,10 +563,3 @@ def test_a_record_far_larger_than_memory_is_played_with_little(folder: StudyFold
         tracemalloc.stop()
     assert num > 1400
     assert peak_bytes < 1_000_000
-
-
-def test_a_study_with_fields_that_are_sent_once_per_simulation_is_not_replayed(folder: StudyFolder) -> None:
-    config = folder.load({"study.fields": {"u": {"shape": [1]}, "mesh": {"shape": [3], "per": "simulation"}}})
-    buffer = Buffer(Fifo(capacity=4), Slots({"u": (1,)}, 4, {"mesh": (3,)}))
-    with pytest.raises(ConfigError, match="a replay has no mesh: what is sent once per simulation is not recorded"):
-        ReplaySource(config, SoloRanks(), folder.path, parameters=(), buffer=buffer)

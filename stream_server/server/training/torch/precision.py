@@ -117,6 +117,8 @@ def numerics(settings: "TrainingSettings") -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_float32_matmul_precision(matmul_precision)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if settings.deterministic:
+            # Any call of it imports the compiler of torch.
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         if cublas is None:
             os.environ.pop(_CUBLAS, None)

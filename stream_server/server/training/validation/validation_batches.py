@@ -123,7 +123,7 @@ class ValidationSet:
 
     `signature` differs once the set, or how it is shared, has changed; it is plain and the same on all ranks.
     `batches(n)` are this rank's batches but for the first n, with the number of samples in each. `raw(n)` are the
-    samples of batch n as they came from the simulations; None for a set of the user's.
+    samples of batch n as they came from the simulations, to be read only; None for a set of the user's.
     """
 
     name: str
@@ -201,7 +201,7 @@ class ValidationSets:
 
     def _raw(self, samples: HeldOut | None, index: int) -> SimulationBatch:
         assert samples is not None
-        return take(samples, slices(len(samples), self._batch_size)[index])
+        return view(samples, slices(len(samples), self._batch_size)[index])
 
     def _held_out_batches(self, samples: HeldOut | None, start: int) -> Iterator[Item]:
         if samples is None:
@@ -273,14 +273,28 @@ def slices(num: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, num, size)]
 
 
-def take(batch: HeldOut, rows: slice) -> SimulationBatch:
-    """Some samples of a batch, as a copy that its reader may write into."""
+def view(batch: HeldOut, rows: slice) -> SimulationBatch:
+    """Some samples of a batch, which its reader must not write into."""
     if isinstance(batch, SelectedSteps):
         return batch.take(rows)
     return SimulationBatch(
-        simulation_ids=batch.simulation_ids[rows].copy(),
-        time_steps=batch.time_steps[rows].copy(),
-        parameters=batch.parameters[rows].copy(),
-        fields={name: copied(array[rows]) for name, array in batch.fields.items()},
-        present={name: array[rows].copy() for name, array in batch.present.items()},
+        simulation_ids=batch.simulation_ids[rows],
+        time_steps=batch.time_steps[rows],
+        parameters=batch.parameters[rows],
+        fields={name: array[rows] for name, array in batch.fields.items()},
+        present={name: array[rows] for name, array in batch.present.items()},
+    )
+
+
+def take(batch: HeldOut, rows: slice) -> SimulationBatch:
+    """Some samples of a batch, as a copy that its reader may write into."""
+    seen = view(batch, rows)
+    if isinstance(batch, SelectedSteps):
+        return seen
+    return SimulationBatch(
+        simulation_ids=seen.simulation_ids.copy(),
+        time_steps=seen.time_steps.copy(),
+        parameters=seen.parameters.copy(),
+        fields={name: copied(array) for name, array in seen.fields.items()},
+        present={name: array.copy() for name, array in seen.present.items()},
     )

@@ -72,6 +72,19 @@ STATICS = (
         """,
     ),
     Case(
+        name="static_known",
+        about="A server rank that knows steps is sent the mesh at once, also where it gets no further step.",
+        fields=(SMALL, MESH),
+        num_ranks=3,
+        server={"known": {0: b"", 1: bytes([0b1]), 2: bytes([0b10])}},
+        script=f"""
+            connect 0 1
+            put mesh float32 6,2 7
+            {steps(2)}
+            finish
+        """,
+    ),
+    Case(
         name="static_mistakes",
         about="A mesh that is missing, of a wrong shape, or put twice. Mistakes leave the simulation as it was.",
         fields=(SMALL, MESH),
