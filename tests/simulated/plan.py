@@ -93,9 +93,14 @@ class Plan:
         """The study.json."""
         buffer: dict[str, Any] = {"pseudo_epochs": self.pseudo_epochs} if self.policy == "firo" else {}
         samples: dict[str, Any] = {}
-        more: dict[str, Any] = {"mesh": {"shape": [MESH_SIZE], "per": "simulation"}} if self.statics else {}
+        fields: dict[str, Any] = {"u": {"shape": [2]}}
+        if self.statics:
+            fields["mesh"] = {"shape": [MESH_SIZE], "per": "simulation"}
         if self.ragged:
-            more["particles"] = [{"max": MOST_PARTICLES}]
+            fields["particles"] = {"shape": [{"max": MOST_PARTICLES}]}
+        if len(fields) > 1 and self.client_ranks > 1:
+            # Ranks with different fields of unknown types may wait for each other when the server dies early.
+            fields = {name: {**field, "dtype": "float64"} for name, field in fields.items()}
         steering: dict[str, Any] = {}
         if self.is_steered:
             lookahead = {} if self.lookahead is None else {"lookahead": self.lookahead}
@@ -107,7 +112,7 @@ class Plan:
             samples, buffer = {"samples": {"window": window}}, {"routing": "simulations"}
         return samples | {
             "study": {"name": "simulated", "simulations": self.num_simulations, "time_steps": self.num_steps}
-            | {"fields": {"u": [2], **more}},
+            | {"fields": fields},
             "parameters": {"bounds": {"phase": [0, 1]}, **steering},
             "simulation": {
                 "command": ["python", "none.py"],

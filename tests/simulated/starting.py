@@ -91,7 +91,11 @@ class Shell:
         shells = [it for it in world.machine.living() if it.name == "shell"]
         if len(shells) >= world.plan.max_running:
             world.seen.append(f"{len(shells) + 1} jobs run at once, launcher.max_running is {world.plan.max_running}")
-        if any(it.environment.get("STREAM_SIMULATION_ID") == simulation for it in world.machine.living()):
+        # A worker that has moved on goes on with its list while what a new server misses of it is computed again.
+        is_worker = world.plan.per_worker > 1
+        if not is_worker and any(
+            it.environment.get("STREAM_SIMULATION_ID") == simulation for it in world.machine.living()
+        ):
             world.seen.append(f"two attempts of simulation {simulation} run at once")
 
     def _leave(self, shell: Program, launcher: Program, folder: Path, status: int) -> None:

@@ -321,9 +321,10 @@ def test_results_that_come_while_the_process_starts_again_are_not_lost(
         def __exit__(self, *_: object) -> None:
             condition.__exit__(None, None, None)
 
-    def start() -> None:
+    def start() -> bool:
         ingesting.start()
         assert is_ingesting.wait(30)
+        return True
 
     def ask(request: Mapping[str, Any], _: float) -> dict[str, Any]:
         asked.append(request)
