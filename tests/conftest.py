@@ -14,7 +14,6 @@ import hypothesis.internal.conjecture.engine
 import pytest
 
 from tests.census import Census, leaks_since
-from tests.support.start_sooner import sitecustomize
 
 hypothesis.settings.register_profile("project", deadline=None, print_blob=True, max_examples=50)
 hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
@@ -26,7 +25,6 @@ hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 30
 
 TEMPORARY = pytest.StashKey[Path]()
 TESTS = str(Path(__file__).parent)
-START_SOONER = str(Path(sitecustomize.__file__).parent)
 _OTHERS: set[str] = set()
 
 
@@ -40,7 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(private)
     # NumPy's threads spin for 0.1 s whenever a process starts, and a study is many processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    os.environ["PYTHONPATH"] = os.pathsep.join([START_SOONER, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Of two jobs of Open MPI 4 that make this folder at the same moment one fails. It removes all but output files.
     session_folder = private / f"ompi.{socket.gethostname()}.{os.getuid()}"
     session_folder.mkdir(mode=0o700)

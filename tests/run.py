@@ -13,7 +13,6 @@ import os
 import random
 import selectors
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.part import Part, described
-from tests.support.built_once import SHARED_FOLDER
 from tests.support.timing import Deadline
 
 DEADLINE_S = 1800.0
@@ -36,9 +34,7 @@ QUICK = ["-m", "not (full or slow or quiet)", "--hypothesis-profile=quick"]
 QUICK += [f"--ignore=tests/{folder}" for folder in NOT_QUICK]
 NUM_SLOWEST = 12
 # Studies start hundreds of processes, each of which would compile what it imports where PYTHONDONTWRITEBYTECODE is set.
-TESTS, PACKAGE = Path(__file__).parent, Path(__file__).parent.parent / "stream_server"
-START_SOONER = TESTS / "support" / "start_sooner"
-STARTED = "stream_server.server.study.study, stream_server.launcher.supervision.cli, stream_server.client_api.client"
+COMPILED = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "stream_server")]
 
 
 def run(parts: Sequence[Part], deadline_s: float) -> bool:
@@ -110,18 +106,6 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def _compile() -> None:
-    for folder in (TESTS, PACKAGE):
-        compileall.compile_dir(str(folder), quiet=2)
-    if SHARED_FOLDER in os.environ:
-        # Within a run of tests, for some tests of a copy.
-        return
-    kept = next(START_SOONER.glob("__pycache__/methods.*"), None)
-    if kept is None or kept.stat().st_mtime < max(file.stat().st_mtime for file in PACKAGE.rglob("*.py")):
-        variables = {**os.environ, "PYTHONPATH": f"{START_SOONER}{os.pathsep}{TESTS.parent}", "WRITE_METHODS": "yes"}
-        subprocess.run([sys.executable, "-c", f"import {STARTED}"], env=variables, check=True)
-
-
 def _leave(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
@@ -144,7 +128,8 @@ def main() -> int:
     # A shell without job control starts what runs in the background with SIGINT ignored, and so would be all studies.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     started, mark = time.monotonic(), uuid.uuid4().hex
-    _compile()
+    for folder in COMPILED:
+        compileall.compile_dir(folder, quiet=2)
     say(f"{num_parts} processes of: pytest {' '.join(arguments)}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tests-")))

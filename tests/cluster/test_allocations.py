@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.allocations import LIMIT_S, LOOK_S, Job, submitted
-from tests.support.cluster import LOGIN, MODULES, PROJECT, Cluster, missing
+from tests.support.cluster import LOGIN, PROJECT, Cluster, missing
 from tests.support.runs import NUMPY_STUDY, assert_complete
 from tests.support.timing import until
 
@@ -54,7 +54,7 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
         SBATCH_TIMELIMIT="1",
         SBATCH_SIGNAL="B:USR1@45",
         PATH=f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        PYTHONPATH=MODULES,
+        PYTHONPATH=str(PROJECT),
         OMP_NUM_THREADS="1",
     )
     others: list[Job] = []

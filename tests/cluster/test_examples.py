@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_studies import jobs_of
-from tests.support.cluster import LOGIN, MODULES, PROJECT, Cluster
+from tests.support.cluster import LOGIN, PROJECT, Cluster
 from tests.support.runs import assert_complete, start_study
 from tests.support.timing import until
 
@@ -32,7 +32,7 @@ def submitted(cluster: Cluster, folder: Path, script: str) -> Iterator[Path]:
     study = folder / "heat"
     shutil.copytree(PROJECT / "configs" / "heat", study, ignore=shutil.ignore_patterns("runs", "__pycache__"))
     settings = [word for key, value in SMALL.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    command = [*cluster.on(LOGIN, study), f"PYTHONPATH={MODULES}", "OMP_NUM_THREADS=1", "sbatch", "--parsable"]
+    command = [*cluster.on(LOGIN, study), f"PYTHONPATH={PROJECT}", "OMP_NUM_THREADS=1", "sbatch", "--parsable"]
     done = subprocess.run([*command, "--output=output", script, *settings], capture_output=True, text=True, check=True)
     number = done.stdout.strip()
     try:

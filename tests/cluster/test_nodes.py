@@ -14,7 +14,7 @@ import pytest
 from stream_server.messages.connection import ConnectionFile
 from tests.cluster.allocations import Job, submitted
 from tests.resources.clocks import built, jumping
-from tests.support.cluster import LOGIN, MODULES, NETWORK, Cluster, missing
+from tests.support.cluster import LOGIN, NETWORK, PROJECT, Cluster, missing
 from tests.support.launch import OPENMPI_PREFIX
 from tests.support.runs import NUMPY_STUDY, assert_complete
 
@@ -41,7 +41,7 @@ SPREAD = {
     "network.interface": SUBNET,
 }
 SCRIPT = """#!/bin/bash
-export PATH={path}:$PATH PYTHONPATH={modules} OMP_NUM_THREADS=1
+export PATH={path}:$PATH PYTHONPATH={project} OMP_NUM_THREADS=1
 export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 exec python "$(command -v stream-launcher)" --config study.json {options}
@@ -72,7 +72,7 @@ def spread(nodes: Cluster, study: Path) -> Iterator[Callable[..., Job]]:
     def start(settings: Mapping[str, Any], *, mpi: str = "mpich", options: Sequence[str] = ()) -> Job:
         told = " ".join(f"--set '{key}={json.dumps(value)}'" for key, value in (SPREAD | dict(settings)).items())
         script = study / "job.sh"
-        script.write_text(SCRIPT.format(path=PATHS[mpi], modules=MODULES, options=told))
+        script.write_text(SCRIPT.format(path=PATHS[mpi], project=PROJECT, options=told))
         wanted = ["--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=3", "--mem=2000", "--open-mode=append", *options]
         command = [*nodes.on(LOGIN, study), "sbatch", "--parsable", "--output=output", *wanted, str(script)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -174,7 +174,7 @@ print(f"node {ranks.node} of {ranks.num_nodes} has {total.item()}", flush=True)
 """
 TWO_NODES = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --mem=2000
-export PATH={path}:$PATH PYTHONPATH={modules} OMP_NUM_THREADS=1
+export PATH={path}:$PATH PYTHONPATH={project} OMP_NUM_THREADS=1
 mpirun -n 2 python group.py {subnet}
 mpirun -n 2 stream-server --config study.json --set network.interface={of_n2}
 echo "ended with $?"
@@ -188,7 +188,7 @@ def test_torchs_ranks_meet_on_two_nodes_and_an_interface_that_one_of_them_lacks_
 ) -> None:
     (study / "group.py").write_text(GROUP)
     (study / "job.sh").write_text(
-        TWO_NODES.format(path=PATHS["mpich"], modules=MODULES, subnet=SUBNET, of_n2=f"{NETWORK}.3")
+        TWO_NODES.format(path=PATHS["mpich"], project=PROJECT, subnet=SUBNET, of_n2=f"{NETWORK}.3")
     )
     job = submitted(nodes, study, "job.sh")
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.cluster import LOGIN, MODULES, Cluster
+from tests.support.cluster import LOGIN, PROJECT, Cluster
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, start_study
 
 pytestmark = pytest.mark.slow
@@ -98,7 +98,7 @@ with connect() as simulation:
     send_all(simulation)
 """
 SCRIPT = """#!/bin/bash
-export PATH={bin}:$PATH PYTHONPATH={modules} OMP_NUM_THREADS=1
+export PATH={bin}:$PATH PYTHONPATH={project} OMP_NUM_THREADS=1
 exec stream-launcher --config '{study}' {options}
 """
 
@@ -108,7 +108,7 @@ def in_allocation(cluster: Cluster, study: Path, settings: dict[str, Any]) -> Ru
     settings = {"study.output_dir": "run", "launcher.backend": "slurm-steps", **settings}
     options = " ".join(f"--set '{key}={json.dumps(value)}'" for key, value in settings.items())
     script = study.parent / "job.sh"
-    script.write_text(SCRIPT.format(bin=Path(sys.prefix) / "bin", modules=MODULES, study=study, options=options))
+    script.write_text(SCRIPT.format(bin=Path(sys.prefix) / "bin", project=PROJECT, study=study, options=options))
     wanted = ["--nodes=2", "--ntasks=6", "--ntasks-per-node=3", "--mem=2000", f"--chdir={study.parent}"]
     command = ["sbatch", "--parsable", "--wait", "--output=output", *wanted, str(script)]
     ended = subprocess.run([*cluster.on(LOGIN), *command], capture_output=True)

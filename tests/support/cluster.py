@@ -22,8 +22,6 @@ from typing import Self
 from tests.support.timing import until
 
 PROJECT = Path(__file__).parent.parent.parent
-# The PYTHONPATH of what runs on hosts.
-MODULES = f"{PROJECT / 'tests' / 'support' / 'start_sooner'}{os.pathsep}{PROJECT}"
 LOGIN = "login"
 NETWORK = "10.99.0"
 COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
