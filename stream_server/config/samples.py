@@ -117,7 +117,10 @@ class SampleField(Section):
         field = handler(raw)
         field._ragged = field._ragged or is_ragged
         if field._ragged and field.is_static:
-            raise wrong("a field that is sent once per simulation has one shape", "Write its extents as numbers")
+            raise wrong(
+                "a field that is sent once per simulation has one shape, the same for all simulations",
+                "Write its largest extents as numbers, and fill up what is smaller, with -1 for example",
+            )
         return field
 
     @field_serializer("shape")

@@ -5,8 +5,8 @@ from pathlib import Path
 from stream_server.launcher.schedule.actions import Action, Cancel, Fail, FailLater, Submit
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.shared_jobs import BEHIND, NOT_BEGUN, num_for_worker
-from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, ScheduledState
+from stream_server.launcher.schedule.shared_jobs import BEHIND, num_for_worker
+from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, NOT_BEGUN, ScheduledState
 from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, JobEnd, ends_of_worker
 
 
@@ -71,6 +71,8 @@ def test_what_a_worker_leaves_of_its_own_accord_is_tried_alone() -> None:
     schedule.finished(0, 1.0)
     ended = die(schedule, 0, 1, 2, 3, exit_code=0)
     assert failures(ended) == dict.fromkeys((1, 2, 3), NOT_BEGUN)
+    reasons = {it.reason.partition(":")[0] for it in ended if isinstance(it, Fail)}
+    assert reasons == {"ended without having taken this simulation"}
     assert lists(ended) == [(1,)]
 
 

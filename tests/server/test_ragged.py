@@ -108,6 +108,14 @@ def test_one_client_rank_sends_all_of_it() -> None:
     assert layout.add(1, []) is None
 
 
+def test_a_simulation_that_sends_nothing_is_told_so_and_one_that_sends_less_how_much_is_missing() -> None:
+    scalar = FieldSpec(name="e", shape=(2,))
+    assert BlockLayout(fields={"e": scalar}, num_ranks=1).add(0, []) == "it ended without having sent a time step"
+    layout = BlockLayout(fields={"e": scalar}, num_ranks=2)
+    assert layout.add(0, [Block(field="e", dtype="<f8", shape=(2,), offset=(0,), count=(1,))]) is None
+    assert "send 1 of the 2 values of field e" in str(layout.add(1, []))
+
+
 def test_rows_in_a_file_take_no_more_bytes_than_they_have(tmp_path: Path) -> None:
     of_rows = array_of([rows(num) for num in (4, 0, 9, 1)])
     lengths = np.array([4, 0, 9, 1])

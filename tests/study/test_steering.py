@@ -38,6 +38,14 @@ def test_a_class_that_dies_again_and_again_costs_no_simulation(tmp_path: Path) -
     assert "halton" in {row["proposed by"] for row in rows(done)}
 
 
+def test_a_class_that_cannot_begin_ends_the_start_with_its_message(tmp_path: Path) -> None:
+    sampler = {"class": "learning_sampler.py:Failing", "lookahead": 1}
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=LEARNING | {"parameters.sampler": sampler})
+    assert done.exit_code == 3, done.output
+    assert "no data at all" in done.output
+    assert "please report it" not in done.output
+
+
 def test_a_server_that_is_killed_between_suggestion_and_start_gives_no_simulation_other_parameters(
     tmp_path: Path,
 ) -> None:

@@ -10,8 +10,8 @@ from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, 
 from stream_server.launcher.schedule.live import LiveSimulations
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
-from stream_server.launcher.schedule.shared_jobs import BEHIND, NOT_BEGUN, SharedJobs, num_for_worker
-from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
+from stream_server.launcher.schedule.shared_jobs import BEHIND, SharedJobs, num_for_worker
+from stream_server.launcher.schedule.simulation import NOT_BEGUN, RESTARTED, ScheduledSimulation, ScheduledState
 
 POSTPONE_S = 10.0
 STATE = attrgetter("state")

@@ -9,7 +9,6 @@ from stream_server.launcher.schedule.simulation import ScheduledSimulation
 
 ENDED_WITH_JOB = "was ended with its job"
 BEHIND = "its worker has others before it"
-NOT_BEGUN = "its worker ended before it had come to it"
 MANY = 100
 
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 CONFIRM_S = 10.0
 CONFIRM_FAILURE_S = 1.0
+NOT_BEGUN = "its worker ended before it had come to it"
 RESTARTED = "the server or the launcher was restarted meanwhile"
 
 
@@ -68,6 +69,12 @@ class ScheduledSimulation:
         if not self.ended_well:
             return self.reason
         # Counted only now: the last steps of a job may be heard of after its end.
+        if not self.received and self.excuse == NOT_BEGUN:
+            return (
+                f"{self.reason} without having taken this simulation: with simulation.per_worker the program must "
+                "take one after another, by simulations() in Python or stream_next in C and Fortran; see "
+                "docs/guide/clients.md"
+            )
         if not self.received:
             return (
                 f"{self.reason}, but had not finished: no time step had come. The program that simulation.command "

@@ -46,7 +46,7 @@ BACKTRACE = re.compile(
     r"#\d+ |\s+at |Error termination\. Backtrace:|Backtrace for this error:|STOP \d+$|Abort\(|"
     r"srun: |slurmstepd: |\s*$"
 )
-MAX_CHARS = 200
+MAX_CHARS = 500
 # Larger exit codes are those of signals.
 LARGEST_OWN = 128
 PYTHON = re.compile(r"python[\d.]*")

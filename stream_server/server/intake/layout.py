@@ -120,6 +120,8 @@ class BlockLayout:
             wanted = math.prod(spec.shape)
             left = self.num_free[name] - last.get(name, 0)
             if left and (left < wanted or not spec.optional):
+                if not blocks and not any(self.blocks.values()):
+                    return "it ended without having sent a time step"
                 return (
                     f"the client ranks, {self.num_ranks} in all, send {wanted - left} of the {wanted} values of field "
                     f"{name}: their blocks must cover it exactly"

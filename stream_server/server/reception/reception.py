@@ -123,11 +123,11 @@ class Reception:
             receiver.intake.allocate()
             if self.config.checkpoint.record:
                 self.recorder = receiver.intake.settlement.recorder = stack.enter_context(self._make_recorder(receiver))
-            stack.callback(self.receiver.close)
             if self.ranks.rank == 0 and self.design.is_suggested:
                 self.suggester = stack.enter_context(self._make_suggester())
             if self.design.is_suggested:
                 self.learns = self.ranks.broadcast(self.suggester is not None and self.suggester.learns)
+            stack.callback(self.receiver.close)
             endpoints = self._meet()
             if self.restored is not None:
                 self._restore_ended(receiver, self.restored)

@@ -20,6 +20,13 @@ def test_what_took_most_of_the_time_is_named(phases_s: dict[str, float], told: s
     assert told in bottleneck_of_run(phases_s)
 
 
+def test_no_more_simulations_are_advised_where_there_are_no_cores_for_them() -> None:
+    waited = {"wait_for_data": 8.0, "forward": 2.0}
+    assert "run more simulations at once" in bottleneck_of_run(waited)
+    told = bottleneck_of_run(waited, oversubscribed=True)
+    assert told.startswith("training waited for data 80% of the time, and simulations for cores")
+
+
 def test_threads_beside_the_training_count_for_nothing() -> None:
     assert "waited for data 80%" in bottleneck_of_run(
         {"receive": 500.0, "prefetch": 500.0, "wait_for_data": 8.0, "forward": 2.0}

@@ -23,6 +23,13 @@ class Evenly:
         return {**{name: self.random.uniform(*ends) for name, ends in self.domains.items()}, "_score": float(self.num)}
 
 
+class Failing(Evenly):
+    """Cannot suggest anything."""
+
+    def suggest(self, num_points):
+        raise ValueError("no data at all")
+
+
 class Dying(Evenly):
     """Ends its process once it has answered a few times."""
 

@@ -9,8 +9,12 @@ BESIDE = ("receive", "prefetch")
 TRAINING = ("step", "forward", "backward", "optimizer")
 ADVICE = {
     "waiting": (
-        "training waited for data {:.0%} of the time: run more simulations at once (launcher.max_running), send "
-        "smaller samples, or draw each more often (buffer.policy reservoir)"
+        "training waited for data {:.0%} of the time: run more simulations at once (launcher.max_running), or draw "
+        "each sample more often (training.draws_per_sample of a reservoir)"
+    ),
+    "crowded": (
+        "training waited for data {:.0%} of the time, and simulations for cores: give them more cores or nodes, or "
+        "draw each sample more often (training.draws_per_sample of a reservoir)"
     ),
     "forming": (
         "forming batches took {:.0%} of the time: training.prefetch forms them beside the step, and process_batch a "
@@ -32,17 +36,18 @@ ADVICE = {
 }
 
 
-def bottleneck_of_run(phases_s: Mapping[str, float]) -> str:
+def bottleneck_of_run(phases_s: Mapping[str, float], *, oversubscribed: bool = False) -> str:
     """One sentence on what took most of the time of the ranks' main threads; "" if nothing stands out.
 
-    `phases_s` are seconds by phase, those of `Phases`, as in report.json.
+    `phases_s` are seconds by phase, those of `Phases`, as in report.json. `oversubscribed`: there were more processes
+    than cores.
     """
     seconds = {name: s for name, s in phases_s.items() if name not in BESIDE}
     total = sum(seconds.values())
     if total < LEAST_S:
         return ""
     groups = {
-        "waiting": seconds.get("wait_for_data", 0.0),
+        "crowded" if oversubscribed else "waiting": seconds.get("wait_for_data", 0.0),
         "forming": seconds.get("transform", 0.0) + seconds.get("gather", 0.0),
         "validation": seconds.get("validation", 0.0),
         "checkpoint": seconds.get("checkpoint", 0.0),

@@ -123,7 +123,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report["rollout"] is not None:
         rows.append(("rollout", _rollout(report["rollout"])))
     rows.append(("time", _time(report)))
-    if report["batches"] and (told := bottleneck_of_run(report["phases_s"])):
+    oversubscribed = any(node["oversubscribed"] for node in report["cores"])
+    if report["batches"] and (told := bottleneck_of_run(report["phases_s"], oversubscribed=oversubscribed)):
         rows.append(("bottleneck", told))
     if report["restarts"]:
         survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
