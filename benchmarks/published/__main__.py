@@ -39,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         courses += [{"kind": run.kind, "seed": run.seed, **it} for it in run.course]
         shown = {key: round(it, 6) if isinstance(it, float) else it for key, it in run.result.items()}
         print(json.dumps(shown), flush=True)
-        write(to, name, study.unit, results, courses)
+        write(to, name, study, results, courses)
     print(table(results, study.unit))
     return 0
 
 
-def write(folder: Path, name: str, unit: str, results: list[Row], courses: list[Row]) -> None:
+def write(folder: Path, name: str, study: HeatStudy | LorenzStudy, results: list[Row], courses: list[Row]) -> None:
     """Tables and pictures of what there is so far."""
     for file_name, rows in (("results", results), ("courses", courses)):
         columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -52,7 +52,7 @@ def write(folder: Path, name: str, unit: str, results: list[Row], courses: list[
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-    figure = draw(courses, unit)
+    figure = draw(courses, study)
     for ending in ("png", "svg"):
         figure.savefig(folder / f"{name}.{ending}", dpi=150)
 
@@ -76,13 +76,13 @@ def table(results: list[Row], unit: str) -> str:
     return "\n".join(lines)
 
 
-def draw(courses: list[Row], unit: str) -> Figure:
+def draw(courses: list[Row], study: HeatStudy | LorenzStudy) -> Figure:
     """The error over batches and over time, the throughput and the population; a line for each run."""
     figure = Figure(figsize=(11, 8), layout="constrained")
     panels = figure.subplots(2, 2)
     shown = (
-        (panels[0, 0], "batch", "mse", "batches", f"MSE of held-out samples ({unit})"),
-        (panels[0, 1], "wall_s", "mse", "s, simulations included", f"MSE of held-out samples ({unit})"),
+        (panels[0, 0], "batch", "mse", "batches", f"MSE, held out ({study.unit})"),
+        (panels[0, 1], "wall_s", "mse", study.clock, f"MSE, held out ({study.unit})"),
         (panels[1, 0], "wall_s", "samples_per_s", "s", "samples/s that are trained"),
         (panels[1, 1], "wall_s", "population", "s", "samples in the buffer"),
     )

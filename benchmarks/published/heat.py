@@ -34,6 +34,7 @@ class HeatStudy:
     """The study at some size; the Reservoir is to draw a sample `draws` times, `step_s` is what a time step takes."""
 
     unit: ClassVar[str] = "K²"
+    clock: ClassVar[str] = "s, simulations included"
 
     num_simulations: int = 100
     num_nodes: int = 100

@@ -30,7 +30,8 @@ EPOCHS = (1, 8)
 class LorenzStudy:
     """The study with some number of simulations, of 1,000 time steps each, and a buffer of `capacity` samples."""
 
-    unit: ClassVar[str] = "scaled changes, squared"
+    unit: ClassVar[str] = "scaled changes²"
+    clock: ClassVar[str] = "s, from files without the simulations"
 
     num_simulations: int = 40
     capacity: int = 4000

@@ -52,7 +52,7 @@ def test_tables_and_pictures_are_written(tmp_path: Path) -> None:
     study = HeatStudy(num_simulations=1, num_nodes=4, capacity=50, step_s=0.01)
     run = study.from_files(epochs=1, seed=0)
     assert run.wall_s > study.simulations_s == pytest.approx(5.5)
-    write(tmp_path, "heat", study.unit, [run.result], [{"kind": run.kind, "seed": 0, **it} for it in run.course])
+    write(tmp_path, "heat", study, [run.result], [{"kind": run.kind, "seed": 0, **it} for it in run.course])
     [row] = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
     assert float(row["mse"]) == run.course[-1]["mse"]
     assert (tmp_path / "heat.png").stat().st_size > 10_000
