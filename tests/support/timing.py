@@ -8,8 +8,8 @@ from typing import TypeVar
 
 LIMIT_S = 40.0
 LOOK_S = 0.01
-# A pause between two looks is this part of what was waited before, up to so long, and so many times what a look takes.
-PART_OF_WAIT, LONGEST_PAUSE_S, TIMES_A_LOOK = 0.05, 0.1, 4.0
+# A pause between two looks is this part of what was waited before, and so many times what a look takes, up to so long.
+PART_OF_WAIT, TIMES_A_LOOK, LONGEST_PAUSE_S = 0.05, 4.0, 0.2
 LOOK_AT_PROCESS_S = 0.5
 
 T = TypeVar("T")
@@ -67,7 +67,8 @@ def until(
     while not (found := condition()):
         assert not deadline.has_passed, f"not so after {limit_s:g} s\n{told()}"
         now = time.monotonic()
-        time.sleep(max(look_s, min(PART_OF_WAIT * (now - began), LONGEST_PAUSE_S), TIMES_A_LOOK * (now - looked)))
+        pause_s = max(PART_OF_WAIT * (now - began), TIMES_A_LOOK * (now - looked))
+        time.sleep(max(look_s, min(pause_s, LONGEST_PAUSE_S)))
         looked = time.monotonic()
     return found
 

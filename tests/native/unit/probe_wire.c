@@ -138,7 +138,7 @@ static sc_welcome next_welcome(void) {
 static void open_blocks(void) {
     sc_welcome welcome = next_welcome();
     uint32_t rank = (uint32_t)next_number(), num_ranks = (uint32_t)next_number();
-    int num = (int)next_number();
+    int num_steps = (int)next_number(), num = num_steps + (int)next_number();
     sc_block blocks[SC_MAX_FIELDS];
     char *names[SC_MAX_FIELDS];
     for (int i = 0; i < num; ++i) {
@@ -148,7 +148,8 @@ static void open_blocks(void) {
         next_extents(blocks[i].offset);
         next_extents(blocks[i].count);
     }
-    say_message(sc_encode_open(&welcome, rank, num_ranks, blocks, num, NULL, 0));
+    say_message(sc_encode_open(&welcome, rank, num_ranks, blocks, num_steps, blocks + num_steps,
+                               num - num_steps));
     for (int i = 0; i < num; ++i) {
         say_natural(sc_block_bytes(&blocks[i]));
         free(names[i]);

@@ -97,11 +97,12 @@ def asked(message: Message) -> list[Any]:
             return ["hello", message.study, optional(message.simulation), *ranks, *given]
         case Open():
             blocks: list[Any] = []
-            for block in message.blocks:
+            for block in (*message.blocks, *message.static_blocks):
                 blocks += [block.field, DTYPES.index(block.dtype)]
                 blocks += [*extents(block.shape), *extents(block.offset), *extents(block.count)]
             ids = [message.study, message.simulation, message.attempt, message.incarnation]
-            return ["open", *ids, message.rank, message.num_ranks, len(message.blocks), *blocks]
+            nums = [len(message.blocks), len(message.static_blocks)]
+            return ["open", *ids, message.rank, message.num_ranks, *nums, *blocks]
         case End():
             return ["end", "", message.simulation, message.attempt, message.incarnation, message.share, message.total]
         case Invalidate():
@@ -140,7 +141,7 @@ def test_python_understands_a_request(probe: Probe, message: Message) -> None:
     if isinstance(message, Data):
         assert answer[0] == word(header(message))
     if isinstance(message, Open):
-        assert answer[1:] == [str(wire.block_bytes(block)) for block in message.blocks]
+        assert answer[1:] == [str(wire.block_bytes(block)) for block in (*message.blocks, *message.static_blocks)]
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
