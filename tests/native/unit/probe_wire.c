@@ -183,6 +183,7 @@ static void data(void) {
     it.num_steps = (uint32_t)next_number();
     it.field = (int)next_number();
     it.last = next_number();
+    it.is_static = next_number();
     it.has_checksum = next_number();
     it.checksum = (uint32_t)next_number();
     uint8_t header[SC_DATA_BYTES];

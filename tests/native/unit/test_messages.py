@@ -109,7 +109,7 @@ def asked(message: Message) -> list[Any]:
             return ["invalidate", message.study, message.simulation, message.attempt, 0, message.reason]
         case Data():
             which = [message.simulation, message.attempt, message.incarnation, message.sequence, message.index]
-            what = [message.present, message.offset, message.num_steps, message.field, message.last]
+            what = [message.present, message.offset, message.num_steps, message.field, message.last, message.static]
             return ["data", *which, *what, message.checksum is not None, message.checksum or 0]
         case Ping():
             return ["ping"]
