@@ -12,7 +12,7 @@ from tests.support.runs import Run, launcher_log
 from tests.support.timing import until
 
 LIMIT_S = 150.0
-LOOK_S = 1.0
+LOOK_S = 0.5
 # The states that Slurm's manual calls final. A job that goes back into the queue may pass through one for a moment.
 FINAL = (
     "BOOT_FAIL",

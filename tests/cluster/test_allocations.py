@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"a cluster needs root, Slurm, munge and iproute2: {missing()}"),
 ]
 SAVED_S = 25.0
-NUM = 16
+NUM = 32
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
     example = (PROJECT / "configs" / "heat" / "one-allocation.json").read_text()
     assert '"ranks": {"min": 1, "max": 4}' in example
     plain["study"] |= {"simulations": NUM, "output_dir": "run"}
-    plain["simulation"] |= {"command": ["python", "paced.py", "0.8"], "timeout_s": 60}
+    plain["simulation"] |= {"command": ["python", "paced.py", "0.4"], "timeout_s": 60}
     plain["server"]["ranks"] = {"min": 1, "max": 2}
     plain["launcher"] = {"backend": "slurm-steps", "max_running": 4}
     (study / "one-allocation.json").write_text(json.dumps(plain))
