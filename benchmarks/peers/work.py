@@ -46,6 +46,10 @@ class Work:
         """Batches that the training takes."""
         return self.num_total * self.draws // self.batch_size
 
+    def num_allowed(self, num_samples: int) -> int:
+        """Batches that may be drawn once so many samples have come: none before there are enough for one."""
+        return 0 if num_samples < self.batch_size else num_samples * self.draws // self.batch_size
+
     def sample(self, producer: int, number: int) -> Array:
         """A field that holds one number everywhere, which no other sample has."""
         return np.full(self.num_values, producer * self.num_samples + number, np.float32)

@@ -22,9 +22,9 @@ def batches(place, work):
         socket.bind(f"ipc://{place}/queue")
         ready(place)
         while num < work.num_batches:
-            allowed = len(samples) * work.draws // work.batch_size
+            allowed = work.num_allowed(len(samples))
             while len(samples) < work.num_total and (num >= allowed or socket.poll(0)):
                 samples.append(socket.recv_pyobj())
-                allowed = len(samples) * work.draws // work.batch_size
+                allowed = work.num_allowed(len(samples))
             num += 1
             yield default_collate(random.sample(samples, work.batch_size))

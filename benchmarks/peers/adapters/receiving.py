@@ -22,7 +22,7 @@ def fill_and_draw(place, work, add, draw):
         while num < work.num_batches:
             rows = []
             while received + len(rows) < work.num_total:
-                enough = num < (received + len(rows)) * work.draws // work.batch_size
+                enough = num < work.num_allowed(received + len(rows))
                 if enough and not (len(rows) < 64 and socket.poll(0)):
                     break
                 rows.append(np.frombuffer(socket.recv(), np.float32))

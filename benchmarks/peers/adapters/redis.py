@@ -36,7 +36,7 @@ def batches(place, work):
     ready(place)
     while num < work.num_batches:
         keys += client.lrange("keys", len(keys), -1)
-        if num < len(keys) * work.draws // work.batch_size:
+        if num < work.num_allowed(len(keys)):
             num += 1
             rows = client.mget(random.sample(keys, work.batch_size))
             yield np.stack([np.frombuffer(row, np.float32) for row in rows])

@@ -34,6 +34,6 @@ def batches(place, work):
                 streams.remove(stream)
             else:
                 samples.append(step.read("field"))
-        while num < len(samples) * work.draws // work.batch_size:
+        while num < work.num_allowed(len(samples)):
             num += 1
             yield np.stack(random.sample(samples, work.batch_size))
