@@ -73,7 +73,7 @@ class LorenzStudy:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """What the server class reads of a batch: all steps of one simulation."""
+    """All steps of one simulation, with the two attributes that the server class reads."""
 
     fields: Mapping[str, np.ndarray[Any, Any]]
     parameters: np.ndarray[Any, Any]

@@ -11,7 +11,7 @@ from tests.simulated.plan import Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steered:
-    """What is left of the steering of a study.
+    """The parameters, early stops and losses of a steered study at its end.
 
     `history` has the parameter of each simulation as the log of suggestions has it, line by line, `table` as
     parameters.csv does, and `given` that of each attempt. Nothing more was wanted of the simulations `ended_early`.

@@ -159,7 +159,7 @@ def launch(world: "World") -> int:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is drawn for a rank of an attempt: `draw` for it alone, `common` for all ranks."""
+    """The random choices of a rank of an attempt: `draw` for it alone, `common` for all ranks."""
 
     draw: Random
     common: Random

@@ -67,7 +67,7 @@ class Audited:
 
 
 def check_mixed(sample):
-    """What a sample shares with its simulation, and what differs from step to step."""
+    """Check the static field of a sample, and the field whose size differs from step to step."""
     simulation_id, is_window = sample.simulation_id, sample.time_steps is not None
     if not np.array_equal(sample.fields["mesh"], mesh(simulation_id)):
         raise ArithmeticError(f"a sample of simulation {simulation_id} has the mesh {sample.fields['mesh']}")

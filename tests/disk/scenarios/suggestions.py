@@ -81,7 +81,7 @@ class Suggestions:
 
 
 class SteeredServer:
-    """What a server does between two checkpoints: at number n it has n losses of simulation 0, n - 1 of 1, and so on.
+    """A server that steers: checkpoint n has n losses of simulation 0, n - 1 of simulation 1, and so on.
 
     The class hears of them at every other checkpoint; in between they are with the rank.
     """

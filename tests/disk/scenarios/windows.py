@@ -123,7 +123,7 @@ class WindowRank:
         return drawn
 
     def parts(self) -> list[PendingFile]:
-        """What a checkpoint has of it."""
+        """The files of this rank in a checkpoint."""
         taken = ReceptionSnapshot(buffer=self.buffer.freeze(), validation=ValidationStore(0).rows(), state={})
         return parts_of_rank(taken, self.buffer, rank=0, num_ranks=1, num_drawn=0)
 
@@ -146,7 +146,7 @@ def check(store: Path, good: Good) -> None:
 
 
 def mesh(simulation: int) -> np.ndarray:
-    """What a simulation sends once."""
+    """The static field of a simulation."""
     return np.array([simulation, 0.5])
 
 
