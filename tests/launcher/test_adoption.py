@@ -187,6 +187,7 @@ def test_a_new_run_by_hand_ends_what_is_left_of_the_last_and_never_uses_a_number
         first.plan(1)
         first.wait_for_output(0)
         first.launcher.kill()
+        first.launcher.wait()
         (shell, simulation) = first.processes()
         with Rank0(tmp_path, SLEEPING) as second:
             second.plan(1)

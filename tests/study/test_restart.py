@@ -57,7 +57,7 @@ def test_a_study_that_is_killed_goes_on_from_its_newest_checkpoint_and_trains_al
 def test_a_study_goes_on_with_another_number_of_ranks(tmp_path: Path, policy: str) -> None:
     output_dir = tmp_path / "run"
     settings = {"checkpoint.every_batches": 1, "buffer.policy": policy, "study.simulations": 4}
-    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
+    killed_at("checkpoint.renamed=kill", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
     killed_at("buffer.drawn=kill@3", NUMPY_STUDY, output_dir, num_ranks=1, mpi=None, settings=settings)
     done = run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
     assert_complete(done, num_simulations=4)

@@ -20,7 +20,7 @@ class LinearServer(StreamServer):
 
     def process_simulation_data(self, data, config):
         self.fail_if_asked("process_simulation_data")
-        return np.array([1, *data.parameters, data.time_step / NUM_STEPS]), data.fields["signal"]
+        return np.array([1, *data.parameters, data.time_step % NUM_STEPS / NUM_STEPS]), data.fields["signal"]
 
     def training_step(self, batch, batch_idx):
         if batch_idx > 1:
