@@ -60,6 +60,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
+def torch_has_one_thread() -> None:
+    """Threads of torch wait for each other busily: where others run on the same cores, a small step takes seconds."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
 def modules_of_studies_are_forgotten() -> Iterator[None]:
     """The next test may run a study whose files have the same names."""
     yield
