@@ -25,7 +25,8 @@ hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 30
 
 TEMPORARY = pytest.StashKey[Path]()
 TESTS = str(Path(__file__).parent)
-_OTHERS: set[str] = set()
+# Not modules of studies. A package that was imported anew would lack the ones in it that are imported already.
+_OTHERS = {"tests"}
 
 
 @pytest.hookimpl(tryfirst=True)
