@@ -1,4 +1,4 @@
-"""The heat study of SC'23 (arXiv 2309.16743) at its small scale: FIFO, FIRO and Reservoir, our uniform reservoir, and training from files.
+"""The heat study of SC'23 (arXiv 2309.16743) at its small scale, by each buffer policy, beside training from files.
 
 Simulations are paced, so that the Reservoir draws each sample as often as there (about 20 times), whatever the speed
 of this machine: `--fake-data` measures how fast the training is, and a time step takes accordingly long. Training from
