@@ -85,7 +85,8 @@ class Intake:
             self._end(old, AttemptEvent.REPLACE)
         begun = self.state.begin(simulation, attempt, goes_on=goes_on)
         self.settlement.check_share(begun)
-        self.settlement.changed[simulation] = begun
+        if begun.share_complete or begun.entry.settled:
+            self.settlement.changed[simulation] = begun
 
     def end_attempt(self, simulation: int, attempt: int) -> None:
         """Accept nothing more from an attempt, which has ended."""
@@ -293,6 +294,10 @@ class Intake:
     def changes(self) -> list[Share]:
         """The progress of the simulations that have changed since the last call."""
         return self.settlement.changes()
+
+    def complete_changes(self) -> list[Share]:
+        """Those of them in which this rank's share is complete; the others are still to come by `changes`."""
+        return self.settlement.complete_changes()
 
     @property
     def has_none_waiting(self) -> bool:
