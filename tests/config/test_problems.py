@@ -42,7 +42,8 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
             "simulation.command": ["heat", "{initial}", "{rigth}"],
             "server.class": "sever.py:HeatServer",
             "buffer": {"capacity": 10, "watermark": 10, "polcy": "fifo"},
-            "training": {"clip_norm": 1.0, "clip_value": 1.0},
+            "training.clip_norm": 1.0,
+            "training.clip_value": 1.0,
         }
     )
     assert [problem.partition(":")[0] for problem in problems] == [
