@@ -36,6 +36,11 @@ def oracle(simulations: Iterable[int], missing: dict[int, set[int]] | None = Non
     }
 
 
+def neighbours(simulations: Iterable[int]) -> set[Window]:
+    """The windows of two steps in a row: blocks of four, of which most simulations have some on each rank."""
+    return {(simulation, start, start + 1) for simulation in simulations for start in range(NUM_STEPS - 1)}
+
+
 def trained_in(run: Run) -> set[Window]:
     files = run.output_dir.glob("windows-*.txt")
     return {tuple(map(int, line)) for file in files for line in np.loadtxt(file, int, ndmin=2).tolist()}
@@ -82,6 +87,25 @@ def test_a_study_of_windows_goes_on_with_another_number_of_ranks(tmp_path: Path)
     killed_at("buffer.drawn=kill@4", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
     done = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
+
+
+IN_BLOCKS: dict[str, Any] = WINDOWS | {
+    "samples": {"window": {"length": 2}},
+    "buffer.routing": "steps",
+    "buffer.capacity": 60,
+    "training.draws_per_sample": None,
+}
+
+
+def test_windows_in_blocks_are_trained_on_several_ranks_through_kills_and_other_numbers_of_ranks(
+    tmp_path: Path,
+) -> None:
+    output_dir, settings = tmp_path / "run", IN_BLOCKS | {"buffer.policy": "fifo"}
+    killed_at("buffer.drawn=kill@5", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
+    killed_at("buffer.drawn=kill@9", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
+    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
+    done = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
 
 
 def test_windows_with_a_rejected_step_and_of_a_simulation_that_ends_early_are_impossible(tmp_path: Path) -> None:

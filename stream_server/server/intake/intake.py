@@ -3,6 +3,7 @@
 It has no sockets and no clock; notices, messages and payloads go in, and answers come out. Receiver thread.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -306,15 +307,19 @@ class Intake:
 
     def account(self) -> RankAccount:
         """The account of this rank so far."""
-        ledger = self.state.ledger
+        ledger, windows = self.state.ledger, self.settlement.buffer.windows
+        late: Counter[int] = Counter() if windows is None else windows.late()
         return RankAccount(
-            intake={simulation: self._received(simulation, entry) for simulation, entry in ledger.entries.items()},
+            intake={
+                simulation: self._received(simulation, entry, late[simulation])
+                for simulation, entry in ledger.entries.items()
+            },
             duplicates=ledger.duplicates,
             withdrawn=self.settlement.num_withdrawn,
             refused=dict(self.state.refused),
         )
 
-    def _received(self, simulation: int, entry: LedgerEntry) -> Received:
+    def _received(self, simulation: int, entry: LedgerEntry, num_late: int) -> Received:
         windows = self.settlement.buffer.windows
         return Received(
             accepted=entry.num_accepted,
@@ -322,9 +327,9 @@ class Intake:
             windows=None
             if windows is None
             else WindowCounts(
-                of_accepted=windows.shape.num_among(entry.accepted()),
-                of_settled=windows.shape.num_among(entry.settled.array()),
-                late=windows.num_late[simulation],
+                of_accepted=windows.num_among(simulation, entry.accepted()),
+                of_settled=windows.num_among(simulation, entry.settled.array()),
+                late=num_late,
             ),
         )
 

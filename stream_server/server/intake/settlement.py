@@ -182,7 +182,7 @@ class Settlement:
         if self._waiting:
             admitted = self.buffer.admit()
             if self.recorder is not None:
-                self.recorder.append(admitted)
+                self.recorder.append(self.buffer.counted(admitted))
             self.in_stream(len(admitted))
         self._discard_freed()
 
