@@ -48,23 +48,26 @@ def send(buffer: WindowBuffer, simulation: int, *steps: int) -> list[int]:
     return buffer.admit()
 
 
-def drain(buffer: WindowBuffer) -> list[tuple[int, ...]]:
-    """The simulation and steps of each window, as often as it is drawn for the first time."""
+def drain(buffer: WindowBuffer, observed: list[int] | None = None) -> list[tuple[int, ...]]:
+    """The simulation and steps of each window that is drawn for the first time; `observed` as for `drawn`."""
     found = []
     while buffer.num_waiting:
         if not buffer.admit():
-            found += drawn(buffer, min(3, buffer.population))
+            found += drawn(buffer, min(3, buffer.population), observed)
     buffer.close()
     try:
         while True:
-            found += drawn(buffer, min(3, buffer.capacity))
+            found += drawn(buffer, min(3, buffer.capacity), observed)
     except Closed:
         return found
 
 
-def drawn(buffer: WindowBuffer, num: int) -> list[tuple[int, ...]]:
+def drawn(buffer: WindowBuffer, num: int, observed: list[int] | None = None) -> list[tuple[int, ...]]:
+    """The windows of a draw that were never drawn before; `observed` is given the values that it observes."""
     draw = buffer.draw(num, 0.0)
     assert draw is not None
+    if observed is not None:
+        observed += buffer.slots.arrays["u"][buffer.observe(draw)].tolist()
     first = dict.fromkeys(slot for slot in draw.slots.tolist() if buffer.slots.seen[slot] <= (draw.slots == slot).sum())
     simulations, windows = buffer.slots.simulation_ids[list(first)], buffer.slots.arrays["u"][buffer.rows_of([*first])]
     buffer.release(draw)

@@ -23,6 +23,7 @@ from tests.buffers.test_windows import drain, drawn
 from tests.support.buffer_saving import load, save
 
 SIMULATIONS = range(3)
+VALUE = 1000
 Window = tuple[int, ...]
 
 
@@ -39,7 +40,10 @@ def windows_of(shape: WindowShape, num_steps: int, missing: set[tuple[int, int]]
 
 @dataclass
 class Study:
-    """All ranks, one start after the other; `trained` are the windows that were drawn, `recorded` the steps."""
+    """All ranks, one start after the other.
+
+    `trained` are the windows that were drawn, `recorded` the steps, and `observed` the values in the statistics.
+    """
 
     shape: WindowShape
     num_steps: int
@@ -49,7 +53,7 @@ class Study:
     order: dict[int, list[int]]
     trained: list[Window] = field(default_factory=list)
     recorded: list[tuple[int, int]] = field(default_factory=list)
-    observed: list[tuple[int, int]] = field(default_factory=list)
+    observed: list[int] = field(default_factory=list)
     ledgers: list[Ledger] = field(default_factory=list)
     buffers: list[WindowBuffer] = field(default_factory=list)
 
@@ -138,7 +142,11 @@ class Study:
         entry.accept(range(step, step + 1))
         [slot] = buffer.claim(1)
         slots = buffer.slots
-        slots.simulation_ids[slot], slots.time_steps[slot], slots.arrays["u"][slot] = simulation, step, step
+        slots.simulation_ids[slot], slots.time_steps[slot], slots.arrays["u"][slot] = (
+            simulation,
+            step,
+            VALUE * simulation + step,
+        )
         buffer.enqueue([slot])
         self._admit(rank)
 
@@ -153,7 +161,7 @@ class Study:
         """Some ranks draw, if they can."""
         for rank, buffer in enumerate(self.buffers):
             if buffer.policy.ready(2) and self.data.draw(st.booleans()):
-                self.trained += drawn(buffer, 2)
+                self.trained += drawn(buffer, 2, self.observed)
                 self._admit(rank)
 
     def finish(self) -> None:
@@ -161,8 +169,8 @@ class Study:
         for rank, buffer in enumerate(self.buffers):
             while buffer.num_waiting:
                 if not self._admit(rank):
-                    self.trained += drawn(buffer, min(3, buffer.population))
-            self.trained += drain(buffer)
+                    self.trained += drawn(buffer, min(3, buffer.population), self.observed)
+            self.trained += drain(buffer, self.observed)
             assert buffer.slots.num_free == buffer.slots.num_slots
 
 
@@ -197,7 +205,13 @@ def test_each_window_is_made_on_one_rank_whatever_ranks_go_on(
         study.train()
         study.go_on(num)
     study.finish()
-    assert sorted(study.trained) == windows_of(shape, num_steps, missing)
+    expected = windows_of(shape, num_steps, missing)
+    assert sorted((of, *(value - VALUE * of for value in values)) for of, *values in study.trained) == expected
+    used = {VALUE * of + step for of, *steps in expected for step in steps}
+    assert len(study.observed) == len(set(study.observed))
+    assert set(study.observed) <= used
+    # A step is observed where its first window would be: without a gap it is there, unless other ranks went on.
+    assert missing or len(set(ranks)) > 1 or set(study.observed) == used
     assert sorted(study.recorded) == [key for key in keys if key not in missing]
     for simulation in SIMULATIONS:
         entries = [ledger[simulation] for ledger in study.ledgers]
@@ -208,4 +222,4 @@ def test_each_window_is_made_on_one_rank_whatever_ranks_go_on(
             buffer.windows.num_among(simulation, it.accepted())
             for buffer, it in zip(study.buffers, entries, strict=True)
         ]
-        assert sum(windows) == sum(window[0] == simulation for window in windows_of(shape, num_steps, missing))
+        assert sum(windows) == sum(window[0] == simulation for window in expected)

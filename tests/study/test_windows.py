@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.killing import killed_at, model_of, run_through
-from tests.support.runs import NUMPY_STUDY, Run, run_here
+from tests.support.runs import NUMPY_STUDY, Run, run_here, run_study
 
 NUM_STEPS = 20
 LENGTH = 3
@@ -100,11 +100,20 @@ IN_BLOCKS: dict[str, Any] = WINDOWS | {
 def test_windows_in_blocks_are_trained_on_several_ranks_through_kills_and_other_numbers_of_ranks(
     tmp_path: Path,
 ) -> None:
-    output_dir, settings = tmp_path / "run", IN_BLOCKS | {"buffer.policy": "fifo"}
+    output_dir, settings = tmp_path / "run", IN_BLOCKS | {"buffer.policy": "fifo", "checkpoint.record": True}
     killed_at("buffer.drawn=kill@5", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
     killed_at("buffer.drawn=kill@9", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
     killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
     done = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
+    # The steps that two ranks had are in the record once.
+    replayed = run_here(NUMPY_STUDY, tmp_path / "again", settings=settings, arguments=["--replay", str(output_dir)])
+    assert_windows(replayed, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
+
+
+def test_windows_in_blocks_are_trained_at_random_though_nobody_knows_how_many_steps_come(tmp_path: Path) -> None:
+    settings = IN_BLOCKS | {"buffer.policy": "firo", "study.time_steps": None}
+    done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
     assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
 
 
