@@ -25,7 +25,8 @@ hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 30
 
 TEMPORARY = pytest.StashKey[Path]()
 TESTS = str(Path(__file__).parent)
-_OTHERS: set[str] = set()
+# Not modules of studies. A package that was imported anew would lack the ones in it that are imported already.
+_OTHERS = {"tests"}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,6 +58,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") and reporter and reporter.stats.get("skipped") and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def torch_has_one_thread() -> None:
+    """Threads of torch wait for each other busily: where others run on the same cores, a small step takes seconds."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

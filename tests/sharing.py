@@ -18,7 +18,7 @@ import pytest
 FIRST = ("cluster/test_nodes.py", "cluster/test_allocations.py", "cluster/test_server_jobs.py")
 # Then what starts processes of its own, and of that the folders with a file of minutes, so that the last files are
 # short ones.
-LONGEST_FIRST = ("study", "launcher", "dashboard", "cluster", "chaos", "mpi", "configs", "native", "install")
+LONGEST_FIRST = ("study", "launcher", "cluster", "chaos", "mpi", "configs", "native", "install")
 QUIET = "quiet"
 
 

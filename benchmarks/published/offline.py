@@ -19,6 +19,8 @@ from stream_server.config import StudyConfig
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.user.components import load_server_class
 
+NUM_TRIED = 50
+
 # The inputs of the network, and what it is to give, of all time steps.
 Samples = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -70,6 +72,7 @@ def train(config: StudyConfig, training: Samples, held_out: Samples, epochs: int
     model, optimizer, *schedulers = server.prepare_training_attributes()  # type: ignore[misc]
     loader = DataLoader(FileDataset(training), batch_size=config.training.batch_size, shuffle=True)
     every, batch = config.validation.every_batches, 0
+    set_quickest_threads(model, loader)
     start_s = time.monotonic()
 
     def record() -> dict[str, Any]:
@@ -87,6 +90,20 @@ def train(config: StudyConfig, training: Samples, held_out: Samples, epochs: int
                 yield record()
     if batch % every:
         yield record()
+
+
+def set_quickest_threads(model: torch.nn.Module, loader: DataLoader[Any]) -> None:
+    """Give torch one thread or all cores, whichever is quicker here: simulations leave the cores free."""
+    inputs, fields = next(iter(loader))
+    took_s = {}
+    for num_threads in (torch.get_num_threads(), 1):
+        torch.set_num_threads(num_threads)
+        start_s = time.monotonic()
+        for _ in range(NUM_TRIED):
+            functional.mse_loss(model(inputs), fields).backward()
+        took_s[num_threads] = time.monotonic() - start_s
+    model.zero_grad()
+    torch.set_num_threads(min(took_s, key=lambda num: took_s[num]))
 
 
 def error(model: torch.nn.Module, config: StudyConfig, held_out: Samples) -> float:

@@ -294,16 +294,6 @@ def _one_kind_of_clipping(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _sharding_needs_every_rank(config: StudyConfig) -> Iterator[Problem]:
-    if config.training.strategy != "ddp" and config.training.uneven != "stop":
-        yield Problem(
-            "training.uneven",
-            f"{shown(config.training.uneven)} does not go with the strategy {shown(config.training.strategy)}, "
-            "for which every rank must have a batch",
-            'Write "uneven": "stop", or "strategy": "ddp"',
-        )
-
-
 def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
     stop = config.training.early_stop
     never = config.validation.every_batches is None and config.validation.every_s is None and not config.validation.at
@@ -392,7 +382,6 @@ CHECKS: tuple[Check, ...] = (
     *(partial(_nothing_is_ignored, *row) for row in IGNORED),
     _a_model_has_an_optimizer,
     _one_kind_of_clipping,
-    _sharding_needs_every_rank,
     _something_is_validated,
     *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
     _named_fields_exist,

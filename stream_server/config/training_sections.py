@@ -74,7 +74,6 @@ class TrainingSettings(Section):
     precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"] = Field(
         default="32-true", description="Arithmetic of the model, in Lightning's words."
     )
-    strategy: Literal["ddp", "fsdp"] = Field(default="ddp", description="How the ranks share the model.")
     accumulate: Count = Field(default=1, description="Batches per optimizer step.")
     clip_norm: Positive | None = Field(default=None, description="Largest norm of the gradient; null: no limit.")
     clip_value: Positive | None = Field(

@@ -81,7 +81,6 @@ REFUSED: list[Changes] = [
     {"training.compile": True},
     {"training.matmul_precision": "high"},
     {"training.deterministic": True},
-    {"training.strategy": "fsdp", "training.uneven": "stop"},
     {"training.uneven": "stop"},
     {"training.nonfinite": "keep"},
     {"validation.simulations": 3},

@@ -42,7 +42,7 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
             "simulation.command": ["heat", "{initial}", "{rigth}"],
             "server.class": "sever.py:HeatServer",
             "buffer": {"capacity": 10, "watermark": 10, "polcy": "fifo"},
-            "training.strategy": "fsdp",
+            "training": {"clip_norm": 1.0, "clip_value": 1.0},
         }
     )
     assert [problem.partition(":")[0] for problem in problems] == [
@@ -52,7 +52,7 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
         "buffer.polcy",
         "buffer.capacity",
         "buffer.capacity",
-        "training.uneven",
+        "training.clip_value",
     ]
 
 

@@ -14,7 +14,8 @@ from tests.support.timing import until
 
 CHROMIUM = "/usr/bin/chromium"
 DRIVER = "/usr/bin/chromedriver"
-# On a busy machine a page may get nothing done for the 30 s after which the driver gives up by default.
+# On a busy machine a page may get nothing done for the 30 s after which the driver gives up by default, and the driver
+# not answer for the 120 s after which its client does.
 SCRIPT_S = 300.0
 # One process for all pages, and nothing that looks for updates.
 OPTIONS = (
@@ -126,6 +127,7 @@ def chromium(profile: Path) -> Iterator[Browser]:
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER, env={**os.environ, "TMPDIR": str(profile)}))
+    driver.command_executor.client_config.timeout = SCRIPT_S
     driver.set_script_timeout(SCRIPT_S)
     try:
         yield Browser(driver)

@@ -25,7 +25,8 @@ from tests.study.test_signals import ENDLESS
 from tests.support.runs import NUMPY_STUDY, start_study
 from tests.support.timing import until
 
-pytestmark = pytest.mark.slow
+# A browser that gets a tenth of a core draws nothing for minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.quiet]
 LIMIT_S = 60.0
 NUM_MANY = 2000
 

@@ -93,7 +93,7 @@ def test_the_clocks_are_those_that_a_look_at_all_simulations_finds(
         assert {it.id for it in schedule._live.attached.values()} == {it.id for it in live if it.attached}
         with_job = [it for it in live if not it.attached]
         num = len({it.job_members for it in with_job}) if limits.per_worker > 1 else len(with_job)
-        assert schedule._jobs.num(schedule._live) == num
+        assert schedule.jobs.num(schedule._live) == num
         for simulation in range(NUM):
             shares = any(it.id != simulation and simulation in it.job_members for it in live)
             assert schedule.shares_a_job(simulation) == shares

@@ -92,11 +92,11 @@ def test_the_clock_of_a_simulation_begins_when_the_one_before_it_is_done() -> No
 
 def test_the_attempts_that_a_worker_comes_to_follow_each_other() -> None:
     schedule, _ = workers(8)
-    assert schedule.attempts_of_worker(0) == ((0, 0), (1, 0))
-    assert schedule.attempts_of_worker(3) == ((3, 0), None)
-    assert schedule.attempts_of_worker(4) is None
+    assert schedule.jobs.attempts_of_worker(0) == ((0, 0), (1, 0))
+    assert schedule.jobs.attempts_of_worker(3) == ((3, 0), None)
+    assert schedule.jobs.attempts_of_worker(4) is None
     alone, _ = workers(8, per_worker=1)
-    assert alone.attempts_of_worker(0) is None
+    assert alone.jobs.attempts_of_worker(0) is None
 
 
 def test_a_worker_that_does_not_end_after_its_last_simulation_is_cancelled() -> None:
@@ -125,9 +125,9 @@ def test_the_simulations_that_a_dead_worker_had_finished_have_not_failed_later()
 
 def test_a_worker_has_not_come_to_what_is_behind_another_one_on_its_list() -> None:
     schedule, _ = workers(8)
-    assert [schedule.what_comes_before(it) for it in range(4)] == [None, BEHIND, BEHIND, BEHIND]
+    assert [schedule.jobs.what_comes_before(it) for it in range(4)] == [None, BEHIND, BEHIND, BEHIND]
     schedule.finished(0, 1.0)
-    assert [schedule.what_comes_before(it) for it in range(1, 4)] == [None, BEHIND, BEHIND]
+    assert [schedule.jobs.what_comes_before(it) for it in range(1, 4)] == [None, BEHIND, BEHIND]
 
 
 def test_the_time_limit_of_a_worker_counts_against_the_first_of_its_list_alone() -> None:

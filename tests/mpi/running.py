@@ -26,4 +26,5 @@ def run(
     launch = alone(argv) if num_ranks == 1 else mpirun(implementation, num_ranks, argv)
     # torch leaves an empty cache folder among the temporary files.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="mpi-") as temporary:
-        return completed(launch.argv, launch.environment | {"TMPDIR": temporary}, deadline_s)
+        environment = launch.environment | {"TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
+        return completed(launch.argv, environment, deadline_s)

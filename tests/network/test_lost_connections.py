@@ -114,7 +114,7 @@ def test_who_does_not_hear_that_all_is_settled_is_told_so_later() -> None:
             send(lost, *range(6))
             acknowledged(lost, 6)
             lost.say(END)
-            while study.roster.counts()["finished"] == 0:
+            while study.roster.table.counts()["finished"] == 0:
                 lost.ask(Ping())
             answer = next_one.ask(opening())
             assert answer == Stop(text="simulation 0 is finished")

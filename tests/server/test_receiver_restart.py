@@ -479,6 +479,6 @@ def test_a_simulation_that_was_withdrawn_stays_withdrawn_on_ranks_that_had_not_h
     (tmp_path / "before" / "study.state").write_bytes((tmp_path / "after" / "study.state").read_bytes())
     for saved in (before, after):
         with reception(shape, incarnation=INCARNATION + 1, saved=saved) as study:
-            assert study.roster.counts()["invalid"] == 1
+            assert study.roster.table.counts()["invalid"] == 1
             assert (study.first.buffer.population, study.first.buffer.num_waiting) == (0, 0)
             assert study.first.receiver.account().withdrawn == 4

@@ -148,7 +148,7 @@ def test_a_share_of_an_older_attempt_does_not_finish_a_simulation(roster: Roster
     roster.share(0, share(0))
     roster.launched(begun(0, 1))
     assert roster.share(1, share(0, attempt=0)) == []
-    assert roster.counts()["running"] == 1
+    assert roster.table.counts()["running"] == 1
 
 
 def test_progress_is_the_sum_over_the_ranks(roster: Roster) -> None:
@@ -183,10 +183,10 @@ def test_a_simulation_whose_last_attempt_failed_is_failing_until_it_is_tried_aga
 
 def test_a_failure_after_the_last_time_step_is_remembered_and_changes_nothing(roster: Roster) -> None:
     roster.launched(begun(0, 0))
-    before = roster.counts()
+    before = roster.table.counts()
     roster.fails_later(launcher_link.FailedLater(simulation=0, attempt=0, reason="exit code 1", log="output.log"))
     assert roster.failed_later == [{"id": 0, "attempts": 1, "reason": "exit code 1", "log": "output.log"}]
-    assert (roster.counts(), roster.failing, roster.retried) == (before, [], [])
+    assert (roster.table.counts(), roster.failing, roster.retried) == (before, [], [])
     assert roster.state_dict()["failed_later"] == roster.failed_later
 
 
@@ -210,7 +210,7 @@ def test_a_simulation_that_finished_is_not_given_up(roster: Roster) -> None:
     finish(roster, 1)
     message = launcher_link.GaveUp(simulation=1, attempts=1, reason="exit code 1", log="", redraw=False)
     assert roster.gave_up(message) == []
-    assert roster.counts()["finished"] == 1
+    assert roster.table.counts()["finished"] == 1
 
 
 def test_a_client_that_attaches_gets_what_the_launcher_gives_it(roster: Roster) -> None:
@@ -246,7 +246,7 @@ def test_it_is_told_what_is_awaited_when_nobody_runs_what_is_left(roster: Roster
     )
     roster.stop(launcher_link.StopSimulations(reason="stopped by SIGINT", grace_s=0.0))
     assert "simulation 0 before" in roster.awaited
-    assert roster.counts()["stopped"] == 2
+    assert roster.table.counts()["stopped"] == 2
 
 
 def test_nothing_is_awaited_from_a_client_that_came_back(roster: Roster) -> None:
@@ -314,7 +314,7 @@ def test_a_simulation_that_is_stopped_early_is_neither_a_failure_nor_tried_again
     # Its program may end with an error, now that its client gets False.
     assert not roster.fails_later(launcher_link.FailedLater(simulation=1, attempt=0, reason="exit code 1", log=""))
     assert (roster.failures, roster.failed_later, roster.failed_simulations) == ([], [], [])
-    assert roster.counts()["stopped_early"] == 1
+    assert roster.table.counts()["stopped_early"] == 1
     assert [it.simulation for it in roster.plan] == [0, 2]
     finish(roster, 0)
     assert any(isinstance(it, notices.Final) for it in told(finish(roster, 2)))
@@ -341,7 +341,7 @@ def test_steps_that_came_before_a_rank_heard_of_an_early_stop_count(roster: Rost
     roster.end_early(ENOUGH)
     assert roster.num_missing == 3
     roster.share(1, share(1, received=2, complete=False))
-    assert (roster.num_missing, roster.num_settled) == (1, 3)
+    assert (roster.num_missing, roster.table.num_settled) == (1, 3)
 
 
 def test_an_early_stop_outlasts_the_server(roster: Roster) -> None:
@@ -362,7 +362,7 @@ def test_after_a_stop_waiting_and_new_clients_are_told_that_the_study_has_ended(
     assert [type(message) for message in replies(actions)] == [Stop]
     assert told(actions) == [notices.StopNotice(reason="max_batches")]
     assert [type(message) for message in replies(roster.handshake.hello(b"q", hello(2)))] == [Stop]
-    assert roster.counts()["stopped"] == 3
+    assert roster.table.counts()["stopped"] == 3
     assert roster.stop(launcher_link.StopSimulations(reason="again", grace_s=1.0)) == []
 
 
@@ -459,7 +459,7 @@ def test_the_number_of_steps_is_the_one_that_the_end_told(roster: Roster) -> Non
     roster.launched(begun(1, 0))
     roster.share(0, share(1, total=10))
     roster.share(1, share(1, total=7))
-    assert roster.num_steps(1) == 7
+    assert roster.entries[1].num_steps == 7
 
 
 def test_steps_that_will_never_come_are_those_of_training_simulations_that_ended_without_them(roster: Roster) -> None:
@@ -469,7 +469,7 @@ def test_steps_that_will_never_come_are_those_of_training_simulations_that_ended
     roster.launched(begun(1, 0))
     for rank in range(2):
         roster.share(rank, share(1, received=1, total=2))
-    assert (roster.counts()["finished"], roster.num_missing) == (1, 2)
+    assert (roster.table.counts()["finished"], roster.num_missing) == (1, 2)
     roster.launched(begun(2, 0))
     roster.share(0, share(2, received=3, complete=False))
     assert roster.num_missing == 2
@@ -487,7 +487,7 @@ def test_a_redraw_brings_more_than_the_one_whose_place_it_takes_had_left(roster:
 def test_a_held_out_simulation_is_not_redrawn(roster: Roster) -> None:
     message = launcher_link.GaveUp(simulation=0, attempts=3, reason="exit code 1", log="", redraw=True)
     assert to_launcher(roster.gave_up(message)) == []
-    assert roster.counts()["given_up"] == 1
+    assert roster.table.counts()["given_up"] == 1
 
 
 def test_the_client_of_a_new_attempt_may_come_before_the_word_of_the_launcher(roster: Roster) -> None:
@@ -515,7 +515,7 @@ def test_what_was_not_started_is_still_to_come_for_a_later_start(roster: Roster)
     roster.dropped(launcher_link.Dropped(simulations=(2,), reason="enough"))
     later = Roster(FACTS, [{"x": float(i)} for i in range(4)], num_planned=3, num_held_out=1, num_ranks=2)
     later.load_state_dict(roster.state_dict(), {})
-    assert later.counts()["waiting"] == 3
+    assert later.table.counts()["waiting"] == 3
     assert later.finish_order is None
 
 
@@ -525,12 +525,16 @@ def test_what_was_started_and_waits_in_a_queue_does_not_run_until_the_launcher_o
     for simulation in range(3):
         roster.launched(begun(simulation, waits_for="its worker has others before it" if simulation == 2 else None))
     roster.queued(launcher_link.Queued(simulations=(0, 1), waits_for="Priority"))
-    assert (roster.counts()["queued"], roster.counts()["running"]) == (3, 0)
-    assert roster.queue == {"Priority": 2, "its worker has others before it": 1}
+    assert (roster.table.counts()["queued"], roster.table.counts()["running"]) == (3, 0)
+    assert roster.table.queue() == {"Priority": 2, "its worker has others before it": 1}
     roster.queued(launcher_link.Queued(simulations=(0,), waits_for=None))
     roster.handshake.hello(b"peer", hello(2))
-    assert roster.queue == {"Priority": 1}
+    assert roster.table.queue() == {"Priority": 1}
     roster.failed(1, 0, "was cancelled")
-    assert (roster.counts()["queued"], roster.counts()["running"], roster.counts()["waiting"]) == (0, 2, 1)
+    assert (roster.table.counts()["queued"], roster.table.counts()["running"], roster.table.counts()["waiting"]) == (
+        0,
+        2,
+        1,
+    )
     roster.launched(begun(1, 1))
-    assert roster.counts()["queued"] == 0
+    assert roster.table.counts()["queued"] == 0

@@ -109,7 +109,7 @@ def test_a_simulation_has_finished_if_the_ledgers_of_all_ranks_say_so_whatever_r
     roster.launched(begun(2))
     other = restored(roster, {1: 4, 2: 3, 3: None})
     assert states(other) == {0: "waiting", 1: "finished", 2: "finished", 3: "finished"}
-    assert [other.num_steps(i) for i in (1, 2)] == [4, 3]
+    assert [other.entries[i].num_steps for i in (1, 2)] == [4, 3]
 
 
 @pytest.mark.parametrize("complete", [False, True])
@@ -286,7 +286,7 @@ def test_how_a_simulation_ended_is_known_after_a_restart() -> None:
     other = restored(roster, {0: 4})
     assert (other.ends[0].state, other.ends[0].num_steps, other.ends[0].num_sent) == ("finished", 4, 4)
     assert (other.ends[1].state, other.ends[1].num_sent) == ("waiting", None)
-    assert other.num_settled == roster.num_settled == 4
+    assert other.table.num_settled == roster.table.num_settled == 4
 
 
 events = st.one_of(
@@ -316,7 +316,7 @@ def test_a_restored_roster_says_of_itself_what_it_was_given(happened: list[Any])
     for event in happened:
         happen(roster, event)
     finished = {
-        i: roster.num_steps(i) for i, entry in roster.entries.items() if entry.phase is SimulationPhase.FINISHED
+        i: roster.entries[i].num_steps for i, entry in roster.entries.items() if entry.phase is SimulationPhase.FINISHED
     }
     other = restored(roster, finished, roster_of(4))
     again = restored(other, finished, roster_of(4))
@@ -353,6 +353,6 @@ def test_the_counts_are_those_of_all_simulations(happened: list[Any]) -> None:
         happen(roster, event)
     for it in (roster, restored(roster, {0: 4}, roster_of(4))):
         counted = Counter(states(it).values())
-        assert {state: num for state, num in it.counts().items() if num} == counted
-        assert it.num_settled == sum(entry.num_settled for entry in it.entries.values())
+        assert {state: num for state, num in it.table.counts().items() if num} == counted
+        assert it.table.num_settled == sum(entry.num_settled for entry in it.entries.values())
         assert it.ended()["final"] == (not counted["waiting"] and not counted["running"])

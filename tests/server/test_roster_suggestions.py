@@ -29,24 +29,24 @@ def test_the_launcher_is_told_of_a_simulation_once_it_has_its_parameters() -> No
 
 def test_as_many_are_wanted_as_are_to_be_ready() -> None:
     roster = roster_of(0.0, 1.0)
-    assert roster.num_wanted == 0
+    assert roster.table.num_wanted == 0
     roster.launched(begun(0))
-    assert roster.num_wanted == 3
+    assert roster.table.num_wanted == 3
     roster.launched(begun(1))
-    assert roster.num_wanted == 4
+    assert roster.table.num_wanted == 4
     suggest(roster, 2, 3)
-    assert roster.num_wanted == 0
+    assert roster.table.num_wanted == 0
     finish(roster, 2)
-    assert roster.num_wanted == 5
+    assert roster.table.num_wanted == 5
     suggest(roster, 4)
-    assert roster.num_wanted == 0
+    assert roster.table.num_wanted == 0
 
 
 def test_a_simulation_that_is_tried_again_is_not_ready_for_others() -> None:
     roster = roster_of(0.0, 1.0)
     roster.launched(begun(1))
     roster.failed(1, 0)
-    assert roster.num_wanted == 3
+    assert roster.table.num_wanted == 3
 
 
 def test_a_redraw_waits_for_its_parameters() -> None:
@@ -57,7 +57,7 @@ def test_a_redraw_waits_for_its_parameters() -> None:
     for i in (0, 2, 3, 4):
         finish(roster, i)
     assert not roster.final
-    assert roster.num_wanted == 6
+    assert roster.table.num_wanted == 6
     assert suggest(roster, 5) == [launcher_link.AddSimulation(simulation=5, parameters={"x": 5.0})]
     assert any(isinstance(it, notices.Final) for it in told(finish(roster, 5)))
 
@@ -68,7 +68,7 @@ def test_a_study_that_is_told_to_finish_lets_go_of_what_was_never_suggested() ->
     actions = roster.dropped(launcher_link.Dropped(simulations=(1,), reason="enough"))
     assert roster.final
     assert any(isinstance(it, notices.Final) for it in told(actions))
-    assert roster.num_wanted == 0
+    assert roster.table.num_wanted == 0
     assert suggest(roster, 2) == []
 
 
@@ -78,7 +78,7 @@ def test_what_was_never_suggested_ends_with_the_order_to_finish() -> None:
     roster.launched(begun(1))
     order = launcher_link.FinishSimulations(reason="enough")
     assert order in roster.finish(order)
-    assert roster.num_wanted == 0
+    assert roster.table.num_wanted == 0
     assert suggest(roster, 2) == []
     assert {roster.ends[i].state for i in (2, 3, 4)} == {"stopped"}
     assert not roster.final
@@ -103,15 +103,15 @@ def test_results_come_with_the_parameters_that_a_client_brought() -> None:
     roster.handshake.hello(b"peer", hello(1, ATTACHING, parameters={"x": 7.0}))
     roster.attached(0, 1, 0)
     results = {1: {"loss": 0.5}, 2: {"loss": 0.25}, 99: {"loss": 1.0}}
-    assert roster.with_parameters(results) == {1: {"x": 7.0, "loss": 0.5}, 2: {"x": 2.0, "loss": 0.25}}
+    assert roster.table.with_parameters(results) == {1: {"x": 7.0, "loss": 0.5}, 2: {"x": 2.0, "loss": 0.25}}
 
 
 def test_nothing_is_wanted_once_the_study_has_ended() -> None:
     roster = roster_of(0.0)
     roster.launched(begun(0))
-    assert roster.num_wanted == 3
+    assert roster.table.num_wanted == 3
     roster.stop(launcher_link.StopSimulations(reason="over", grace_s=1.0))
-    assert roster.num_wanted == 0
+    assert roster.table.num_wanted == 0
 
 
 def test_a_client_that_attaches_waits_for_parameters() -> None:
@@ -139,7 +139,7 @@ def test_a_restarted_study_has_what_was_suggested_after_its_checkpoint() -> None
         (3, {"x": 3.0}),
     ]
     # Simulation 1 has begun before, and is started again by the launcher.
-    assert after.num_wanted == 0
+    assert after.table.num_wanted == 0
     after.launched(begun(0))
     after.launched(begun(2))
-    assert after.num_wanted == 5
+    assert after.table.num_wanted == 5

@@ -105,12 +105,6 @@ def test_manual_backward_is_a_phase_of_its_own() -> None:
     assert set(server.phases.seconds) == {"forward", "backward"}
 
 
-def test_sharding_the_model_is_refused_without_gpus() -> None:
-    server = Scale(settings(strategy="fsdp", uneven="stop"))
-    with pytest.raises(ConfigError, match='"fsdp" needs GPUs, and there is none here: write "ddp"'):
-        TorchStep(server, SoloRanks(), server.config)
-
-
 class Manual(Scale):
     automatic_optimization = False
 

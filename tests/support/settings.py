@@ -22,7 +22,6 @@ def settings(**training: Any) -> Any:
         "compile": False,
         "matmul_precision": "highest",
         "deterministic": False,
-        "strategy": "ddp",
         "early_stop": None,
         "uneven": "drain",
         "nonfinite": "reject",

@@ -10,7 +10,7 @@ from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, 
 from stream_server.launcher.schedule.live import LiveSimulations
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
-from stream_server.launcher.schedule.shared_jobs import BEHIND, SharedJobs, num_for_worker
+from stream_server.launcher.schedule.shared_jobs import SharedJobs
 from stream_server.launcher.schedule.simulation import NOT_BEGUN, RESTARTED, ScheduledSimulation, ScheduledState
 
 POSTPONE_S = 10.0
@@ -22,8 +22,8 @@ class SimulationSchedule:
 
     Every method that takes `now`, the time of a monotonic clock, returns what is to be done, in order. `tick` is due at
     `wake_at`. While the server is `away`, as it is before the first plan, nothing is started, no clock runs, and how a
-    job ends is only noted. `anything_came`: some time step has reached a server. `why_finishing` tells why nothing is
-    started any more, not even again; it is "" while that is not so.
+    job ends is only noted. `jobs` tells who shares one. `anything_came`: some time step has reached a server.
+    `why_finishing` tells why nothing is started any more, not even again; it is "" while that is not so.
     """
 
     def __init__(self, limits: ScheduleLimits) -> None:
@@ -32,7 +32,7 @@ class SimulationSchedule:
         self.away = True
         self._simulations: dict[int, ScheduledSimulation] = {}
         self._highest_known: dict[int, int] = {}
-        self._jobs = SharedJobs(self._simulations, are_workers=limits.per_worker > 1)
+        self.jobs = SharedJobs(self._simulations, limits)
         self._waiting = StartQueue()
         self._live = LiveSimulations()
         self._requests = AttachQueue(limits.max_attached)
@@ -65,29 +65,17 @@ class SimulationSchedule:
     def failed_later(self, simulation: int) -> bool:
         """The job of a simulation that is finished has ended, and with a failure of its own."""
         it = self._simulations[simulation]
-        is_over = it.state is ScheduledState.FINISHED and not it.has_job and self._jobs.is_last(it)
+        is_over = it.state is ScheduledState.FINISHED and not it.has_job and self.jobs.is_last(it)
         return is_over and not (it.ended_well or it.cancelled or it.excuse or self.stopped)
 
     def shares_a_job(self, simulation: int) -> bool:
         """Some other attempt was in the job of this one, and what that one's end means is not known yet."""
         return self._live.shares_a_job(simulation)
 
-    def what_comes_before(self, simulation: int) -> str | None:
-        """Why the job of this attempt has not come to it yet though it runs; None if it has."""
-        return BEHIND if self._jobs.is_behind(self._simulations[simulation]) else None
-
-    def attempts_of_worker(self, simulation: int) -> tuple[tuple[int, int], tuple[int, int] | None] | None:
-        """The attempt of this simulation that a worker runs, and the one that it comes to next; None without one."""
-        it = self._simulations.get(simulation)
-        if it is None or not (self._jobs.are_workers and it.has_job):
-            return None
-        following = self._jobs.following(it)
-        return (it.id, it.attempt), None if following is None else (following.id, following.attempt)
-
     def decided(self, simulation: int) -> list[ScheduledSimulation]:
         """Those in the job of this one, which was cancelled, whose `reason` and `excuse` are known thereby."""
         it = self._simulations[simulation]
-        members = () if self.stopped else self._jobs.members(it)
+        members = () if self.stopped else self.jobs.members(it)
         return [each for each in members if each.is_decided and not each.state.terminal]
 
     @property
@@ -221,7 +209,7 @@ class SimulationSchedule:
         it.at_fault, it.over = it.at_fault or at_fault, it.over or over
         if was_spent or not it.is_spent:
             return False
-        self._jobs.give_time_to_end(it, now)
+        self.jobs.give_time_to_end(it, now)
         return True
 
     def job_ended(
@@ -310,7 +298,7 @@ class SimulationSchedule:
             return []
         if it.state is ScheduledState.GIVEN_UP:
             return self._abort_once(self._policy.give_up(it, self.counts[ScheduledState.GIVEN_UP]))
-        if self._jobs.has_moved_on(it) and not it.cancelled:
+        if self.jobs.has_moved_on(it) and not it.cancelled:
             it.has_job = False
             self._wait_again(it)
             return []
@@ -342,7 +330,7 @@ class SimulationSchedule:
     def _wait_again(self, it: ScheduledSimulation) -> None:
         it.state = ScheduledState.WAITING
         self._live.discard(it.id)
-        self._waiting.add(it.id, again=True, may_share=self._jobs.are_workers)
+        self._waiting.add(it.id, again=True, may_share=self.jobs.are_workers)
 
     def _clocks(self) -> list[tuple[ScheduledSimulation, float]]:
         """The simulations whose clock runs, and when it runs out."""
@@ -350,13 +338,13 @@ class SimulationSchedule:
             return [(it, self._cancel_at) for it in self._live if not it.cancelled]
         if self.away:
             return []
-        timed = ((it, it.deadline(self.limits.timeout_s)) for it in self._jobs.on_the_clock(self._live))
+        timed = ((it, it.deadline(self.limits.timeout_s)) for it in self.jobs.on_the_clock(self._live))
         return [(it, deadline) for it, deadline in timed if deadline is not None]
 
     def _deadline(self, it: ScheduledSimulation) -> float | None:
         if self.stopped:
             return None if it.cancelled else self._cancel_at
-        return None if self.away or self._jobs.waits(it) else it.deadline(self.limits.timeout_s)
+        return None if self.away or self.jobs.waits(it) else it.deadline(self.limits.timeout_s)
 
     def _begin(
         self, simulation: int, now: float, *, has_job: bool, job_members: tuple[int, ...] = (), client: str = ""
@@ -367,7 +355,7 @@ class SimulationSchedule:
         return it
 
     def _cancel(self, it: ScheduledSimulation) -> Cancel:
-        self._jobs.cancel(it)
+        self.jobs.cancel(it)
         return Cancel(simulation=it.id, attempt=it.attempt)
 
     def _end(self, simulation: int, state: ScheduledState, now: float) -> list[Action]:
@@ -375,7 +363,7 @@ class SimulationSchedule:
         if it is None or it.state.terminal:
             return []
         self._waiting.remove(simulation)
-        self._jobs.give_time_to_end(it, now)
+        self.jobs.give_time_to_end(it, now)
         self._close(it, state)
         return self._fill(now)
 
@@ -390,7 +378,7 @@ class SimulationSchedule:
 
     def _fail(self, it: ScheduledSimulation) -> list[Action]:
         num_given_up = self.counts[ScheduledState.GIVEN_UP]
-        was_not_begun = self._jobs.was_not_begun(it)
+        was_not_begun = self.jobs.was_not_begun(it)
         if was_not_begun and not it.cancelled:
             it.excuse = it.excuse or NOT_BEGUN
         decided = self._policy.failed(it, anything_came=self.anything_came, num_given_up=num_given_up)
@@ -412,28 +400,21 @@ class SimulationSchedule:
         actions: list[Action] = []
         if self.why_finishing and not (self.stopped or self.away):
             actions += self._drop_all(self.why_finishing)
-        num_free = self.limits.max_running - self._jobs.num(self._live)
+        num_free = self.limits.max_running - self.jobs.num(self._live)
         may_start = self.limits.starts_jobs and not self.stopped and not self.away
         while may_start and self._postponed_to == -math.inf and num_free > 0:
             job = self._waiting.next_job(
-                per_job=self._num_per_job,
+                per_job=self.jobs.num_in_next(len(self._waiting)),
                 num_free=max(num_free, self.limits.per_worker),
                 anything_came=self.anything_came,
                 anything_runs=bool(self._live),
             )
             if not job:
                 break
-            num_free -= 1 if self._jobs.are_workers else len(job)
+            num_free -= 1 if self.jobs.are_workers else len(job)
             submits = [self._submit(simulation, now, job) for simulation in job]
             actions.append(replace(submits[0], beside=tuple(submits[1:])))
         return actions + self._answer_requests(now)
-
-    @property
-    def _num_per_job(self) -> int:
-        if not self._jobs.are_workers:
-            return self.limits.per_job
-        limits = self.limits
-        return num_for_worker(len(self._waiting), most=limits.per_worker, max_running=limits.max_running)
 
     def _drop_all(self, reason: str) -> list[Drop]:
         """Drop all simulations that wait to be started."""

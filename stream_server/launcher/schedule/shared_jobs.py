@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from stream_server.launcher.schedule.live import LiveSimulations
+from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.simulation import ScheduledSimulation
 
 ENDED_WITH_JOB = "was ended with its job"
@@ -18,9 +19,17 @@ class SharedJobs:
     The members run side by side, or, where the jobs `are_workers`, one after another, in the order of `job_members`.
     """
 
-    def __init__(self, simulations: Mapping[int, ScheduledSimulation], *, are_workers: bool = False) -> None:
+    def __init__(self, simulations: Mapping[int, ScheduledSimulation], limits: ScheduleLimits) -> None:
         self._simulations = simulations
-        self.are_workers = are_workers
+        self._limits = limits
+        self.are_workers = limits.per_worker > 1
+
+    def num_in_next(self, num_waiting: int) -> int:
+        """How many simulations the next job gets, of those that wait."""
+        limits = self._limits
+        if not self.are_workers:
+            return limits.per_job
+        return num_for_worker(num_waiting, most=limits.per_worker, max_running=limits.max_running)
 
     def members(self, it: ScheduledSimulation) -> list[ScheduledSimulation]:
         """Those in the job of this one, itself first."""
@@ -39,10 +48,17 @@ class SharedJobs:
         before = takewhile(lambda simulation: simulation != it.id, it.job_members)
         return any(not mate.is_spent for simulation in before if (mate := self._mate(simulation, it)))
 
-    def following(self, it: ScheduledSimulation) -> ScheduledSimulation | None:
-        """The simulation that the worker of this one comes to next, if there is one."""
-        after = it.job_members[it.job_members.index(it.id) + 1 :]
-        return next((mate for simulation in after if (mate := self._mate(simulation, it))), None)
+    def what_comes_before(self, simulation: int) -> str | None:
+        """Why the job of this attempt has not come to it yet though it runs; None if it has."""
+        return BEHIND if self.is_behind(self._simulations[simulation]) else None
+
+    def attempts_of_worker(self, simulation: int) -> tuple[tuple[int, int], tuple[int, int] | None] | None:
+        """The attempt of this simulation that a worker runs, and the one that it comes to next; None without one."""
+        it = self._simulations.get(simulation)
+        if it is None or not (self.are_workers and it.has_job):
+            return None
+        following = self._following(it)
+        return (it.id, it.attempt), None if following is None else (following.id, following.attempt)
 
     def has_moved_on(self, it: ScheduledSimulation) -> bool:
         """Whether the worker of this simulation is done with it, and computes others now."""
@@ -83,6 +99,10 @@ class SharedJobs:
         decide(it, members)
         for each in members:
             each.cancelled = True
+
+    def _following(self, it: ScheduledSimulation) -> ScheduledSimulation | None:
+        after = it.job_members[it.job_members.index(it.id) + 1 :]
+        return next((mate for simulation in after if (mate := self._mate(simulation, it))), None)
 
     def _others(self, it: ScheduledSimulation) -> list[ScheduledSimulation]:
         return [mate for simulation in it.job_members if (mate := self._mate(simulation, it))]

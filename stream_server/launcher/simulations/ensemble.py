@@ -192,7 +192,7 @@ class Ensemble:
         return []
 
     def _note_times_of_worker(self, simulation: int) -> None:
-        if (attempts := self.schedule.attempts_of_worker(simulation)) is not None:
+        if (attempts := self.schedule.jobs.attempts_of_worker(simulation)) is not None:
             self.jobs.attempts.worker_moved_on(*attempts)
 
     def _plan(self, message: launcher_link.Plan) -> list[Action]:
@@ -298,7 +298,7 @@ class Ensemble:
             return
         changed: dict[str | None, list[int]] = {}
         for simulation in queue.keys() | self._queue.keys():
-            waits_for = queue.get(simulation, self.schedule.what_comes_before(simulation))
+            waits_for = queue.get(simulation, self.schedule.jobs.what_comes_before(simulation))
             if waits_for != self._queue.get(simulation):
                 changed.setdefault(waits_for, []).append(simulation)
         for waits_for, simulations in changed.items():

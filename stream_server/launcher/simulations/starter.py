@@ -76,7 +76,7 @@ class Starter:
         for simulation, attempt in members:
             # The server must know the key before the client can use it.
             public_key = self._public_keys[simulation]
-            waits_for = self.schedule.what_comes_before(simulation)
+            waits_for = self.schedule.jobs.what_comes_before(simulation)
             self.server.send(
                 launcher_link.Attempt(
                     simulation=simulation, attempt=attempt, public_key=public_key, waits_for=waits_for
@@ -101,7 +101,7 @@ class Starter:
                 public_key=key,
                 attached=action.attached,
                 goes_on=True,
-                waits_for=self.schedule.what_comes_before(simulation),
+                waits_for=self.schedule.jobs.what_comes_before(simulation),
             )
         )
         if action.attached:

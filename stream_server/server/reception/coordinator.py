@@ -58,12 +58,12 @@ class Coordinator:
         self._plan = plan
         self._tell_plan()
         self.perform(self.roster.begin())
-        self.want_parameters(self.roster.num_wanted)
+        self.want_parameters(self.roster.table.num_wanted)
 
     def suggested(self, parameters: Mapping[int, Mapping[str, float]]) -> None:
         """Simulations have got their parameters."""
         self.perform(self.roster.suggested(parameters))
-        self.want_parameters(self.roster.num_wanted)
+        self.want_parameters(self.roster.table.num_wanted)
 
     def perform(self, actions: Iterable[Action]) -> None:
         """Carry out what the roster decided."""
@@ -151,7 +151,7 @@ class Coordinator:
                     self.tell_main(mailbox.FromLauncher(message=message))
             case _:
                 self.tell_main(mailbox.FromLauncher(message=message))
-        self.want_parameters(self.roster.num_wanted)
+        self.want_parameters(self.roster.table.num_wanted)
 
     def share(self, rank: int, share: notices.Share) -> None:
         """A rank says how far its share of a simulation has come."""

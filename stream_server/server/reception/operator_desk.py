@@ -65,10 +65,10 @@ class OperatorDesk:
             stage=self._stage,
             incarnation=roster.facts.incarnation,
             ranks=roster.num_ranks,
-            simulations=roster.counts(),
-            received=roster.num_settled,
+            simulations=roster.table.counts(),
+            received=roster.table.num_settled,
             awaited=roster.awaited,
-            queue=roster.queue,
+            queue=roster.table.queue(),
             age_s=0.0 if training is None else max(0.0, self.clock() - training.at_s),
             training=training,
         )

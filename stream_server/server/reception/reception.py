@@ -204,7 +204,7 @@ class Reception:
         assert self.suggester is not None
         assert self.roster is not None
         with self.receiver.turn:
-            rows = self.roster.with_parameters(results)
+            rows = self.roster.table.with_parameters(results)
         self.suggester.ingest(rows)
 
     def end_early(self, simulation: int, reason: str) -> None:
@@ -228,7 +228,7 @@ class Reception:
         """How many simulations are in each state, and how many samples all ranks have. Rank 0."""
         assert self.roster is not None
         with self.receiver.turn:
-            return self.roster.counts(), self.roster.num_settled
+            return self.roster.table.counts(), self.roster.table.num_settled
 
     @property
     def awaited(self) -> str:

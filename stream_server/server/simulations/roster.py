@@ -29,8 +29,9 @@ class Roster:
     order of ids: `lookahead` of them are to be ready. The first `num_planned` ids run from the start, the first
     `num_held_out` of them for validation; the others are taken one by one when a simulation is redrawn. A simulation is
     *finished* when every rank says that its share is complete: the ledgers decide, whatever a scheduler says.
-    `num_survived` counts simulations that went on, while they ran, after the server had been away. `num_missing` are
-    the samples of training simulations that will never come; those that redraws bring in their place are taken off.
+    `table` has the state of each, and counts. `num_survived` counts simulations that went on, while they ran, after the
+    server had been away. `num_missing` are the samples of training simulations that will never come; those that redraws
+    bring in their place are taken off.
     `num_samples_of` says how many samples so many steps of one simulation make, as if none between them was missing.
     Unless the study `starts_jobs`, simulations only attach by themselves. `final`: every simulation has its terminal
     state and no other will come.
@@ -58,10 +59,10 @@ class Roster:
         self.num_missing = 0
         self._origins_of = origins_of
         names = tuple((parameters[0] or ()) if names is None else names)
-        self._table = SimulationTable(names, lookahead=lookahead)
-        self.entries = self._table.entries
+        self.table = SimulationTable(names, lookahead=lookahead)
+        self.entries = self.table.entries
         for i in range(num_planned):
-            self._table.add(i, SimulationState(parameters=_copy(parameters[i])))
+            self.table.add(i, SimulationState(parameters=_copy(parameters[i])))
         self.handshake = Handshake(facts, self.entries, names)
         self._num_planned = num_planned
         self._spare = iter(range(num_planned, len(parameters)))
@@ -88,18 +89,8 @@ class Roster:
         return None if self._origins_of is None else self._origins_of()
 
     @property
-    def num_wanted(self) -> int:
-        """Parameters are wanted for the simulations below this id, so that enough of them are ready to be started."""
-        return self._table.num_wanted
-
-    @property
-    def num_settled(self) -> int:
-        """Time steps that all ranks have accepted or rejected."""
-        return self._table.num_settled
-
-    @property
     def plan(self) -> list[launcher_link.Planned]:
-        """The simulations that the launcher is to run: all without a terminal state whose parameters are known."""
+        """What the launcher is to run: all simulations without a terminal state whose parameters are known."""
         return [
             launcher_link.Planned(
                 simulation=i, parameters=entry.parameters, attempt=entry.attempt if entry.begun else -1
@@ -107,15 +98,6 @@ class Roster:
             for i, entry in self.entries.items()
             if entry.parameters is not None and not entry.phase.terminal
         ]
-
-    def counts(self) -> dict[str, int]:
-        """How many simulations are in each state; of those that were started, the `queued` ones do not run yet."""
-        return self._table.counts()
-
-    @property
-    def queue(self) -> dict[str, int]:
-        """How many of the queued simulations wait for what, the most frequent first."""
-        return self._table.queue()
 
     @property
     def failures(self) -> list[Failure]:
@@ -125,7 +107,7 @@ class Roster:
     @property
     def failing(self) -> list[Failure]:
         """The failures of simulations that wait for another attempt, or never had it."""
-        missed = self._table.of_phase(SimulationPhase.WAITING, SimulationPhase.STOPPED)
+        missed = self.table.of_phase(SimulationPhase.WAITING, SimulationPhase.STOPPED)
         return self._failed_attempts.newest_of(set(missed))
 
     @property
@@ -141,11 +123,7 @@ class Roster:
     @property
     def failed_simulations(self) -> list[int]:
         """Those that were given up or withdrew themselves."""
-        return self._table.of_phase(SimulationPhase.GIVEN_UP, SimulationPhase.INVALID)
-
-    def num_steps(self, simulation: int) -> int | None:
-        """How many steps a simulation said it has, or the study gave it; None while neither has said."""
-        return self.entries[simulation].num_steps
+        return self.table.of_phase(SimulationPhase.GIVEN_UP, SimulationPhase.INVALID)
 
     def begin(self) -> list[Action]:
         """All ranks are there: announce the end of reception if a restored study has nothing left to come."""
@@ -154,7 +132,7 @@ class Roster:
     def state_dict(self) -> dict[str, Any]:
         """Every simulation as it stands, and the failures; rank 0's part of a checkpoint."""
         return {
-            "simulations": self._table.state_dict(),
+            "simulations": self.table.state_dict(),
             "num_planned": self._num_planned,
             "num_survived": self.num_survived,
             **self._failed_attempts.state_dict(),
@@ -177,10 +155,10 @@ class Roster:
                 entry.parameters = _copy(self._parameters[simulation])
             return simulation < num_planned or simulation >= num_planned_before or entry.begun
 
-        following = self._table.load(state["simulations"], continued)
+        following = self.table.load(state["simulations"], continued)
         self._spare = iter(range(following, len(self._parameters)))
         for i in islice(self._spare, max(0, num_planned - num_planned_before)):
-            self._table.add(i, SimulationState(parameters=_copy(self._parameters[i])))
+            self.table.add(i, SimulationState(parameters=_copy(self._parameters[i])))
         self._failed_attempts.load_state_dict(state)
         self.num_survived = state["num_survived"]
         num_redrawn = len(self.entries) - num_planned
@@ -196,8 +174,8 @@ class Roster:
         return {
             simulation: SimulationEnd(
                 state=entry.phase.value,
-                num_steps=self.num_steps(simulation) if steps is None else steps,
-                num_sent=self.num_steps(simulation) if entry.phase is SimulationPhase.FINISHED else None,
+                num_steps=entry.num_steps if steps is None else steps,
+                num_sent=entry.num_steps if entry.phase is SimulationPhase.FINISHED else None,
                 reason=entry.reason,
                 held_out=simulation < self._num_held_out,
             )
@@ -209,9 +187,9 @@ class Roster:
         """The event that the study waits for once nothing runs that could end by itself; "" while something does."""
         if self.stop_order is not None:
             return self._awaited_at_the_end
-        running = sorted(self._table.running)
+        running = sorted(self.table.running)
         silent = [i for i in running if self.entries[i].attached and self.entries[i].goes_on]
-        num_waiting = self._table.num_in(SimulationPhase.WAITING)
+        num_waiting = self.table.num_in(SimulationPhase.WAITING)
         if len(silent) < len(running) or (num_waiting and self.starts_jobs):
             return ""
         texts = []
@@ -225,21 +203,16 @@ class Roster:
 
     def ended(self) -> dict[str, Any]:
         """For the other ranks of a restored study: what has finished or was withdrawn, and whether all is over."""
-        finished, invalid = map(self._table.of_phase, (SimulationPhase.FINISHED, SimulationPhase.INVALID))
-        return {"finished": finished, "invalid": invalid, "final": self._table.all_over}
+        finished, invalid = map(self.table.of_phase, (SimulationPhase.FINISHED, SimulationPhase.INVALID))
+        return {"finished": finished, "invalid": invalid, "final": self.table.all_over}
 
     def suggested(self, parameters: Mapping[int, Mapping[str, float]]) -> list[Action]:
         """Simulations have got their parameters, and the launcher may start them."""
         return [
             launcher_link.AddSimulation(simulation=simulation, parameters=self.entries[simulation].known_parameters)
             for simulation, values in parameters.items()
-            if self._table.suggest(simulation, values)
+            if self.table.suggest(simulation, values)
         ]
-
-    def with_parameters(self, results: Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
-        """The results of simulations, each with the parameters that it runs with; a client may have brought its own."""
-        entries = {i: self.entries[i] for i in results if i in self.entries}
-        return {i: {**results[i], **it.parameters} for i, it in entries.items() if it.parameters is not None}
 
     def launched(self, message: launcher_link.Attempt) -> list[Action]:
         """The launcher is about to start an attempt, or has one that goes on although the server was away."""
@@ -286,7 +259,7 @@ class Roster:
 
     def standing(self) -> list[Action]:
         """For a launcher that takes over: how far the running simulations are, and which clients wait for one."""
-        running = [i for i in sorted(self._table.running) if self.entries[i].shares]
+        running = [i for i in sorted(self.table.running) if self.entries[i].shares]
         return [*map(self._progress, running), *self.handshake.requests()]
 
     def share(self, rank: int, share: notices.Share) -> list[Action]:
@@ -296,7 +269,7 @@ class Roster:
             # What came before this rank heard of the stop.
             entry.shares[rank] = share
             before = self._num_missing_of(share.simulation)
-            self._table.settle(share.simulation)
+            self.table.settle(share.simulation)
             self.num_missing += self._num_missing_of(share.simulation) - before
         if entry.phase.terminal or share.attempt != entry.attempt:
             return []
@@ -305,7 +278,7 @@ class Roster:
             entry.goes_on = False
             self.num_survived += 1
         entry.shares[rank] = share
-        self._table.settle(share.simulation)
+        self.table.settle(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(launcher_link.Finished(simulation=share.simulation))
@@ -342,7 +315,7 @@ class Roster:
         entry = self.entries[simulation]
         if entry.phase is not SimulationPhase.RUNNING or entry.attempt != attempt:
             return []
-        self._table.enter(simulation, SimulationPhase.WAITING)
+        self.table.enter(simulation, SimulationPhase.WAITING)
         entry.ready = False
         self._failed_attempts.add(simulation, attempt, reason, log)
         return [notices.Over(simulation=simulation, attempt=attempt)]
@@ -370,7 +343,7 @@ class Roster:
         redrawn = next(self._spare, None) if is_redrawn else None
         if redrawn is not None:
             entry = SimulationState(parameters=_copy(self._parameters[redrawn]))
-            self._table.add(redrawn, entry)
+            self.table.add(redrawn, entry)
             self.num_missing -= self._num_samples_of(self.facts.time_steps.num or 0)
             if entry.parameters is not None:
                 actions.append(launcher_link.AddSimulation(simulation=redrawn, parameters=entry.parameters))
@@ -399,15 +372,11 @@ class Roster:
         self.stop_order = order
         for i, entry in self.entries.items():
             if not entry.phase.terminal:
-                self._table.enter(i, SimulationPhase.STOPPED, order.reason)
-        return [
-            order,
-            *self.handshake.close(order.reason),
-            notices.StopNotice(reason=order.reason),
-        ]
+                self.table.enter(i, SimulationPhase.STOPPED, order.reason)
+        return [order, *self.handshake.close(order.reason), notices.StopNotice(reason=order.reason)]
 
     def _drop(self, simulations: Sequence[int], reason: str) -> list[Action]:
-        dropped = (*simulations, *self._table.unsuggested)
+        dropped = (*simulations, *self.table.unsuggested)
         left = [i for i in dropped if i in self.entries and not self.entries[i].phase.terminal]
         actions = [it for i in left for it in self._close(i, SimulationPhase.STOPPED, reason)]
         return actions + self._conclude()
@@ -427,7 +396,7 @@ class Roster:
             return []
         self._failed_attempts.try_again(simulation)
         entry.waits_for = waits_for
-        self._table.enter(simulation, SimulationPhase.RUNNING)
+        self.table.enter(simulation, SimulationPhase.RUNNING)
         entry.attempt, entry.attached, entry.ready = attempt, attached, False
         # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.
         entry.begun, entry.goes_on = entry.begun or not (attached and goes_on), goes_on
@@ -442,7 +411,7 @@ class Roster:
 
     def _close(self, simulation: int, phase: SimulationPhase, reason: str) -> list[Action]:
         entry = self.entries[simulation]
-        self._table.enter(simulation, phase, reason)
+        self.table.enter(simulation, phase, reason)
         self.num_missing += self._num_missing_of(simulation)
         text = reason or why_stale(simulation, entry.attempt, current=entry.attempt, end_state=phase.value)
         actions = self.handshake.turn_away(simulation, Reason.STALE_ATTEMPT, text)
@@ -466,7 +435,7 @@ class Roster:
         )
 
     def _conclude(self) -> list[Action]:
-        if self._failed or not self._table.all_over:
+        if self._failed or not self.table.all_over:
             return []
         self.final = True
         self.handshake.open = False

@@ -76,6 +76,11 @@ class SimulationTable:
         self._unsaved.add(simulation)
         return True
 
+    def with_parameters(self, results: Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
+        """The results of simulations, each with the parameters that it runs with; a client may have brought its own."""
+        entries = {i: self.entries[i] for i in results if i in self.entries}
+        return {i: {**results[i], **it.parameters} for i, it in entries.items() if it.parameters is not None}
+
     @property
     def unsuggested(self) -> tuple[int, ...]:
         """The ids whose parameters are yet to be suggested."""

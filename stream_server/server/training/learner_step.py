@@ -27,7 +27,6 @@ MOST_PAIRS = 16
 NUMPY_DTYPES = {"32-true": np.float32, "64-true": np.float64}
 
 _FOR_TORCH = {
-    "strategy": "ddp",
     "accumulate": 1,
     "clip_norm": None,
     "clip_value": None,

@@ -14,7 +14,6 @@ from tests.support.settings import settings
 @pytest.mark.parametrize(
     "ignored",
     [
-        {"strategy": "fsdp"},
         {"accumulate": 2},
         {"clip_norm": 1.0},
         {"clip_value": 1.0},

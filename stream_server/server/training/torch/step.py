@@ -75,7 +75,6 @@ class TorchStep:
         self._sample_losses: Tensor | None = None
         self._buffers_from = 0
         self.needs_every_rank = False
-        self._refuse_other_strategies()
         self._refuse_what_manual_optimisation_ignores()
 
     @property
@@ -293,11 +292,6 @@ class TorchStep:
                 f'{num} samples, a dict with it as "loss", or None to skip the batch, not {found}'
             )
         return returned
-
-    def _refuse_other_strategies(self) -> None:
-        if self._settings.strategy != "ddp":
-            lack = "needs GPUs, and there is none here" if self._device.type == "cpu" else "is not supported yet"
-            raise ConfigError(f'training.strategy "{self._settings.strategy}" {lack}: write "ddp"')
 
     def _refuse_what_manual_optimisation_ignores(self) -> None:
         if self._server.automatic_optimization:
