@@ -92,8 +92,7 @@ class _Trajectory:
 
     A window is open as long as it may still be made. `num_open` tells of each of these steps how many open windows it
     is in, `missing` of each open window that has such a step how many others have yet to come. A window that is
-    `impossible` never gets all its steps; one in `late` was given up when so many were missing. The steps that are
-    `ahead` came to these windows before, and come to this rank again, since others need them: here they are ignored.
+    `impossible` never gets all its steps; one in `late` was given up when so many were missing.
     """
 
     block: int = 0
@@ -102,7 +101,6 @@ class _Trajectory:
     missing: dict[int, int] = field(default_factory=dict)
     impossible: set[int] = field(default_factory=set)
     late: dict[int, int] = field(default_factory=dict)
-    ahead: set[int] = field(default_factory=set)
 
     def arrive(self, shape: WindowShape, step: int, slot: int) -> tuple[list[int], int]:
         """Take a step in; gives the windows that are whole now, and how many it was too late for."""
@@ -169,6 +167,8 @@ class Windows:
         num_used: slots in use.
         only: slots of the backlog whose steps are for one of this rank's two blocks alone, or, with NO_BLOCK, for none:
             the others have these steps already.
+        ahead: by simulation and block, steps that came to the windows of this block before, and come to this one again,
+            since another block needs them: then this one ignores them.
     """
 
     def __init__(
@@ -180,6 +180,7 @@ class Windows:
         self.num_late: Counter[tuple[int, int]] = Counter()
         self.num_used = 0
         self.only: dict[int, int] = {}
+        self.ahead: dict[tuple[int, int], set[int]] = {}
         self._own = own
         self._most_kept = most_kept
         self._num_kept = 0
@@ -196,11 +197,11 @@ class Windows:
         step = self.shape.step(label)
         self._use([slot])
         of_blocks = self._wanting(self._trajectories, simulation, step, self.only.get(slot))
-        lacking = [it for it in of_blocks if step not in it.ahead]
+        lacking = [it for it in of_blocks if step not in self._ahead_in(simulation, it.block)]
         if len(lacking) < len(of_blocks):
             self.only[slot] = lacking[0].block if lacking else NO_BLOCK
         for trajectory in of_blocks:
-            trajectory.ahead.discard(step)
+            self._ahead_in(simulation, trajectory.block).discard(step)
         for trajectory in lacking:
             made_in_block, released = self._arrive(trajectory, simulation, step, slot)
             made += made_in_block
@@ -226,10 +227,22 @@ class Windows:
 
     def num_among(self, simulation: int, steps: Steps) -> int:
         """How many windows of this rank these distinct steps of a simulation make."""
-        starts = self.shape.starts_among(steps)
-        blocks, nums = np.unique(starts // self.shape.block, return_counts=True)
-        pairs = zip(blocks.tolist(), nums.tolist(), strict=True)
-        return sum(num for block, num in pairs if self._is_own(simulation, block))
+        blocks, nums = np.unique(self.shape.starts_among(steps) // self.shape.block, return_counts=True)
+        of_blocks = dict(zip(blocks.tolist(), nums.tolist(), strict=True))
+        for (of, block), ahead in self.ahead.items():
+            if of == simulation:
+                starts = self.shape.starts_among(np.union1d(steps, np.array(list(ahead), np.int64)))
+                of_blocks[block] = int(np.count_nonzero(starts // self.shape.block == block))
+        return sum(num for block, num in of_blocks.items() if self._is_own(simulation, block))
+
+    def num_counted_ahead(self, simulation: int, settled: Steps) -> int:
+        """How many steps are counted here, though they are not among the `settled` ones until they come again."""
+        return sum(
+            self.shape.blocks(step)[0] == block
+            for (of, block), ahead in self.ahead.items()
+            if of == simulation and self._is_own(simulation, block)
+            for step in ahead.difference(settled.tolist())
+        )
 
     def late(self) -> Counter[int]:
         """By simulation, how many windows were given up although their last step came in the end."""
@@ -242,7 +255,7 @@ class Windows:
         """Note that a step will never come; gives the slots that are out of use now."""
         step = self.shape.step(label)
         of_blocks = self._wanting(self._trajectories, simulation, step, None)
-        lacking = [it for it in of_blocks if step not in it.ahead]
+        lacking = [it for it in of_blocks if step not in self._ahead_in(simulation, it.block)]
         return [freed for it in lacking for freed in self._unkeep(it.leave_out(self.shape, step))]
 
     def end(self, simulation: int) -> list[int]:
@@ -273,12 +286,12 @@ class Windows:
 
     def num_made_by(self, steps: Iterable[tuple[int, int, int]]) -> int:
         """How many windows these steps, each a simulation, a label and a slot, would make; nothing changes."""
-        trajectories, num = deepcopy(self._trajectories), 0
+        (trajectories, ahead), num = deepcopy((self._trajectories, self.ahead)), 0
         for simulation, label, slot in steps:
             step = self.shape.step(label)
             for trajectory in self._wanting(trajectories, simulation, step, self.only.get(slot)):
-                if step in trajectory.ahead:
-                    trajectory.ahead.remove(step)
+                if step in ahead.get((simulation, trajectory.block), ()):
+                    ahead[simulation, trajectory.block].remove(step)
                     continue
                 starts, _ = trajectory.arrive(self.shape, step, slot)
                 num += len(starts)
@@ -298,7 +311,7 @@ class Windows:
             "missing": table(((of, *item) for of, it in of_blocks for item in it.missing.items()), 3),
             "late": table(((of, *item) for of, it in of_blocks for item in it.late.items()), 3),
             "impossible": table(((of, start) for of, it in of_blocks for start in sorted(it.impossible)), 2),
-            "ahead": table(((of, it.block, step) for of, it in of_blocks for step in sorted(it.ahead)), 3),
+            "ahead": table(((*of_block, step) for of_block, steps in self.ahead.items() for step in sorted(steps)), 3),
             "num_late": table(((*of_block, num) for of_block, num in sorted(self.num_late.items())), 3),
             "only": table(((block, slot) for slot, block in self.only.items()), 2),
             "num_made": self.num_made,
@@ -316,7 +329,7 @@ class Windows:
         for simulation, start in state["impossible"].tolist():
             self._trajectory(simulation, start // size).impossible.add(start)
         for simulation, block, step in state["ahead"].tolist():
-            self._trajectory(simulation, block).ahead.add(step)
+            self.ahead.setdefault((simulation, block), set()).add(step)
         for simulation, block, step, slot in state["kept"].tolist():
             trajectory = self._trajectory(simulation, block)
             trajectory.slots[step] = slot
@@ -327,6 +340,9 @@ class Windows:
         self.num_late = Counter({(simulation, block): num for simulation, block, num in state["num_late"].tolist()})
         self.only = {slot: block for block, slot in state["only"].tolist()}
         self.num_made = state["num_made"]
+
+    def _ahead_in(self, simulation: int, block: int) -> set[int]:
+        return self.ahead.get((simulation, block), set())
 
     def _is_own(self, simulation: int, block: int) -> bool:
         return self._own is None or self._own(simulation, block)

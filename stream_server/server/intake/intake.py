@@ -302,8 +302,8 @@ class Intake:
 
     @property
     def num_received(self) -> int:
-        """How many steps this rank has settled, ever."""
-        return sum(len(entry.settled) for entry in self.state.ledger.entries.values())
+        """How many of the steps that this rank counts it has settled, ever."""
+        return sum(entry.num_settled for entry in self.state.ledger.entries.values())
 
     def account(self) -> RankAccount:
         """The account of this rank so far."""
@@ -321,8 +321,9 @@ class Intake:
 
     def _received(self, simulation: int, entry: LedgerEntry, num_late: int) -> Received:
         windows = self.settlement.buffer.windows
+        num_ahead = 0 if windows is None else windows.num_counted_ahead(simulation, entry.settled.array())
         return Received(
-            accepted=entry.num_accepted,
+            accepted=entry.num_accepted + num_ahead,
             rejected=dict(entry.reasons),
             windows=None
             if windows is None

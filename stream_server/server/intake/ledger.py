@@ -96,14 +96,22 @@ class LedgerEntry:
         self.total: int | None = None
 
     @property
-    def num_accepted(self) -> int:
+    def num_settled(self) -> int:
         if self.counts is None:
-            return len(self.settled) - len(self.rejected)
-        return int(np.count_nonzero(self.counts(self.accepted())))
+            return len(self.settled)
+        return int(np.count_nonzero(self.counts(self.settled.array())))
+
+    @property
+    def num_accepted(self) -> int:
+        return self.num_settled - self.num_rejected
 
     @property
     def num_rejected(self) -> int:
         return self.reasons.total()
+
+    def num_counted(self, indices: range) -> int:
+        """How many of these steps this rank counts."""
+        return len(indices) if self.counts is None else int(np.count_nonzero(self.counts(np.array(indices))))
 
     def to_save(self) -> SavedEntry:
         """All of it, as it is now."""
@@ -137,8 +145,7 @@ class LedgerEntry:
     def reject(self, indices: range, reason: str) -> None:
         self.settled.add(indices)
         self.rejected.add(indices)
-        num = len(indices) if self.counts is None else int(np.count_nonzero(self.counts(np.array(indices))))
-        if num:
+        if num := self.num_counted(indices):
             self.reasons[reason] += num
 
 

@@ -282,7 +282,7 @@ class Settlement:
 
     def _arrive(self, run: StepRun) -> None:
         attempt = run.attempt
-        attempt.received += len(run.indices)
+        attempt.received += attempt.entry.num_counted(run.indices)
         attempt.num_unsaved += len(run.indices)
         self.has_pressure |= attempt.num_unsaved > self.max_unsaved * attempt.layout.num_ranks
         self.changed[attempt.simulation] = attempt
