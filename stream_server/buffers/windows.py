@@ -59,7 +59,8 @@ class WindowShape:
 
     def starts_in(self, block: int, step: int) -> list[int]:
         """The windows of a block that a step is in."""
-        return [start for start in self.starts(step) if start // self.block == block]
+        starts = self.starts(step)
+        return starts if self.block == ONE_BLOCK else [start for start in starts if start // self.block == block]
 
     def starts(self, step: int) -> list[int]:
         """The windows that a step is in."""
@@ -197,11 +198,11 @@ class Windows:
         step = self.shape.step(label)
         self._use([slot])
         of_blocks = self._wanting(self._trajectories, simulation, step, self.only.get(slot))
-        lacking = [it for it in of_blocks if step not in self._ahead_in(simulation, it.block)]
+        lacking = self._lacking(simulation, step, of_blocks)
         if len(lacking) < len(of_blocks):
             self.only[slot] = lacking[0].block if lacking else NO_BLOCK
-        for trajectory in of_blocks:
-            self._ahead_in(simulation, trajectory.block).discard(step)
+            for trajectory in of_blocks:
+                self.ahead.get((simulation, trajectory.block), set()).discard(step)
         for trajectory in lacking:
             made_in_block, released = self._arrive(trajectory, simulation, step, slot)
             made += made_in_block
@@ -255,7 +256,7 @@ class Windows:
         """Note that a step will never come; gives the slots that are out of use now."""
         step = self.shape.step(label)
         of_blocks = self._wanting(self._trajectories, simulation, step, None)
-        lacking = [it for it in of_blocks if step not in self._ahead_in(simulation, it.block)]
+        lacking = self._lacking(simulation, step, of_blocks)
         return [freed for it in lacking for freed in self._unkeep(it.leave_out(self.shape, step))]
 
     def end(self, simulation: int) -> list[int]:
@@ -341,8 +342,11 @@ class Windows:
         self.only = {slot: block for block, slot in state["only"].tolist()}
         self.num_made = state["num_made"]
 
-    def _ahead_in(self, simulation: int, block: int) -> set[int]:
-        return self.ahead.get((simulation, block), set())
+    def _lacking(self, simulation: int, step: int, of_blocks: list[_Trajectory]) -> list[_Trajectory]:
+        """Those of these blocks that have not had a step before."""
+        if not self.ahead:
+            return of_blocks
+        return [it for it in of_blocks if step not in self.ahead.get((simulation, it.block), ())]
 
     def _is_own(self, simulation: int, block: int) -> bool:
         return self._own is None or self._own(simulation, block)
