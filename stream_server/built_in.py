@@ -15,7 +15,7 @@ POLICIES: Mapping[str, str] = {
     "firo": "stream_server.buffers.firo:Firo",
     "reservoir": "stream_server.buffers.reservoir:Reservoir",
 }
-"""`buffer.policy`; the settings of each are a section of its own in `config/sections.py`."""
+"""`buffer.policy`; the settings of each are a section of its own in `config/buffer_sections.py`."""
 
 BACKENDS: Mapping[str, str] = {
     "local": "stream_server.launcher.backends.local:LocalBackend",

@@ -26,6 +26,9 @@ StreamServerError
 └── ProducerFailed          the buffer was closed by an error, which is the cause
 """
 
+EXIT_SAVED = 75
+"""A study that is saved and not over: the same command continues it."""
+
 
 class StreamServerError(Exception):
     """The root of the tree; `exit_code` is what a command that ends with this error returns.

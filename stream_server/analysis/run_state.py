@@ -12,7 +12,7 @@ from typing import Any
 from stream_server.analysis.attempts import span_of
 from stream_server.analysis.reading import RunFolder, find_run
 from stream_server.config.parameters import ORIGIN_COLUMNS
-from stream_server.errors import ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
+from stream_server.errors import EXIT_SAVED, ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import JOURNAL_FILE
@@ -30,7 +30,6 @@ FAILED = "failed"
 KILLED = "killed"
 UNKNOWN = "unknown"
 REPLAYED = "replayed"
-SAVED_CODE = 75
 LAUNCHER = "stream-launcher"
 OUTPUT_LOG = "output.log"
 # What a run has, beside its study.json, from its first moments on.
@@ -244,7 +243,7 @@ def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:
     if code == 0:
         reason = str(report.get("exit_reason", FINISHED))
         return FINISHED, message if reason == FINISHED else f"{reason}: {message}"
-    if code == SAVED_CODE:
+    if code == EXIT_SAVED:
         return STOPPED, message
     if code is not None or failure:
         number = failure.get("exit_code") if code is None else code

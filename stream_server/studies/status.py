@@ -5,7 +5,8 @@ from typing import Any
 
 from stream_server.analysis.operating import asked_facts, status_rows
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import FAILED, FINISHED, KILLED, RESTARTING, RUNNING, SAVED_CODE, STOPPED
+from stream_server.analysis.run_state import FAILED, FINISHED, KILLED, RESTARTING, RUNNING, STOPPED
+from stream_server.errors import EXIT_SAVED
 from stream_server.studies.facts import Facts
 
 
@@ -67,4 +68,4 @@ def status_of(run: RunFolder, timeout_s: float, *, exit_code: int | None, log: s
 def _state_after(exit_code: int) -> str:
     if exit_code < 0:
         return KILLED
-    return {0: FINISHED, SAVED_CODE: STOPPED}.get(exit_code, FAILED)
+    return {0: FINISHED, EXIT_SAVED: STOPPED}.get(exit_code, FAILED)

@@ -4,10 +4,11 @@ import math
 
 import pytest
 
+from stream_server.errors import EXIT_SAVED
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.run.report import Outcome
 from stream_server.server.run.start import Start
-from stream_server.server.study.closing import EXIT_SAVED, outcome_of
+from stream_server.server.study.closing import outcome_of
 
 
 def stopped(agreed: StopReason | None, text: str = "") -> StopRequests:

@@ -17,13 +17,13 @@ from typing import Self
 
 from stream_server.config import StudyConfig, walltime_s
 from stream_server.config.placeholders import RANKS
-from stream_server.errors import ConfigError, RankLost
+from stream_server.errors import EXIT_SAVED, ConfigError, RankLost
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.backend import JobState
 from stream_server.launcher.backends.mpirun import is_open_mpi
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
-from stream_server.launcher.supervision.server_restart import SAVED_CODE, EndReports, ServerEnd
+from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
 from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.processes import Leader, Process
@@ -303,9 +303,9 @@ class RunningServer:
         if not isinstance(job, SubmittedServer):
             return end
         if job.is_cancelled and not self.was_planned and end.exit_code == RankLost.exit_code:
-            return replace(end, exit_code=SAVED_CODE, message="the job of the server was cancelled before it had begun")
+            return replace(end, exit_code=EXIT_SAVED, message="the job of the server was cancelled before it had begun")
         is_cut_off = job.is_outside and end.exit_code == RankLost.exit_code
-        return replace(end, is_of_job=is_cut_off or end.exit_code == SAVED_CODE)
+        return replace(end, is_of_job=is_cut_off or end.exit_code == EXIT_SAVED)
 
     @property
     def _was_refused(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_server.errors import ConfigError, InternalError, RankLost, RanksDiverged, UserCodeError
+from stream_server.errors import EXIT_SAVED, ConfigError, InternalError, RankLost, RanksDiverged, UserCodeError
 from stream_server.storage.disk import read_text
 
 FINAL_CODES = frozenset({0, 2, 4, 5, 6, 75})
@@ -19,8 +19,7 @@ MAX_PAUSE_S = 60.0
 # A network or a node may be away for a minute or two.
 NODE_PAUSE_S = 10.0
 REPORT_FILE = "report.json"
-EXIT_FILE = "exit.json"
-SAVED_CODE = 75
+FAILURE_FILE = "exit.json"
 REFUSED_CODES = frozenset({2, 6})
 LARGEST_CODE = 255
 
@@ -124,7 +123,7 @@ class EndReports:
     @staticmethod
     def versions(output_dir: Path) -> str:
         """Return a text that changes when one of the files is written again."""
-        return " ".join(_version(output_dir / name) for name in (REPORT_FILE, EXIT_FILE))
+        return " ".join(_version(output_dir / name) for name in (REPORT_FILE, FAILURE_FILE))
 
     def read(self, status: int | None, *, was_planned: bool, how: str = "") -> ServerEnd:
         """Tell how the server ended; without a word of it, `how` it is known to have, if that is given.
@@ -133,7 +132,7 @@ class EndReports:
         a server that left before it had a plan for the simulations: then study.json was refused, the set-up stopped, or
         the study had been finished before.
         """
-        report, failure = self._fresh(0, REPORT_FILE), self._fresh(1, EXIT_FILE)
+        report, failure = self._fresh(0, REPORT_FILE), self._fresh(1, FAILURE_FILE)
         for said in (report, failure):
             code = said.get("exit_code")
             if type(code) is int and 0 <= code <= LARGEST_CODE:
@@ -145,7 +144,7 @@ class EndReports:
                     batch=batch if type(batch) is int else None,
                 )
         if status is not None and not was_planned:
-            if status == SAVED_CODE:
+            if status == EXIT_SAVED:
                 return ServerEnd(exit_code=status, message="the server was stopped while it was set up")
             if status in REFUSED_CODES:
                 return ServerEnd(exit_code=status, message=f"the server refused to start, with exit code {status}")

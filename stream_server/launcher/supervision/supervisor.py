@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from stream_server.errors import RankLost
+from stream_server.errors import EXIT_SAVED, RankLost
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import OpenServer
@@ -28,7 +28,6 @@ from stream_server.machine.signals import Signals
 from stream_server.messages import launcher_link
 from stream_server.messages.launcher_place import LauncherPlace
 
-EXIT_SAVED = 75
 # The server beside us knows when we must leave. One in a job, which may wait in the queue until then, is told at this
 # time before it.
 LEAVING_S = 120.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stream_server.config import StudyConfig
-from stream_server.errors import NotBalanced, StaleIncarnation
+from stream_server.errors import EXIT_SAVED, NotBalanced, StaleIncarnation
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.continuation import Continuation
 from stream_server.server.intake.account import Learned
@@ -21,7 +21,6 @@ from stream_server.server.simulations.design import write_csv
 from stream_server.server.study.failure import Failure
 from stream_server.server.training.monitoring.summary import show_summary
 
-EXIT_SAVED = 75
 FAILED = "failed"
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from stream_server.buffers.batch_memory import no_memory
 from stream_server.config import StudyConfig, check_ranks
-from stream_server.errors import ConfigError, NoUsableCheckpoint, SamplesNotWritten
+from stream_server.errors import EXIT_SAVED, ConfigError, NoUsableCheckpoint, SamplesNotWritten
 from stream_server.failpoints import failpoint
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.journal.journal import Journal
@@ -33,7 +33,7 @@ from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import make_plan, memory_problem, memory_warning
 from stream_server.server.run.report import Outcome, RankReport
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
-from stream_server.server.study.closing import EXIT_SAVED, FAILED, Closing, Results, outcome_of
+from stream_server.server.study.closing import FAILED, Closing, Results, outcome_of
 from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.prometheus import StudyCollector, serve_metrics
 from stream_server.server.study.set_up import StudySetUp

@@ -3,8 +3,7 @@
 from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, describe, exit_code_of
 from stream_server.launcher.backends.mpirun import RANKS_FILE
 from stream_server.launcher.simulations.attempt_jobs import JobEnd, Traces, judge
-from stream_server.launcher.supervision.server_restart import EXIT_FILE as FAILURE_FILE
-from stream_server.launcher.supervision.server_restart import REPORT_FILE, EndReports
+from stream_server.launcher.supervision.server_restart import FAILURE_FILE, REPORT_FILE, EndReports
 from stream_server.machine.log_end import MAX_BYTES, log_end
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.study.failure import Failure
