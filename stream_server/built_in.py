@@ -14,6 +14,7 @@ POLICIES: Mapping[str, str] = {
     "fifo": "stream_server.buffers.fifo:Fifo",
     "firo": "stream_server.buffers.firo:Firo",
     "reservoir": "stream_server.buffers.reservoir:Reservoir",
+    "uniform": "stream_server.buffers.uniform:UniformReservoir",
 }
 """`buffer.policy`; the settings of each are a section of its own in `config/buffer_sections.py`."""
 

@@ -12,6 +12,7 @@ from stream_server.buffers.policy import Drawn, Policy, deal_evenly, policy_clas
 from stream_server.buffers.redeal import Dealt, redeal
 from stream_server.buffers.reservoir import Reservoir
 from stream_server.buffers.slots import Contents, Slots
+from stream_server.buffers.uniform import UniformReservoir
 from stream_server.buffers.window_buffer import WindowBuffer
 from stream_server.buffers.windows import WindowShape
 
@@ -27,6 +28,7 @@ __all__ = [
     "Policy",
     "Reservoir",
     "Slots",
+    "UniformReservoir",
     "WindowBuffer",
     "WindowShape",
     "deal_evenly",

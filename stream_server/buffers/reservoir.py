@@ -201,10 +201,10 @@ class Reservoir(Policy):
         self._num_settled = stop
 
     def _evict(self, num: int) -> SlotArray:
-        """Take `num` uniformly chosen seen samples out, and close the gap with unseen ones from the end."""
+        """Take `num` of the seen samples out, and close the gap with unseen ones from the end."""
         self._settle()
         start, stop = self._num_settled - num, self._num_settled
-        exchange(distinct(self._random, stop, num), start, self._items)
+        exchange(self._victims(num), start, self._items)
         evicted = self._items[start:stop].copy()
         num_moved = min(num, self._population - stop)
         self._items[start : start + num_moved] = self._items[self._population - num_moved : self._population]
@@ -213,6 +213,10 @@ class Reservoir(Policy):
         self._num_seen -= num
         self._population -= num
         return evicted
+
+    def _victims(self, num: int) -> SlotArray:
+        """The positions of seen samples that are to go."""
+        return distinct(self._random, self._num_settled, num)
 
     def _drain(self, positions: SlotArray, num: int) -> SlotArray:
         """Take `num` of the drawn positions out; nothing is evicted any more, so the order within `_items` is free."""

@@ -81,6 +81,17 @@ class ReservoirBuffer(BufferSection):
     pseudo_epochs: ClassVar[int] = 1
 
 
+class UniformBuffer(BufferSection):
+    """`buffer` with the policy "uniform", a reservoir whose samples are spread over all that ever came."""
+
+    args: ClassVar[dict[str, Any]] = {}
+
+    policy: Literal["uniform"] = Field(description="As reservoir, but old samples stay as likely as new ones.")
+    watermark: Watermark
+
+    pseudo_epochs: ClassVar[int] = 1
+
+
 def _policy_of(buffer: Any) -> Any:
     policy = buffer.get("policy", "reservoir") if isinstance(buffer, dict) else getattr(buffer, "policy", "reservoir")
     return "own" if isinstance(policy, str) and CLASS_REFERENCE.fullmatch(policy) else policy
@@ -88,6 +99,7 @@ def _policy_of(buffer: Any) -> Any:
 
 Buffer = Annotated[
     Annotated[ReservoirBuffer, Tag("reservoir")]
+    | Annotated[UniformBuffer, Tag("uniform")]
     | Annotated[FiroBuffer, Tag("firo")]
     | Annotated[FifoBuffer, Tag("fifo")]
     | Annotated[OwnBuffer, Tag("own")],

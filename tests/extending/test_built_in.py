@@ -7,7 +7,7 @@ import pytest
 
 from stream_server.built_in import BACKENDS, GENERATORS, POLICIES, SAMPLERS, WRITERS, load_named
 from stream_server.config import json_schema
-from stream_server.config.buffer_sections import FifoBuffer, FiroBuffer, ReservoirBuffer
+from stream_server.config.buffer_sections import FifoBuffer, FiroBuffer, ReservoirBuffer, UniformBuffer
 from tests.support.studies import StudyFolder
 
 REGISTRIES = {"buffer.policy": POLICIES, "launcher.backend": BACKENDS, "parameters.sampler": {**SAMPLERS, **GENERATORS}}
@@ -31,5 +31,5 @@ def test_the_schema_offers_the_names() -> None:
 
 
 def test_every_built_in_policy_has_a_section_for_its_settings() -> None:
-    kinds = (FifoBuffer, FiroBuffer, ReservoirBuffer)
+    kinds = (FifoBuffer, FiroBuffer, ReservoirBuffer, UniformBuffer)
     assert {get_args(kind.model_fields["policy"].annotation)[0] for kind in kinds} == set(POLICIES)
