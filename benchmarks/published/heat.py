@@ -1,4 +1,4 @@
-"""The heat study of SC'23 (arXiv 2309.16743) at its small scale: FIFO, FIRO and Reservoir, beside training from files.
+"""The heat study of SC'23 (arXiv 2309.16743) at its small scale, by each buffer policy, beside training from files.
 
 Simulations are paced, so that the Reservoir draws each sample as often as there (about 20 times), whatever the speed
 of this machine: `--fake-data` measures how fast the training is, and a time step takes accordingly long. Training from
@@ -23,7 +23,7 @@ from stream_server.config import StudyConfig, load
 HEAT = Path(__file__).parents[2] / "configs" / "heat"
 STUDY = HEAT / "small-scale.json"
 PACED = Path(__file__).with_name("paced.py")
-POLICIES = ("fifo", "firo", "reservoir")
+POLICIES = ("fifo", "firo", "reservoir", "uniform")
 PARAMETERS = ("initial", "left", "right", "bottom", "top")
 NUM_STEPS = 100
 SPEED_S = 10.0

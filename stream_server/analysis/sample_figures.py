@@ -171,8 +171,11 @@ def _lines(figure: Figure, axes: Any, truth: Array, prediction: Array, quantity:
 
 
 def _plane(array: Array) -> Array:
-    """An array of one or two axes: of more, the middle of the first ones; axes of one value are left out."""
-    array = np.squeeze(array)
+    """An array of one or two axes: of more, the middle of the first ones; axes of one value are left out.
+
+    Of complex values it has the magnitude.
+    """
+    array = np.squeeze(np.abs(array) if np.iscomplexobj(array) else array)
     while array.ndim > 2:
         array = array[array.shape[0] // 2]
     return array.reshape(-1) if array.ndim == 0 else array

@@ -57,7 +57,9 @@ class Fields:
                 f"field {name!r} has the shape {spec.shape} in study.json, but is declared with {tuple(shape)}"
             )
         if offset is not None and spec.ragged:
-            raise ValueError(f"field {name!r} differs from step to step: one rank sends all of it, without an offset")
+            raise ValueError(
+                f"field {name!r} differs from step to step: its rows come in the order of the ranks, without an offset"
+            )
         if offset is not None and len(offset) != len(spec.shape):
             raise ValueError(f"the offset of field {name!r} needs {len(spec.shape)} numbers, but has {len(offset)}")
         self._declared[name] = None if offset is None else tuple(int(it) for it in offset)
@@ -171,7 +173,7 @@ class Fields:
         if value is None:
             return self._unseen_block(spec)
         array = _numeric(spec.name, value)
-        if self._is_empty(array) and not (spec.ragged and spec.name in self._declared):
+        if self._is_empty(array) and not _has_rows(spec, array.shape):
             return None
         if spec.ragged:
             _check_rows(spec, array.shape)
@@ -204,7 +206,7 @@ class Fields:
         return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=offset, count=count)
 
     def _whole_block(self, spec: FieldSpec, dtype: np.dtype) -> Block:
-        """The block of a field that differs from step to step, which one rank sends as a whole."""
+        """The block of a field that differs from step to step: each rank may have any number of its rows."""
         return Block(
             field=spec.name, dtype=dtype.str, shape=spec.shape, offset=(0,) * len(spec.shape), count=spec.shape
         )
@@ -271,6 +273,11 @@ class Fields:
             self._step_spec(name)
             if value is not None and name not in opened and not self._is_empty(np.asarray(value)):
                 raise ValueError(f"rank {self._rank} left field {name!r} out of its first sample without declaring it")
+
+
+def _has_rows(spec: FieldSpec, shape: tuple[int, ...]) -> bool:
+    """Whether this is an array of rows of a ragged field, of none perhaps, which others may follow."""
+    return spec.ragged and len(shape) == len(spec.shape) and shape[1:] == spec.shape[1:]
 
 
 def _check_rows(spec: FieldSpec, shape: tuple[int, ...]) -> None:

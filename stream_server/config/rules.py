@@ -355,6 +355,12 @@ def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
                     f"{shown(name)} is not a field of the study",
                     f"Write {shown(meant)}" if meant else f"Write {one_of(config.study.fields)}",
                 )
+            elif key == "normalization.fields" and (config.study.fields[name].dtype or "").startswith("complex"):
+                yield Problem(
+                    key,
+                    f"{shown(name)} is {config.study.fields[name].dtype}, and statistics are of real numbers",
+                    "Leave it out, and scale it in the server class",
+                )
             elif key == "validation.rollout.fields" and config.study.fields[name].is_static:
                 yield Problem(
                     key,

@@ -15,9 +15,6 @@ from stream_server.storage.typed import plain, quoted, typed
 T = TypeVar("T")
 SHOWN_BYTES = 200
 
-# Made once: json.dumps with options makes another for each message.
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=operator.index)
-
 
 def by_name(kinds: Iterable[type[T]]) -> dict[str, type[T]]:
     """Messages that one end may get, by the names under which they come."""
@@ -41,9 +38,7 @@ def parse(frame: bytes | memoryview) -> dict[str, Any]:
         MalformedMessage: it is none.
     """
     try:
-        values = json.loads(
-            str(frame, "utf-8"), parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_object
-        )
+        values = _DECODER.decode(str(frame, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"{shown(frame)} is no JSON: {error}") from error
     if not isinstance(values, dict):
@@ -85,3 +80,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) != len(pairs):
         raise ValueError("a key occurs twice in an object")
     return values
+
+
+# Made once: json.dumps and json.loads with options make others for each message.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=operator.index)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_object)

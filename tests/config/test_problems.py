@@ -42,7 +42,8 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
             "simulation.command": ["heat", "{initial}", "{rigth}"],
             "server.class": "sever.py:HeatServer",
             "buffer": {"capacity": 10, "watermark": 10, "polcy": "fifo"},
-            "training": {"clip_norm": 1.0, "clip_value": 1.0},
+            "training.clip_norm": 1.0,
+            "training.clip_value": 1.0,
         }
     )
     assert [problem.partition(":")[0] for problem in problems] == [
@@ -72,8 +73,8 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
         ({"training.max_s": 0}, "0 is out of range. Write more than 0."),
         ({"training.draws_per_sample": 0.5}, "0.5 is out of range. Write 1 or more."),
         ({"simulation.max_failed": 10}, "10 is out of range. Write 1 or less."),
-        ({"buffer.policy": "resevoir"}, '"resevoir" is not "reservoir", "firo" or "fifo". Write "reservoir".'),
-        ({"buffer.policy": 1}, 'buffer.policy: 1 is not "reservoir", "firo" or "fifo".'),
+        ({"buffer.policy": "resevoir"}, '"resevoir" is not "reservoir", "uniform", "firo" or "fifo". Write "reservoir".'),
+        ({"buffer.policy": 1}, 'buffer.policy: 1 is not "reservoir", "uniform", "firo" or "fifo".'),
         ({"buffer.capacity": "4G"}, '"4G" is not a size. Write a number of samples, or a size such as "4GiB".'),
         ({"buffer.capacity": "1kB"}, "buffer.capacity: 1kB holds not one sample. Write a larger size."),
         ({"client.window": "64"}, '"64" is not a size.'),

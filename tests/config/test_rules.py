@@ -534,6 +534,13 @@ def test_rollouts_that_nothing_could_be_forecast_for_are_refused(
     assert message in folder.problem({**ROLLOUT, **changes})
 
 
+def test_statistics_of_complex_fields_are_refused(folder: StudyFolder) -> None:
+    wave = {"study.fields": {"u": {"shape": [8], "dtype": "complex64"}, "v": [8]}}
+    problem = folder.problem({**wave, "normalization.fields": ["v", "u"]})
+    assert 'normalization.fields: "u" is complex64, and statistics are of real numbers. Leave it out' in problem
+    assert folder.load({**wave, "normalization.fields": ["v"]})
+
+
 def test_the_horizon_reaches_to_the_end_of_a_simulation(folder: StudyFolder) -> None:
     assert folder.load({**ROLLOUT, "validation.rollout": {"horizon": 46}})
     assert folder.load({**ROLLOUT, "study.time_steps": None, "validation.rollout": {"horizon": 1000}})

@@ -102,6 +102,17 @@ def test_the_share_of_a_known_number_of_steps_is_settled_without_an_end() -> Non
     assert (share.complete, share.accepted, share.total) == (True, 2, 2)
 
 
+def test_a_complete_share_is_told_at_once_and_the_others_are_still_to_come() -> None:
+    intake = make(num=2)
+    for simulation, num in ((0, 1), (1, 2)):
+        intake.begin_attempt(simulation, 0)
+        client = opened(intake, opening(block(), simulation=simulation))
+        send(intake, client, data(client, 0, num_steps=num))
+    assert [(share.simulation, share.complete) for share in intake.complete_changes()] == [(1, True)]
+    assert intake.complete_changes() == []
+    assert [(share.simulation, share.complete) for share in intake.changes()] == [(0, False)]
+
+
 def test_of_an_unknown_number_of_steps_every_client_rank_must_say_the_end() -> None:
     intake = make(num=None)
     one, other = halves(intake)
@@ -122,7 +133,7 @@ def test_a_rank_without_a_share_is_done_from_the_beginning() -> None:
     intake.begin_attempt(1, 0)
     assert intake.changes()[0].complete
     intake.begin_attempt(2, 0)
-    assert not intake.changes()[0].complete
+    assert intake.changes() == []
 
 
 def test_a_simulation_may_end_before_its_last_time_step() -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def _imports_are_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("sys.path", list(sys.path))
     before = dict(sys.modules)
     yield
-    for name in ("server", "networks"):
+    for name in ("server", "networks", "points"):
         sys.modules.pop(name, None)
         if name in before:
             sys.modules[name] = before[name]
@@ -298,3 +299,36 @@ def test_a_misspelt_method_is_named_with_what_was_meant(tmp_path: Path, caplog: 
         "Hooked.on_btach_end is never called by the study: did you mean on_batch_end?",
         "Noting.on_steps_end is never called by the study: did you mean on_step_end?",
     ]
+
+
+POINTS = """
+class Points:
+    def suggest(self, num):
+        raise AssertionError("nobody is to ask while a study is checked")
+
+    def ingest(self, results): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sampler": {"class": "points.py:Points", "lookahead": 4}}, "lookahead is 4, a worker gets one .* Write 5 or"),
+        ({"sampler": "breed"}, "lookahead is 2, a worker gets one simulation"),
+        ({"sampler": {"class": "points.py:Points", "lookahead": 5}}, ""),
+        ({"sampler": {"class": "points.py:Other"}}, "Other"),
+        ({}, ""),
+    ],
+)
+def test_a_check_finds_a_lookahead_from_which_no_worker_gets_two(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "points.py").write_text(POINTS)
+    study(tmp_path, WHOLE)
+    content = json.loads((tmp_path / "study.json").read_text())
+    content["parameters"] |= changes
+    content["simulation"] = {"command": ["true"], "per_worker": 8}
+    content["launcher"] = {"max_running": 2}
+    (tmp_path / "study.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        describe(load(tmp_path / "study.json", []))

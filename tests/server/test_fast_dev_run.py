@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,19 @@ def test_made_up_samples_have_the_fields_of_the_study(tmp_path: Path) -> None:
         "z": ("complex128", (5, 1)),
     }
     assert samples.present["z"].tolist() == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize("window", [None, {"length": 3}])
+def test_made_up_windows_have_one_mesh_each_and_others_one_for_each_time_step(tmp_path: Path, window: Any) -> None:
+    sections: dict[str, Any] = {"buffer": {"capacity": 100, "watermark": 4}}
+    sections |= {} if window is None else {"samples": {"window": window}}
+    config = study(tmp_path, fields={"nodes": [{"max": 500}, 2]}, **sections)
+    sizes: dict[int, set[int]] = {}
+    for sample in islice(SyntheticSamples(config).of([4, 7]), 20):
+        sizes.setdefault(sample.simulation, set()).add(len(sample.fields["nodes"]))
+    assert set(sizes) == {4, 7}
+    assert all(len(of) == 1 if window else len(of) > 5 for of in sizes.values())
+    assert sizes[4] != sizes[7]
 
 
 def test_made_up_simulations_have_the_parameters_of_the_study(tmp_path: Path) -> None:

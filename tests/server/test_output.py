@@ -62,16 +62,30 @@ def test_what_the_last_run_said_of_its_end_is_gone_when_it_is_continued(
     assert not folder.exit.exists()
 
 
+@pytest.mark.parametrize(
+    "left", ["simulations/000000", "connection.json", "checkpoints/000001", "record", "metrics/metrics.jsonl"]
+)
 def test_a_study_that_has_changed_is_not_continued_and_both_values_are_told(
-    study: StudyFolder, folder: OutputFolder
+    study: StudyFolder, folder: OutputFolder, left: str
 ) -> None:
     prepare(folder, config(study))
+    (folder.path / left).parent.mkdir(exist_ok=True)
+    (folder.path / left).write_text("something came of it")
     folder.exit.write_text("why it failed")
     before = folder.study.read_bytes()
     with pytest.raises(ConfigError, match=r"buffer\.capacity: 2501, but the run began with 2500"):
         prepare(folder, config(study, {"buffer.capacity": 2501}))
     assert folder.study.read_bytes() == before
     assert folder.exit.read_text() == "why it failed"
+
+
+def test_a_start_that_failed_while_it_was_set_up_binds_nobody(study: StudyFolder, folder: OutputFolder) -> None:
+    prepare(folder, config(study))
+    for name in ("logs/server-0.log", "metrics/metrics.jsonl", "checkpoints/incarnations.json", "exit.json"):
+        (folder.path / name).parent.mkdir(exist_ok=True)
+        (folder.path / name).touch()
+    prepare(folder, config(study, {"buffer.capacity": 2501}))
+    assert json.loads(folder.study.read_text())["buffer"]["capacity"] == 2501
 
 
 @pytest.mark.parametrize("text", ["{", "", "[1"])

@@ -1,5 +1,7 @@
 """Fields whose first extent differs from step to step, from the message of a client to the batch."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -8,15 +10,27 @@ from numpy.typing import NDArray
 
 from stream_server import pack, pad
 from stream_server.buffers import Buffer, Fifo, Slots
+from stream_server.client_api import connect
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.messages.client import MAX_PART_BYTES, Block, Data, FieldSpec, Opened, Reason, Refusal, TimeSteps
+from stream_server.messages.client import (
+    MAX_PART_BYTES,
+    Ack,
+    Block,
+    Data,
+    FieldSpec,
+    Opened,
+    Ping,
+    Reason,
+    Refusal,
+    TimeSteps,
+)
 from stream_server.ragged import array_of
 from stream_server.server.intake.layout import BlockLayout, place_of
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.storage.sample_file import SampleLayout, read_rows, write_rows
 from tests.server.test_receiver import data, opening, welcome
-from tests.support.reception import RawClient, Reception, StudyShape, reception
+from tests.support.reception import DEADLINE_S, Crew, RawClient, Reception, StudyShape, reception
 from tests.support.studies import StudyFolder
 
 MOST = 200_000
@@ -99,13 +113,116 @@ def test_a_step_is_whole_rows_from_none_to_the_most(block: Block) -> None:
     assert not place.fits((MOST + 1) * row_bytes)
 
 
-def test_one_client_rank_sends_all_of_it() -> None:
-    layout = BlockLayout(fields={"x": X}, num_ranks=2)
+def test_each_client_rank_opens_a_block_of_the_largest_size_and_all_must_have_said_so() -> None:
+    layout = BlockLayout(fields={"x": X}, num_ranks=3)
     half = Block(field="x", dtype="<f8", shape=(MOST, 3), offset=(0, 0), count=(MOST // 2, 3))
-    assert "one client rank must send all of it" in str(layout.add(0, [half]))
+    assert "a client rank opens a block of its largest size" in str(layout.add(0, [half]))
     assert layout.add(0, [BLOCK]) is None
-    assert "client rank 0 sends all of it already" in str(layout.add(1, [BLOCK]))
     assert layout.add(1, []) is None
+    assert not layout.closed
+    assert layout.add(2, [BLOCK]) is None
+    assert (layout.closed, layout.owners) == (True, {"x": 0b101})
+    nobody = BlockLayout(fields={"x": X}, num_ranks=2)
+    assert nobody.add(0, []) is None
+    assert "it ended without having sent a time step" in str(nobody.add(1, []))
+
+
+def of_rank(rank: int, num: int) -> NDArray[np.float64]:
+    return rows(num) + 1000.0 * rank
+
+
+@contextmanager
+def parallel(study: Reception, num_ranks: int, block: Block = BLOCK) -> Iterator[list[RawClient]]:
+    """The client ranks of a simulation, each of which has said that it sends rows of x."""
+    welcome(study)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(study.endpoints[0].data[0])) for _ in range(num_ranks)]
+        for rank, client in enumerate(clients):
+            assert isinstance(client.ask(opening(blocks=(block,), rank=rank, num_ranks=num_ranks)), Opened)
+        yield clients
+
+
+@pytest.mark.parametrize("block", [BLOCK, NARROW], ids=["as kept", "converted"])
+def test_the_rows_of_client_ranks_come_in_the_order_of_the_ranks_whoever_is_first(block: Block) -> None:
+    numbers = [(2, 0, 3), (0, 4, 1), (0, 0, 0), (1, 1, 1)]
+    order = [(2, 0, 1), (1, 2, 0), (0, 1, 2), (2, 1, 0)]
+    with reception(SHAPE) as study, parallel(study, 3, block) as clients:
+        for step, ranks in enumerate(order):
+            for rank in ranks:
+                sent = of_rank(rank, numbers[step][rank]).astype(block.dtype)
+                clients[rank].say(data(step, step), [sent.tobytes()])
+        found = drawn(study, len(numbers))
+    for step, of_ranks in enumerate(numbers):
+        expected = np.concatenate([of_rank(rank, num) for rank, num in enumerate(of_ranks)])
+        np.testing.assert_array_equal(found[step], expected)
+
+
+def test_rows_of_client_ranks_in_parts_may_come_by_turns() -> None:
+    nums = (MOST - 20_000, 3)
+    first, second = (of_rank(rank, num) for rank, num in enumerate(nums))
+    whole = first.tobytes()
+    with reception(SHAPE) as study, parallel(study, 2) as clients:
+        clients[0].say(data(0, 0, field=0, last=False), [whole[:MAX_PART_BYTES]])
+        clients[1].say(data(0, 0), [second.tobytes()])
+        clients[0].say(data(1, 0, field=0, offset=MAX_PART_BYTES), [whole[MAX_PART_BYTES:]])
+        found = drawn(study, 1)
+    np.testing.assert_array_equal(found[0], np.concatenate([first, second]))
+
+
+@pytest.mark.parametrize("num_first", [1, MOST - 20_000], ids=["few", "in parts"])
+def test_more_rows_than_study_json_allows_are_refused_without_harm(num_first: int) -> None:
+    first, most = of_rank(0, num_first).tobytes(), rows(MOST).tobytes()
+    with reception(SHAPE) as study, parallel(study, 2) as clients:
+        clients[1].say(data(0, 0, field=0, last=False), [most[:MAX_PART_BYTES]])
+        clients[1].say(data(1, 0, field=0, offset=MAX_PART_BYTES), [most[MAX_PART_BYTES:]])
+        assert isinstance(clients[1].ask(Ping()), Ack)
+        in_parts = {"field": 0, "last": False} if len(first) > MAX_PART_BYTES else {}
+        refused = refusal(clients[0], data(0, 0, **in_parts), first[:MAX_PART_BYTES])
+        assert refused.reason is Reason.WRONG_FIELDS
+        assert f'rows of field x in a time step, and study.json allows {MOST}: raise its "max"' in refused.text
+
+
+def test_a_parallel_simulation_that_moves_its_particles_between_ranks(tmp_path: Path) -> None:
+    """Rank 1 has none at first, and rank 2 has a part of the energy alone; the server has two ranks."""
+    energy = FieldSpec(name="e", shape=(2,), dtype="<f4")
+    shape = StudyShape(fields=(X, energy), time_steps=TimeSteps(num=9), capacity=40, num_ranks=2, num_simulations=1)
+    path, crew = tmp_path / "connection.json", Crew()
+
+    def num_of(rank: int, step: int) -> int:
+        return [20 - 2 * step, 2 * step, 0][rank]
+
+    def simulate(rank: int) -> None:
+        with connect(path, rank=rank, num_ranks=3, timeout_s=DEADLINE_S) as run:
+            if rank == 2:
+                run.declare_field("e", shape=(2,), offset=(0,))
+            for step in range(9):
+                fields = {"e": np.array([step, -step])} if rank == 2 else {"x": of_rank(rank, num_of(rank, step))}
+                assert run.send(step, **fields)
+
+    with reception(shape) as study:
+        study.launch(0).write(path)
+        for rank in range(3):
+            crew.start(simulate, rank)
+        for rank in study.ranks:
+            crew.start(rank.drain)
+        crew.join()
+        found = {step: fields for rank in study.ranks for (_, step), fields in rank.rows.items()}
+    assert sorted(found) == [*range(9)]
+    for step, fields in found.items():
+        expected = np.concatenate([of_rank(rank, num_of(rank, step)) for rank in range(3)])
+        np.testing.assert_array_equal(fields["x"], expected)
+        np.testing.assert_array_equal(fields["e"], [step, -step])
+
+
+def test_what_a_client_rank_sent_over_a_lost_connection_comes_again() -> None:
+    with reception(SHAPE) as study, parallel(study, 2) as clients:
+        clients[1].say(data(0, 0), [of_rank(1, 5).tobytes()])
+        with RawClient(study.endpoints[0].data[0]) as again:
+            assert isinstance(again.ask(opening(blocks=(BLOCK,), rank=1, num_ranks=2)), Opened)
+            again.say(data(0, 0), [of_rank(1, 2).tobytes()])
+            clients[0].say(data(0, 0), [of_rank(0, 1).tobytes()])
+            found = drawn(study, 1)
+    np.testing.assert_array_equal(found[0], np.concatenate([of_rank(0, 1), of_rank(1, 2)]))
 
 
 def test_a_simulation_that_sends_nothing_is_told_so_and_one_that_sends_less_how_much_is_missing() -> None:

@@ -86,6 +86,38 @@ def test_a_finished_study_that_balances_ends_with_exit_code_0() -> None:
     assert found["samples"]["expected"] == found["samples"]["accepted"] == found["samples"]["trained"] == 20
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([SimulationEnd(state="finished", num_steps=20, num_sent=20)] * 2, ""),
+        ([SimulationEnd(state="finished", num_steps=20, num_sent=10)], "of 1, 1 sent fewer than study.time_steps says"),
+        ([SimulationEnd(state="stopped_early", num_steps=20)] * 3, "of 3, the study stopped 3"),
+        (
+            [
+                SimulationEnd(state="stopped_early", num_steps=None),
+                SimulationEnd(state="finished", num_steps=20, num_sent=1),
+            ],
+            "of 2, the study stopped 1 and 1 sent fewer than study.time_steps says",
+        ),
+        (
+            [
+                SimulationEnd(state="stopped_early", num_steps=20),
+                SimulationEnd(state="finished", num_steps=20, num_sent=20),
+            ],
+            "",
+        ),
+        ([SimulationEnd(state="finished", num_steps=None, num_sent=7)], ""),
+        ([SimulationEnd(state="finished", num_steps=20, num_sent=10, held_out=True)], ""),
+        ([SimulationEnd(state="given_up", num_steps=20)], ""),
+    ],
+)
+def test_a_study_of_which_no_simulation_came_to_its_end_warns(ends: list[SimulationEnd], said: str) -> None:
+    expected = [f"no simulation came to its last time step: {said}"] if said else []
+    failed = Outcome(exit_code=5, reason="failed")
+    assert report(failed, simulations=dict(enumerate(ends)))["warnings"] == expected
+    assert report(Outcome(exit_code=75, reason="saved"), simulations=dict(enumerate(ends)))["warnings"] == []
+
+
 def test_a_study_that_does_not_balance_never_ends_with_exit_code_0() -> None:
     found = build_report(FINISHED, study_report(), [rank_report(), rank_report(drawn=9)])
     assert (found["exit_code"], found["exit_reason"], found["balanced"]) == (5, "failed", False)

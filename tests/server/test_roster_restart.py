@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -246,6 +247,19 @@ def test_a_simulation_that_was_started_again_has_not_survived() -> None:
     for simulation, attempt in ((0, 0), (1, 1)):
         roster.share(0, share(simulation, attempt))
     assert roster.num_survived == 0
+
+
+def test_a_simulation_that_waited_in_the_list_of_a_worker_or_in_a_queue_has_not_survived() -> None:
+    roster = roster_of(3)
+    attempts = [begun(1, goes_on=True), begun(2, goes_on=True)]
+    roster.launched(replace(begun(0, goes_on=True), waits_for="simulations before it in its worker"))
+    for attempt in attempts:
+        roster.launched(attempt)
+    roster.queued(launcher_link.Queued(simulations=(1,), waits_for="Priority"))
+    roster.queued(launcher_link.Queued(simulations=(0, 1), waits_for=None))
+    for simulation in range(3):
+        roster.share(0, share(simulation))
+    assert roster.num_survived == 1
 
 
 def test_a_simulation_that_survives_twice_is_counted_twice() -> None:

@@ -238,6 +238,14 @@ def test_collate_makes_tensors_of_arrays_numbers_and_tensors() -> None:
     assert stacked["z"][0].tolist() == [True, False]
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", torch.complex64), ("64-true", torch.complex128)])
+def test_complex_arrays_have_the_precision_of_the_model(precision: str, dtype: torch.dtype) -> None:
+    collate, wave = TorchCollate(precision), np.array([1 + 2j, 3])
+    for made in (collate.convert(wave), collate.convert(torch.as_tensor(wave)), collate([wave, wave])[0]):
+        assert made.dtype == dtype
+        assert made.tolist() == [1 + 2j, 3]
+
+
 def test_read_only_results_of_process_batch_are_copied() -> None:
     array = np.ones(3, np.float32)
     array.flags.writeable = False

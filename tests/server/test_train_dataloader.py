@@ -68,16 +68,16 @@ def closed(num: int) -> Buffer:
 
 @contextmanager
 def loading(
-    buffer: Buffer, make: Make, *, batch_size: int = 4, server: type[Loading] = Loading
+    buffer: Buffer, make: Make, *, batch_size: int = 4, server: type[Loading] = Loading, prefetch: int = 0
 ) -> Iterator[LoaderStream]:
     loaded = server()
     loaded.make = make
-    with stream_of(loaded, buffer, batch_size) as stream:
+    with stream_of(loaded, buffer, batch_size, prefetch) as stream:
         yield stream
 
 
 @contextmanager
-def stream_of(server: TorchServer, buffer: Buffer, batch_size: int) -> Iterator[LoaderStream]:
+def stream_of(server: TorchServer, buffer: Buffer, batch_size: int, prefetch: int = 0) -> Iterator[LoaderStream]:
     samples = LoaderSamples()
     loader = server.make_loader(samples)
     with LoaderStream(
@@ -88,6 +88,7 @@ def stream_of(server: TorchServer, buffer: Buffer, batch_size: int) -> Iterator[
         parameters_of=lambda simulation: np.array([simulation, 0.5]),
         batch_size=batch_size,
         phases=Phases(),
+        prefetch=prefetch,
     ) as stream:
         yield stream
 

@@ -81,11 +81,13 @@ class SharedJobs:
         """Go through those of these that do not wait for others."""
         yield from live.attached.values()
         for job in live.jobs:
-            first = job.first_unspent() if self.are_workers and not job.has_ended else None
-            if first is not None:
+            if not self.are_workers or job.has_ended:
+                yield from (it for it in job.live.values() if not self.waits(it))
+            elif (first := job.first_unspent()) is not None:
                 yield first
             else:
-                yield from (it for it in job.live.values() if not self.waits(it))
+                # All are spent, so that none waits for another.
+                yield from job.live.values()
 
     def give_time_to_end(self, it: ScheduledSimulation, now: float) -> None:
         """This may be the last one for which its job ran: from now on that has the timeout to end, or to go on."""

@@ -36,18 +36,22 @@ int sc_check_rows(const sc_field *field, int ndim, const int64_t count[], sc_err
                    sc_extents_text(found, ndim, count));
 }
 
-/* A rank that declares a ragged field sends it, with no rows at some steps. */
+/* A rank that puts rows of a ragged field sends it, with no rows at some steps. */
 bool sc_is_empty(const sc_own_field *own, int ndim, const int64_t count[]) {
-    bool sends_it = own->field->ragged && (own->has_block || (own->is_declared && !own->has_count));
+    const sc_field *field = own->field;
+    bool are_rows = ndim == field->ndim && sc_equal_extents(ndim - 1, count + 1, ndim - 1, field->shape + 1);
+    bool sends_it = field->ragged && (own->has_block || (!own->has_count && are_rows));
     return own->num_ranks > 1 && !sends_it && sc_has_zero(ndim, count);
 }
 
-/* Where a ragged field says what this rank sends, it is all of it, or nothing. */
+/* Where a ragged field says what this rank sends, it is rows, or nothing. */
 static int check_whole(const sc_own_field *own, sc_error *error) {
     const char *name = own->field->name;
     if (own->has_offset)
         return sc_fail(error, STREAM_ERROR_ARGUMENT,
-                       "field '%s' differs from step to step: one rank sends all of it, without an offset", name);
+                       "field '%s' differs from step to step: its rows come in the order of the ranks, without an "
+                       "offset",
+                       name);
     if (own->has_count && !sc_is_empty(own, own->field->ndim, own->count))
         return sc_fail(error, STREAM_ERROR_ARGUMENT,
                        "field '%s' differs from step to step: its size is told when it is put", name);

@@ -21,6 +21,8 @@ from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import expected_cores
 from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
 from stream_server.server.simulations.design import ParameterDesign
+from stream_server.server.simulations.generator import learns_while_it_runs
+from stream_server.server.steering.suggester import check_shared_jobs
 from stream_server.server.user.components import load_server_class
 from stream_server.server.user.framework import framework_of
 
@@ -44,6 +46,7 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
             train in this precision here, or a class that study.json names is not there or does not take its arguments.
         UserCodeError: the file of a class raised while it was imported.
     """
+    _check_sampler(config)
     if config.buffer.has_own_policy:
         make_policy(config, 0)
     writer_makers((*config.metrics.wanted, *config.metrics.wanted_of_ranks), config.study_dir)
@@ -52,6 +55,13 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
     framework_of(load_server_class(config)).check_precision(config.training.precision)
     lines = _lines(config, make_plan(config))
     return lines if replay is None else [*lines, *_lines_of_replay(config, replay)]
+
+
+def _check_sampler(config: StudyConfig) -> None:
+    sampler = config.parameters.sampler
+    is_a_class = config.parameters.bounds is not None and not sampler.is_built_in
+    if is_a_class and learns_while_it_runs(sampler.class_, config.study_dir):
+        check_shared_jobs(config)
 
 
 def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]:

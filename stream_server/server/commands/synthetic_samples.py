@@ -72,7 +72,11 @@ class SyntheticSource:
 
 
 class SyntheticSamples:
-    """Endless samples of a study, from normally distributed floating numbers and small whole ones."""
+    """Endless samples of a study, from normally distributed floating numbers and small whole ones.
+
+    A ragged field has another size in each time step; where samples are windows, in each simulation, since the steps of
+    a window usually have one mesh.
+    """
 
     def __init__(self, config: StudyConfig) -> None:
         self._config = config
@@ -82,12 +86,13 @@ class SyntheticSamples:
         num_unknown = NUM_UNKNOWN_STEPS + (0 if window is None else window.span)
         self._labels = range(num_unknown) if steps is None else steps.labels
         self._random = np.random.default_rng(config.study.seed)
+        self._sizes: dict[tuple[int, str], int] = {}
 
     def of(self, simulations: Sequence[int]) -> Iterator[SyntheticSample]:
         """Samples of these simulations in turn, each at its next time step."""
         for label in cycle(self._labels):
             for simulation in simulations:
-                yield SyntheticSample(simulation=simulation, time_step=label, fields=self._values(label % 2 == 1))
+                yield SyntheticSample(simulation=simulation, time_step=label, fields=self._values(simulation, label))
 
     def buffer(self, simulations: Sequence[int], num: int) -> Buffer:
         """A closed buffer with `num` samples of these simulations in it."""
@@ -136,27 +141,31 @@ class SyntheticSamples:
     def add_statics(self, buffer: Buffer, simulations: Sequence[int]) -> None:
         """Put the fields that are sent once per simulation beside the samples."""
         for simulation in simulations if self._statics else ():
-            buffer.slots.statics.put(simulation, self._arrays(self._statics))
+            buffer.slots.statics.put(simulation, self._arrays(simulation, self._statics))
 
     def _num_kept(self, simulations: Sequence[int]) -> int:
         """The steps of these simulations that windows may wait for, or that wait for others."""
         return 0 if self._config.window is None else 2 * (self._config.window.span + 1) * len(simulations)
 
-    def _values(self, without_optional: bool) -> dict[str, NDArray[Any]]:
-        return self._arrays(
-            {name: spec for name, spec in self._fields.items() if not (spec.optional and without_optional)}
-        )
+    def _values(self, simulation: int, label: int) -> dict[str, NDArray[Any]]:
+        without_optional = label % 2 == 1
+        specs = {name: spec for name, spec in self._fields.items() if not (spec.optional and without_optional)}
+        return self._arrays(simulation, specs)
 
-    def _arrays(self, specs: Mapping[str, SampleField]) -> dict[str, NDArray[Any]]:
+    def _arrays(self, simulation: int, specs: Mapping[str, SampleField]) -> dict[str, NDArray[Any]]:
         return {
-            name: self._array(self._shape(spec), np.dtype(spec.dtype or UNKNOWN_DTYPE)) for name, spec in specs.items()
+            name: self._array(self._shape(simulation, name, spec), np.dtype(spec.dtype or UNKNOWN_DTYPE))
+            for name, spec in specs.items()
         }
 
-    def _shape(self, spec: SampleField) -> tuple[int, ...]:
+    def _shape(self, simulation: int, name: str, spec: SampleField) -> tuple[int, ...]:
         """That of one time step; the largest extent of a ragged field comes as well as the smallest."""
         if not spec.ragged:
             return spec.shape
-        return (int(self._random.integers(0, spec.shape[0], endpoint=True)), *spec.shape[1:])
+        size = int(self._random.integers(0, spec.shape[0], endpoint=True))
+        if self._config.window is not None:
+            size = self._sizes.setdefault((simulation, name), size)
+        return (size, *spec.shape[1:])
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         if dtype.kind in "fc":

@@ -99,7 +99,8 @@ class Admission:
     def _connection(self, peer: bytes, message: Open, attempt: AttemptState) -> Connection:
         fields, dtypes = self.state.fields, self.state.dtypes
         places = tuple(
-            place_of(block, dtypes[block.field], ragged=fields[block.field].ragged) for block in message.blocks
+            place_of(block, dtypes[block.field], ragged=fields[block.field].ragged, num_ranks=message.num_ranks)
+            for block in message.blocks
         )
         static_places = tuple(place_of(block, dtypes[block.field]) for block in message.static_blocks)
         everything = (1 << len(places)) - 1

@@ -1,6 +1,6 @@
 """Assembly: checks `Data` messages, says where their steps belong, and when steps are all there.
 
-Pure: no arrays are written here. Receiver thread.
+Pure, but for the rows of ragged fields that several client ranks send, which are put together here. Receiver thread.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +13,7 @@ from stream_server.server.intake.attempts import (
     PartialStep,
     StepRun,
 )
+from stream_server.server.intake.filling import put_rows_together
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
 
@@ -269,6 +270,7 @@ class Assembly:
 
     def _run_of(self, step: PartialStep) -> StepRun:
         del step.attempt.partial_steps[step.index]
+        put_rows_together(self.settlement.buffer.slots, step.slot, step.rows)
         absent = tuple(name for name in self.state.fields if name not in step.present)
         indices = range(step.index, step.index + 1)
         return StepRun(step.attempt, step.reservation, indices, [step.slot], absent, step.origins)

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from stream_server.messages.client import Ack, Data, End, Open
 from stream_server.messages.routing import Dealing
-from stream_server.server.intake.filling import Array
+from stream_server.server.intake.filling import Array, SharedRows
 from stream_server.server.intake.layout import BlockLayout, Place
 from stream_server.server.intake.ledger import LedgerEntry
 
@@ -194,8 +194,8 @@ class PartialStep:
     """A step that comes in pieces and is not yet all there.
 
     `senders` has a bit for each client rank whose part is there, `present[field]` for each that sent a part of the
-    field; `parts` holds the bytes that came of blocks in several parts, by client rank and block. `origins` are the
-    messages that are settled with it.
+    field; `parts` holds the bytes that came of blocks in several parts, by client rank and block. `rows` has what came
+    of ragged fields that client ranks share. `origins` are the messages that are settled with it.
     """
 
     attempt: "AttemptState"
@@ -205,6 +205,7 @@ class PartialStep:
     senders: int = 0
     present: dict[str, int] = field(default_factory=dict)
     parts: dict[tuple[int, int], int] = field(default_factory=dict)
+    rows: SharedRows = field(default_factory=dict)
     origins: list[Origin] = field(default_factory=list)
 
     def forget(self, rank: int) -> None:
@@ -212,6 +213,7 @@ class PartialStep:
         self.senders &= ~(1 << rank)
         self.present = {name: left for name, ranks in self.present.items() if (left := ranks & ~(1 << rank))}
         self.parts = {part: num_bytes for part, num_bytes in self.parts.items() if part[0] != rank}
+        self.rows = {of: rows for of, rows in self.rows.items() if of[1] != rank}
 
     def torn_field(self) -> str | None:
         """A field of which only some client ranks sent their part."""

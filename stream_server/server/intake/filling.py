@@ -1,7 +1,8 @@
 """Writes the payload of `Data` into rows of the slots' arrays."""
 
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from math import isfinite
 from types import EllipsisType
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from stream_server.server.intake.layout import Place
 MAX_SQUARED = 10_000
 
 Array = npt.NDArray[Any]
+SharedRows = dict[tuple[str, int], tuple[Array, int]]
+"""By field and client rank: an array, and how many of its rows have come."""
 Index = tuple[int | slice | list[int] | EllipsisType, ...]
 
 
@@ -58,8 +61,11 @@ def fill_steps(
     payload: Payload,
     checksum: int | None = None,
     kept: Sequence[bool] | None = None,
+    keep: Callable[[Place, Array], None] | None = None,
 ) -> bool:
     """Receive whole steps, one frame per place. `kept` says which of the steps have a slot, if not all of them.
+
+    `keep` is given the rows of fields that client ranks share.
 
     Where a block is as it is kept and the slots lie side by side, the bytes go straight into the rows. A step with a
     ragged field comes alone, and its length is noted in the store. Returns whether all values are known to be finite:
@@ -74,7 +80,15 @@ def fill_steps(
         if not payload.more():
             raise Unfit(Reason.MALFORMED, f"no payload came for field {place.field}")
         array = store.arrays[place.field]
-        if place.row_bytes:
+        if place.shared:
+            assert keep is not None
+            frame = payload.frame()
+            _check_rows(place, frame.nbytes)
+            if checksum is not None:
+                crc = zlib.crc32(frame, crc)
+            values = np.frombuffer(frame, place.wire).reshape(-1, *place.count[1:])
+            keep(place, values.astype(array.dtype))
+        elif place.row_bytes:
             content = _receive_rows(array, place, slots[0], payload)
             values = _set_rows(store, place, slots[0], content)
             if checksum is not None:
@@ -118,6 +132,44 @@ def _set_rows(store: Slots, place: Place, slot: int, content: memoryview) -> Arr
         store.arrays[place.field][slot, : len(values)] = values
     store.lengths[place.field][slot] = len(values)
     return values
+
+
+def put_rows_together(store: Slots, slot: int, rows: SharedRows) -> None:
+    """Put the rows of ragged fields that client ranks sent of a step into its slot, in the order of the ranks."""
+    num_rows: Counter[str] = Counter()
+    for name, rank in sorted(rows):
+        of_rank, num = rows[name, rank]
+        start = num_rows[name]
+        store.arrays[name][slot, start : start + num] = of_rank[:num]
+        num_rows[name] += num
+    for name, num in num_rows.items():
+        store.lengths[name][slot] = num
+
+
+def fill_shared_part(rows: SharedRows, array: Array, place: Place, rank: int, data: Data, payload: Payload) -> int:
+    """Receive one part of the rows that a client rank sends of a field; gives its bytes. `array` is that of the field.
+
+    Raises:
+        Unfit: as for `fill_steps`.
+    """
+    key = place.field, rank
+    of_rank = rows[key][0] if data.offset else np.empty(place.count, array.dtype)
+    num_bytes = fill_part(of_rank[np.newaxis], place, data, 0, payload)
+    keep_rows(rows, place, rank, of_rank, (data.offset + num_bytes) // place.row_bytes)
+    return num_bytes
+
+
+def keep_rows(rows: SharedRows, place: Place, rank: int, of_rank: Array, num: int) -> None:
+    """Keep the first `num` rows of an array that a client rank sent, until those of the others are there.
+
+    Raises:
+        Unfit: with those of the others they are more than the field may have.
+    """
+    rows[place.field, rank] = of_rank, num
+    total = sum(num for (name, _), (_, num) in rows.items() if name == place.field)
+    if total > place.count[0]:
+        text = f"the client ranks send {total} rows of field {place.field} in a time step, and study.json allows"
+        raise Unfit(Reason.WRONG_FIELDS, f'{text} {place.count[0]}: raise its "max" there')
 
 
 def fill_part(array: Array, place: Place, data: Data, slot: int, payload: Payload) -> int:

@@ -5,6 +5,7 @@ It has no sockets and no clock; notices, messages and payloads go in, and answer
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from stream_server.buffers import Buffer
@@ -27,10 +28,20 @@ from stream_server.server.intake.attempts import (
     Connection,
     ConnectionPhase,
     MessageSeries,
+    PartialStep,
     StepRun,
 )
 from stream_server.server.intake.credit import CreditPool
-from stream_server.server.intake.filling import Payload, Unfit, fill_part, fill_steps
+from stream_server.server.intake.filling import (
+    Array,
+    Payload,
+    Unfit,
+    fill_part,
+    fill_shared_part,
+    fill_steps,
+    keep_rows,
+)
+from stream_server.server.intake.layout import Place
 from stream_server.server.intake.ledger import LedgerEntry
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
@@ -86,7 +97,8 @@ class Intake:
             self._end(old, AttemptEvent.REPLACE)
         begun = self.state.begin(simulation, attempt, goes_on=goes_on)
         self.settlement.check_share(begun)
-        self.settlement.changed[simulation] = begun
+        if begun.share_complete or begun.entry.settled:
+            self.settlement.changed[simulation] = begun
 
     def end_attempt(self, simulation: int, attempt: int) -> None:
         """Accept nothing more from an attempt, which has ended."""
@@ -221,13 +233,11 @@ class Intake:
             if data.field == ALL_FIELDS:
                 slots = [step.slot for step in placed if step is not None]
                 kept = None if len(slots) == len(placed) else [step is not None for step in placed]
-                fill_steps(self.slots, connection.present(data), slots, payload, data.checksum, kept)
+                keep = partial(_keep_rows, placed[0], connection.rank)
+                fill_steps(self.slots, connection.present(data), slots, payload, data.checksum, kept, keep)
             else:
                 assert placed[0] is not None
-                place, slot = connection.places[data.field], placed[0].slot
-                num_bytes = fill_part(self.slots.arrays[place.field], place, data, slot, payload)
-                if place.row_bytes:
-                    self.slots.lengths[place.field][slot] = (data.offset + num_bytes) // place.row_bytes
+                num_bytes = self._take_part(connection, placed[0], data, payload)
         except Unfit as problem:
             self.assembly.abandon(connection, placed)
             return self.refuse(problem.reason, str(problem), data.sequence)
@@ -237,6 +247,16 @@ class Intake:
         for run in whole:
             self.settlement.settle(run)
         return None
+
+    def _take_part(self, connection: Connection, step: PartialStep, data: Data, payload: Payload) -> int:
+        place = connection.places[data.field]
+        array = self.slots.arrays[place.field]
+        if place.shared:
+            return fill_shared_part(step.rows, array, place, connection.rank, data, payload)
+        num_bytes = fill_part(array, place, data, step.slot, payload)
+        if place.row_bytes:
+            self.slots.lengths[place.field][step.slot] = (data.offset + num_bytes) // place.row_bytes
+        return num_bytes
 
     def take_next(self, connection: Connection, series: MessageSeries, payload: Payload) -> Refusal | None:
         """Receive the next message of a series; its steps are settled together with those of others."""
@@ -294,6 +314,10 @@ class Intake:
     def changes(self) -> list[Share]:
         """The progress of the simulations that have changed since the last call."""
         return self.settlement.changes()
+
+    def complete_changes(self) -> list[Share]:
+        """Those of them in which this rank's share is complete; the others are still to come by `changes`."""
+        return self.settlement.complete_changes()
 
     @property
     def has_none_waiting(self) -> bool:
@@ -422,3 +446,9 @@ class Intake:
             if (other.share, other.total) != (end.share, end.total):
                 return f"client rank {connection.rank} sent {end.total} steps, but rank {rank} sent {other.total}"
         return None
+
+
+def _keep_rows(step: PartialStep | None, rank: int, place: Place, rows: Array) -> None:
+    # A message with a ragged field has a single step, which is not known yet.
+    assert step is not None
+    keep_rows(step.rows, place, rank, rows, len(rows))

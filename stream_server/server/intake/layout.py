@@ -15,7 +15,8 @@ class Place:
 
     `direct`: the block is the whole field as it is kept, so that bytes can be received into the slot. `row_bytes` is 0,
     but of a ragged field the bytes of one row: as many rows come as the payload has, and `count` and `num_bytes` are
-    the most.
+    the most. `shared`: other client ranks may send rows of it too, so that the place of these is known when all are
+    there.
     """
 
     field: str
@@ -25,6 +26,7 @@ class Place:
     slices: tuple[slice, ...]
     direct: bool
     row_bytes: int = 0
+    shared: bool = False
 
     def fits(self, num_bytes: int) -> bool:
         """Whether a step of this block may have so many bytes."""
@@ -33,8 +35,8 @@ class Place:
         return num_bytes == self.num_bytes
 
 
-def place_of(block: Block, kept: np.dtype, *, ragged: bool = False) -> Place:
-    """The place of a block in the slots of its field, whose kept type is `kept`."""
+def place_of(block: Block, kept: np.dtype, *, ragged: bool = False, num_ranks: int = 1) -> Place:
+    """The place of a block in the slots of its field, whose kept type is `kept`; of a client of `num_ranks` ranks."""
     wire = np.dtype(block.dtype)
     if wire.kind == "b":
         # Any byte may come, but NumPy's own bool knows only 0 and 1.
@@ -47,6 +49,7 @@ def place_of(block: Block, kept: np.dtype, *, ragged: bool = False) -> Place:
         slices=tuple(slice(start, start + size) for start, size in zip(block.offset, block.count, strict=True)),
         direct=block.count == block.shape and wire == kept,
         row_bytes=math.prod(block.count[1:]) * wire.itemsize if ragged else 0,
+        shared=ragged and num_ranks > 1,
     )
 
 
@@ -54,7 +57,8 @@ def place_of(block: Block, kept: np.dtype, *, ragged: bool = False) -> Place:
 class BlockLayout:
     """The blocks of the client ranks of one attempt, checked as they come.
 
-    `senders` has a bit for each client rank that sends anything, `owners[field]` for each one with a part of it.
+    `senders` has a bit for each client rank that sends anything, `owners[field]` for each one with a part of it. Of a
+    ragged field each of these sends rows of its own, which come one after the other in the order of the ranks.
     """
 
     fields: Mapping[str, FieldSpec]
@@ -74,8 +78,11 @@ class BlockLayout:
 
     @property
     def closed(self) -> bool:
-        """No further sender can come: all have said what they send, or every value of every field has its own."""
-        return self.complete or all(self.num_free[name] == 0 for name in self.fields)
+        """No further sender can come: all have said what they send, or every value of every field has its own.
+
+        Nobody can tell that of a ragged field.
+        """
+        return self.complete or all(self.num_free[it.name] == 0 and not it.ragged for it in self.fields.values())
 
     def add(self, rank: int, blocks: Sequence[Block]) -> str | None:
         """Take the blocks of a client rank; returns the problem with them, if any, and then forgets them."""
@@ -96,21 +103,19 @@ class BlockLayout:
         for block in blocks:
             self.senders |= 1 << rank
             self.owners[block.field] = self.owners.get(block.field, 0) | 1 << rank
-            self.num_free[block.field] -= math.prod(block.count)
+            self.num_free[block.field] = max(0, self.num_free[block.field] - math.prod(block.count))
 
     def _problem(self, block: Block) -> str | None:
         spec = self.fields[block.field]
         if block.shape != spec.shape:
             return f"field {spec.name} has shape {spec.shape} in the study, but the simulation sends {block.shape}"
         if spec.ragged and block.count != spec.shape:
-            return f"field {spec.name} differs from step to step: one client rank must send all of it"
+            return f"field {spec.name} differs from step to step: a client rank opens a block of its largest size"
         ends = [start + size for start, size in zip(block.offset, block.count, strict=True)]
         if any(end > size for end, size in zip(ends, spec.shape, strict=True)):
             return f"the block at {block.offset} of size {block.count} reaches out of field {spec.name}, {spec.shape}"
-        for rank, others in self.blocks.items():
+        for rank, others in ({} if spec.ragged else self.blocks).items():
             if any(other.field == block.field and _overlap(other, block) for other in others):
-                if spec.ragged:
-                    return f"field {spec.name} differs from step to step: client rank {rank} sends all of it already"
                 return f"the block of field {spec.name} at {block.offset} overlaps with that of client rank {rank}"
         return None
 
@@ -118,7 +123,7 @@ class BlockLayout:
         last = {block.field: math.prod(block.count) for block in blocks}
         for name, spec in self.fields.items():
             wanted = math.prod(spec.shape)
-            left = self.num_free[name] - last.get(name, 0)
+            left = max(0, self.num_free[name] - last.get(name, 0))
             if left and (left < wanted or not spec.optional):
                 if not blocks and not any(self.blocks.values()):
                     return "it ended without having sent a time step"

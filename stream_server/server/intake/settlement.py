@@ -248,7 +248,20 @@ class Settlement:
 
     def changes(self) -> list[Share]:
         """The progress of the simulations that have changed since the last call."""
-        shares = [
+        changed, self.changed = self.changed, {}
+        self.has_complete_share = False
+        return self._shares(changed.values())
+
+    def complete_changes(self) -> list[Share]:
+        """Those of the changes that others wait for: shares that are complete. The rest stays for `changes`."""
+        complete = [attempt for attempt in self.changed.values() if attempt.share_complete]
+        for attempt in complete:
+            del self.changed[attempt.simulation]
+        self.has_complete_share = False
+        return self._shares(complete)
+
+    def _shares(self, attempts: Iterable[AttemptState]) -> list[Share]:
+        return [
             Share(
                 simulation=attempt.simulation,
                 attempt=attempt.attempt,
@@ -259,12 +272,9 @@ class Settlement:
                 complete=attempt.share_complete,
                 total=attempt.total,
             )
-            for attempt in self.changed.values()
+            for attempt in attempts
             if not attempt.end_state or attempt.stopped_early
         ]
-        self.changed.clear()
-        self.has_complete_share = False
-        return shares
 
     def _is_finite(self, slot: int) -> bool:
         slots = self.buffer.slots

@@ -49,34 +49,29 @@ class Phases:
         """Go on counting from here."""
         self._seconds.update(seconds)
 
-    def _begin(self, name: str) -> None:
-        now, stack = self._clock(), self._stack
-        if stack:
-            self._seconds[stack[-1]] += now - self._since
-        self._since = now
-        stack.append(name)
-
-    def _end(self) -> None:
-        now = self._clock()
-        self._seconds[self._stack.pop()] += now - self._since
-        self._since = now
-
 
 class _MeasuredPhase(AbstractContextManager[None]):
     """A phase as a `with` block; a generator would take four times as long, some ten times in each batch."""
 
-    __slots__ = ("_begin", "_end", "_name")
+    __slots__ = ("_name", "_phases")
 
     def __init__(self, phases: Phases, name: str) -> None:
         self._name = name
-        self._begin = phases._begin
-        self._end = phases._end
+        self._phases = phases
 
     def __enter__(self) -> None:
-        self._begin(self._name)
+        phases = self._phases
+        now, stack = phases._clock(), phases._stack
+        if stack:
+            phases._seconds[stack[-1]] += now - phases._since
+        phases._since = now
+        stack.append(self._name)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._end()
+        phases = self._phases
+        now = phases._clock()
+        phases._seconds[phases._stack.pop()] += now - phases._since
+        phases._since = now
 
 
 def mean_over_ranks(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -294,11 +294,16 @@ class Receiver:
         now = time.monotonic()
         if now - self._here_at >= HERE_S:
             self._say_here()
-        if not self.intake.settlement.has_complete_share and now - self._reported_at < REPORT_S:
+        if now - self._reported_at >= REPORT_S:
+            self._reported_at = now
+            self.dispatcher.acknowledgements.acknowledge_owed()
+            shares = self.intake.changes()
+        elif self.intake.settlement.has_complete_share:
+            # Of the others, whose end nobody waits for, one word in a while is enough.
+            shares = self.intake.complete_changes()
+        else:
             return
-        self._reported_at = now
-        self.dispatcher.acknowledgements.acknowledge_owed()
-        for share in self.intake.changes():
+        for share in shares:
             if self._coordinator is not None:
                 self._coordinator.share(0, share)
             else:

@@ -11,7 +11,12 @@ from stream_server.config import StudyConfig, check_continuation
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
 from stream_server.machine import run_folder
+from stream_server.machine.study_lock import LOCKS
 from stream_server.storage.disk import make_folder, read_text, remove_file, remove_leftovers, replace_file
+
+INCARNATIONS = "incarnations"
+BEFORE_ANYTHING = {run_folder.STUDY_FILE, run_folder.JOURNAL, *LOCKS, "logs", "metrics", "exit.json", "report.json"}
+"""What a start leaves that failed while it was set up."""
 
 
 def shown(path: Path) -> str:
@@ -151,7 +156,9 @@ class OutputFolder:
         """
         self.check(resume=resume)
         if self.study.exists():
-            check_continuation(self._earlier_study(), config)
+            before = self._earlier_study()
+            if self._has_begun(before):
+                check_continuation(before, config)
         make_folder(self.path)
         failpoint("server.before_study_file")
         for file in (self.study, self.report, self.exit, self.connection, self.operator, self.prometheus):
@@ -159,6 +166,15 @@ class OutputFolder:
         remove_file(self.report)
         remove_file(self.exit)
         replace_file(self.study, (json.dumps(config.resolved(), indent=2) + "\n").encode())
+
+    def _has_begun(self, before: Any) -> bool:
+        """Whether a run got so far that something of it is here: until its sockets are open, nothing can be."""
+        with contextlib.suppress(OSError, TypeError, KeyError):
+            checkpoints = Path(before["checkpoint"]["dir"] or self.checkpoints)
+            saved = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
+            others = {it.name for it in self.path.iterdir()} - {self.checkpoints.name, *BEFORE_ANYTHING}
+            return bool(others) or any(INCARNATIONS not in it.name for it in saved) or self._has_metrics
+        return True
 
     def _earlier_study(self) -> Any:
         try:

@@ -123,6 +123,7 @@ def build_report(
         "warnings": [
             *([UNPROTECTED] if study.security == "none" else []),
             *study.cores.warnings,
+            *_ended_early(outcome, study.simulations),
             *(f"rank {number}: {it}" for number, rank in enumerate(ranks) if rank is not None for it in rank.warnings),
         ],
         "started": study.started,
@@ -193,6 +194,20 @@ def _count(simulations: Mapping[int, SimulationEnd], failures: Sequence[Mapping[
     for simulation, end in simulations.items():
         counts[end.state if end.state in TERMINAL else "failed" if simulation in failed else "stopped"] += 1
     return counts
+
+
+def _ended_early(outcome: Outcome, simulations: Mapping[int, SimulationEnd]) -> list[str]:
+    """A warning if no training simulation came to its last time step, which is rarely meant."""
+    ends = [end for end in simulations.values() if not end.held_out and end.state in ("finished", "stopped_early")]
+    num_stopped = sum(end.state == "stopped_early" for end in ends)
+    by_itself = [end for end in ends if end.num_sent is not None and end.num_sent < (end.num_steps or 0)]
+    if not ends or outcome.reason == "saved" or num_stopped + len(by_itself) < len(ends):
+        return []
+    causes = [
+        *([f"the study stopped {num_stopped}"] if num_stopped else []),
+        *([f"{len(by_itself)} sent fewer than study.time_steps says"] if by_itself else []),
+    ]
+    return [f"no simulation came to its last time step: of {len(ends)}, {' and '.join(causes)}"]
 
 
 def _per_second(num: int, seconds: float) -> float:

@@ -145,6 +145,15 @@ class PointGenerator:
         return f"{self._name}: suggest must return dicts with {listed(wanted)}, but returned {quoted(row)}"
 
 
+def learns_while_it_runs(name: str, folder: Path) -> bool:
+    """Whether a class of `parameters.sampler` has `ingest`, by the class alone: nothing is made of it.
+
+    Raises:
+        ConfigError, UserCodeError: there is no such class, or its file raised.
+    """
+    return callable(getattr(load_named(name, GENERATORS, folder, kind=KIND), "ingest", None))
+
+
 def _number(value: Any, limits: Bounds) -> float:
     number = float(value)
     return float(round(number)) if limits.integer and math.isfinite(number) else number

@@ -228,7 +228,9 @@ class Roster:
     def queued(self, message: launcher_link.Queued) -> None:
         """The launcher says what the jobs of some simulations wait for, or that they run."""
         for simulation in message.simulations:
-            self.entries[simulation].waits_for = message.waits_for
+            entry = self.entries[simulation]
+            entry.waits_for = message.waits_for
+            entry.had_to_wait = entry.had_to_wait or entry.is_queued
 
     def attached(self, token: int, simulation: int, attempt: int) -> list[Action]:
         """The launcher gives a client that came by itself this simulation."""
@@ -276,7 +278,7 @@ class Roster:
         if entry.goes_on and share.received:
             # Its client has come back: it was not started again.
             entry.goes_on = False
-            self.num_survived += 1
+            self.num_survived += not entry.had_to_wait
         entry.shares[rank] = share
         self.table.settle(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
@@ -395,7 +397,7 @@ class Roster:
         if entry.phase.terminal or (entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt):
             return []
         self._failed_attempts.try_again(simulation)
-        entry.waits_for = waits_for
+        entry.waits_for, entry.had_to_wait = waits_for, waits_for is not None
         self.table.enter(simulation, SimulationPhase.RUNNING)
         entry.attempt, entry.attached, entry.ready = attempt, attached, False
         # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.

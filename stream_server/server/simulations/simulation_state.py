@@ -43,8 +43,9 @@ class SimulationState:
     attempt or incarnation has reported.
 
     `begun`: there was an attempt. `attached`: the current one is run by clients that nobody launched. `ready`: every
-    rank knows of it. `goes_on`: it ran before this server did, and has not been heard of since. `waits_for`: what the
-    job of the current attempt waits for, as far as the launcher knows that, None if it runs.
+    rank knows of it. `goes_on`: it was begun before this server was, and has not been heard of since. `waits_for`: what
+    the job of the current attempt waits for, as far as the launcher knows that, None if it runs;
+    `had_to_wait`: it waited for something since this server knows of the attempt.
     """
 
     parameters: dict[str, float] | None
@@ -56,6 +57,7 @@ class SimulationState:
     goes_on: bool = False
     reason: str = ""
     waits_for: str | None = None
+    had_to_wait: bool = False
     total: int | None = None
     num_settled: int = 0
     shares: dict[int, notices.Share] = field(default_factory=dict)

@@ -35,6 +35,32 @@ STREAMS = {"training": TRAINING_STREAM, "validation": VALIDATION_STREAM}
 log = logging.getLogger(__name__)
 
 
+def check_shared_jobs(config: StudyConfig) -> None:
+    """Check that simulations which share a job or a worker can have their parameters from a class that learns.
+
+    Raises:
+        ConfigError: those of a job start together, or no worker would ever get two of them.
+    """
+    simulation, max_running = config.simulation, config.launcher.max_running
+    name, ahead = config.parameters.sampler.class_, _ready_ahead(config)
+    if simulation.per_job != 1:
+        raise ConfigError(
+            f"simulation.per_job is {simulation.per_job}, but {name} learns while the study runs, "
+            "and the simulations of a job start together: leave it out, or use a class without ingest"
+        )
+    if simulation.per_worker != 1 and num_for_worker(ahead, most=2, max_running=max_running) == 1:
+        raise ConfigError(
+            f"simulation.per_worker would be ignored: while parameters.sampler.lookahead is {ahead}, a "
+            "worker gets one simulation, for it gets one in 2 × launcher.max_running of those that are ready. "
+            f"Write {2 * max_running + 1} or more there"
+        )
+
+
+def _ready_ahead(config: StudyConfig) -> int:
+    runs = config.launcher.max_running if config.simulation.command is not None else config.client.max_attached
+    return config.parameters.sampler.lookahead or max(1, runs)
+
+
 class Suggester:
     """Gets the parameters of the simulations 0, 1, 2, … from the user's class, and each only once.
 
@@ -181,7 +207,7 @@ class Suggester:
             if not num_known:
                 raise _at_the_start(error) from error
             self._note(str(error))
-            self.lookahead = self._ready_ahead
+            self.lookahead = _ready_ahead(self._config)
             return
         if not self.learns and self._settings.lookahead is not None:
             raise ConfigError(
@@ -189,32 +215,12 @@ class Suggester:
                 "suggests all at the start: leave it out"
             )
         if self.learns:
-            self._check_shared_jobs()
+            check_shared_jobs(self._config)
             self._refuse_names_of_results()
-        self.lookahead = self._ready_ahead if self.learns else self._num_planned
+        self.lookahead = _ready_ahead(self._config) if self.learns else self._num_planned
         first = min(self._num_planned, self._num_held_out + self.lookahead)
         if not num_known or not self.learns:
             self._log.append(self._suggest(range(num_known, first)))
-
-    @property
-    def _ready_ahead(self) -> int:
-        config = self._config
-        runs = config.launcher.max_running if config.simulation.command is not None else config.client.max_attached
-        return self._settings.lookahead or max(1, runs)
-
-    def _check_shared_jobs(self) -> None:
-        simulation, max_running = self._config.simulation, self._config.launcher.max_running
-        if simulation.per_job != 1:
-            raise ConfigError(
-                f"simulation.per_job is {simulation.per_job}, but {self._settings.class_} learns while the study runs, "
-                "and the simulations of a job start together: leave it out, or use a class without ingest"
-            )
-        if simulation.per_worker != 1 and num_for_worker(self._ready_ahead, most=2, max_running=max_running) == 1:
-            raise ConfigError(
-                f"simulation.per_worker would be ignored: while parameters.sampler.lookahead is {self._ready_ahead}, a "
-                "worker gets one simulation, for it gets one in 2 × launcher.max_running of those that are ready. "
-                f"Write {2 * max_running + 1} or more there"
-            )
 
     def _refuse_names_of_results(self) -> None:
         if names := sorted(OWN & self._bounds.keys()):

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
-from stream_server.errors import ConfigError
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.metrics.metrics import Metrics
@@ -144,18 +143,12 @@ class Composition:
 
         Raises:
             UserCodeError: `train_dataloader` raised, or gave something else than a loader of the stream.
-            ConfigError: study.json asks for what a loader of the user's cannot have.
         """
-        training, options = self.config.training, self._options_of_stream(source)
+        options = self._options_of_stream(source)
         samples = LoaderSamples()
         loader = call_user(f"{type(self.server).__name__}.train_dataloader", self.server.make_loader, samples)
         if loader is None:
-            stream: SampleStream = BatchStream(self.buffer, self.server, prefetch=training.prefetch, **options)
-        elif training.prefetch:
-            raise ConfigError(
-                f"training.prefetch must be 0 for a server class with train_dataloader, but is {training.prefetch}: "
-                "batches of a loader are not formed ahead"
-            )
+            stream: SampleStream = BatchStream(self.buffer, self.server, **options)
         else:
             stream = LoaderStream(self.buffer, self.server, loader, samples, **options)
         self.stream = stack.enter_context(stream)
@@ -166,6 +159,8 @@ class Composition:
             "batch_size": self.config.training.batch_size,
             "phases": self.phases,
             "before_draw": source.before_draw,
+            "prefetch": self.config.training.prefetch,
+            "stage": self.step.stage,
         }
 
     def make_validation(

@@ -139,7 +139,11 @@ class StudySetUp(Composition):
     @property
     def warnings(self) -> list[str]:
         """Failures on this rank that did not end the study, once it is set up."""
-        return [*self.checkpoints.warnings, *(self.export.warnings if self.export else [])]
+        return [
+            *self.checkpoints.warnings,
+            *self.validation.warnings,
+            *(self.export.warnings if self.export else []),
+        ]
 
     def open(self, stack: ExitStack, status: Callable[[Metrics], DisplayedStatus]) -> Training:
         """Call the user's class, restore what was saved, open the sockets and make the training.

@@ -157,7 +157,8 @@ class Round:
             num_dropped=dropped,
             num_first_dropped=first_dropped,
             saves=saves,
-            stop=next((reason for reason in StopReason if stops[reason]), None),
+            # Going through an enumeration takes 2 µs.
+            stop=next(filter(stops.__getitem__, StopReason)) if any(stops) else None,
         )
 
     @property

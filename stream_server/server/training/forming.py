@@ -21,10 +21,16 @@ from stream_server.user_code import call_user
 Present = dict[str, NDArray[np.bool_]]
 
 
+def as_it_is(data: Any) -> Any:
+    """A batch's data that stays where it is until its step."""
+    return data
+
+
 class BatchForming:
     """Makes batches of draws that are not released. It belongs to one thread, which runs the user's methods.
 
-    `num_ahead` batches may be formed and not trained yet; the memory of so many is used again.
+    `num_ahead` batches may be formed and not trained yet; the memory of so many is used again. `stage` begins to bring
+    the data of a batch to the device.
     """
 
     def __init__(
@@ -36,12 +42,14 @@ class BatchForming:
         batch_size: int,
         phases: Phases,
         num_ahead: int = 0,
+        stage: Callable[[Any], Any] = as_it_is,
     ) -> None:
         self._buffer = buffer
         self._server = server
         self._parameters = ParameterTable(parameters_of)
         self._memory = BatchMemory(buffer.slots, batch_size, buffer.sample_shape, max_sets=MAX_SETS + num_ahead)
         self._phases = phases
+        self._stage = stage
         self._vectorised = type(server).process_batch is not StreamServer.process_batch
 
     def form(self, draw: Draw) -> Batch:
@@ -53,7 +61,7 @@ class BatchForming:
         rows, keys, parameters, present = self._keys(draw)
         form = self._form_at_once if self._vectorised else self._form_singly
         data = form(rows, keys, parameters, present)
-        return Batch(data=data, size=keys.shape[1], keys=keys, is_first=self._buffer.is_first(draw))
+        return Batch(data=self._stage(data), size=keys.shape[1], keys=keys, is_first=self._buffer.is_first(draw))
 
     def samples(self, draw: Draw) -> list[SimulationData]:
         """The samples of a draw one by one, with arrays of their own, which stay after its release."""

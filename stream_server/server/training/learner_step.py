@@ -94,6 +94,9 @@ class LearnerStep:
     def __exit__(self, *exc_info: object) -> None:
         pass
 
+    def stage(self, data: Any) -> Any:
+        return data
+
     def to_device(self, data: Any) -> Any:
         return data
 

@@ -12,10 +12,10 @@ from stream_server.buffers.pins import Draw
 from stream_server.errors import Closed, UserCodeError
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
-from stream_server.server.training.forming import BatchForming
+from stream_server.server.training.forming import BatchForming, as_it_is
 from stream_server.server.training.loader_samples import (
-    Asks,
     Block,
+    Discarded,
     Ended,
     LoaderSamples,
     LoaderThread,
@@ -24,9 +24,9 @@ from stream_server.server.training.loader_samples import (
 )
 from stream_server.server.training.stream import WAIT_S, SampleStream
 from stream_server.server.user.stream_server import StreamServer
-from stream_server.user_code import call_user
 
-# As many batches have slots beside a full buffer, the one that is drawn among them.
+# As many batches have slots beside a full buffer, the one that is drawn among them, and one for each that is formed
+# ahead.
 MOST_HELD_BATCHES = 2
 
 
@@ -35,7 +35,11 @@ class LoaderStream(SampleStream):
 
     Samples are drawn `batch_size` at once, each with a draw of its own, which is released when its batch is trained or
     when the loader has dropped it. So what the loader holds back is in every checkpoint, and a restored stream gives it
-    to the loader again before anything new. The loader runs only within `draw` and `form_again`.
+    to the loader again before anything new. Without `prefetch` the loader runs only within `draw` and `form_again`.
+
+    With `prefetch` it may make that many further batches whenever one is taken, and is given samples for them, as far
+    as there are any. How many depends on the batch that was taken, and not on how far the loader is, so that a replay
+    is repeated. It waits while the statistics of the normalization change, and while validations and captures run.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class LoaderStream(SampleStream):
         batch_size: int,
         phases: Phases,
         before_draw: Callable[[], None] = lambda: None,
+        prefetch: int = 0,
+        stage: Callable[[Any], Any] = as_it_is,
     ) -> None:
         super().__init__(
             buffer,
@@ -58,18 +64,20 @@ class LoaderStream(SampleStream):
             phases=phases,
             before_draw=before_draw,
         )
-        self._name = f"{type(server).__name__}.train_dataloader"
-        check_train_loader(loader, self._name)
+        self._name = f"the loader of {type(server).__name__}.train_dataloader"
+        check_train_loader(loader, f"{type(server).__name__}.train_dataloader")
         self._loader = loader
         self._samples = samples
+        self._num_ahead = prefetch
+        self._stage = stage if prefetch else as_it_is
         self._forming = BatchForming(buffer, server, parameters_of=parameters_of, batch_size=batch_size, phases=phases)
         self._thread = self._new_thread()
-        self._asks = False
+        self._num_taken = 0
+        self._num_given = 0
         self._stream_is_over = False
         self._has_ended = False
         self._num_batches = 0
         self._num_out = 0
-        self._num_recognised = 0
         self._again: Block = ()
         self._held: Sequence[Draw] = ()
         self._made = (0, 0, 0)
@@ -78,39 +86,58 @@ class LoaderStream(SampleStream):
 
     def __enter__(self) -> Self:
         self._thread.__enter__()
+        self._server.normalization.before_change = self.settle
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._thread.__exit__(*exc_info)
+
+    @property
+    def prefetch_s(self) -> float:
+        return self._earlier_s + (self._thread.seconds if self._num_ahead else 0.0)
 
     def draw(self, timeout_s: float) -> Batch | None:
         self.release()
         return self._next(timeout_s)
 
     def release(self) -> None:
+        if self._held:
+            self._samples.none.clear()
         self._release(self._held)
         self._held = ()
-        self._samples.none.clear()
+
+    def settle(self) -> None:
+        with self._phases.measure("transform"):
+            self._thread.settle()
 
     def form_again(self) -> Batch:
         """The first batch, by a loader that begins anew with the same samples; those that were None are None again."""
         before = self._made
+        self._thread.settle()
         self._thread.__exit__()
-        draws = [*self._held, *self._samples.end()]
+        events, not_given = self._thread.rest()
+        draws = [*self._held, *self._samples.end(), *not_given]
+        for event in events:
+            if isinstance(event, Made | Discarded):
+                self._drop(event.dropped)
+            if isinstance(event, Made):
+                draws += event.taken.draws
         again = [(sample, draw) for draw in draws for sample in self._forming.samples(draw)]
         none = [(None, draw) for draw in self._samples.none]
         self._again = sorted([*again, *none], key=lambda given: given[1].ticket)
         self._held = ()
-        self._asks = self._stream_is_over = self._has_ended = False
+        self._stream_is_over = self._has_ended = False
+        self._earlier_s = self.prefetch_s
+        self._num_taken = self._num_given = 0
         self._thread = self._new_thread().__enter__()
         batch = None
         while batch is None:
             batch = self._next(WAIT_S)
         if self._made != before:
             raise UserCodeError(
-                f"the loader of {self._name} must begin in the same way each time it is iterated, but its first batch "
-                f"has {_in_words(*self._made)} instead of {_in_words(*before)}. Leave out the section normalization "
-                "of study.json, or what depends on chance"
+                f"{self._name} must begin in the same way each time it is iterated, but its first batch has "
+                f"{_in_words(*self._made)} instead of {_in_words(*before)}. Leave out the section normalization of "
+                "study.json, or what depends on chance"
             )
         # The ranks have agreed on the batch as it was: what was dropped since is told with the next one.
         self._dropped = self._told
@@ -120,31 +147,48 @@ class LoaderStream(SampleStream):
         if self._has_ended:
             raise Closed("The loader has ended.")
         started_s = time.monotonic()
-        self._note_dropped()
-        block: Block | None = None
+        self._thread.allow(self._num_taken + 1)
         while True:
-            if self._asks:
-                elapsed_s = time.monotonic() - started_s
-                if elapsed_s > max(timeout_s, WAIT_S):
-                    # A loader that drops nearly all must not keep this rank from the rounds.
-                    return None
-                block = self._block(max(0.0, timeout_s - elapsed_s))
-                if block is None:
-                    return None
             with self._phases.measure("transform"):
-                event = self._thread.resume(block)
-            block, self._asks = None, isinstance(event, Asks)
+                event = self._thread.next()
             match event:
-                case Asks():
-                    self._note_dropped()
-                case Made(data, samples):
-                    batch = self._batch(data, samples)
-                    if batch is not None:
-                        return batch
+                case None:
+                    elapsed_s = time.monotonic() - started_s
+                    if elapsed_s > max(timeout_s, WAIT_S):
+                        # A loader that drops nearly all must not keep this rank from the rounds.
+                        return None
+                    block = self._block(max(0.0, timeout_s - elapsed_s))
+                    if block is None:
+                        return None
+                    self._give(block)
+                case Discarded(draws):
+                    self._drop(draws)
+                case Made():
+                    batch = self._batch(event)
+                    self._go_ahead(event)
+                    return batch
                 case Ended():
                     self._end()
                 case Raised(error):
                     raise error
+
+    def _go_ahead(self, made: Made) -> None:
+        """Let the loader make its next batches beside the step."""
+        self._thread.allow(self._num_taken + self._num_ahead)
+        num_wanted = made.num_given + self._num_ahead * self._batch_size
+        while self._num_given < num_wanted and self._num_out <= self._most_held and not self._again:
+            try:
+                draw = self._draw(0.0)
+            except Closed:
+                # It comes again when the loader needs samples.
+                return
+            if draw is None:
+                return
+            self._give(self._singles(draw))
+
+    def _give(self, block: Block) -> None:
+        self._num_given += len(block)
+        self._thread.give(block)
 
     def _block(self, timeout_s: float) -> Block | None:
         """The next samples; an empty block at the end of the stream, None if there are none yet."""
@@ -157,46 +201,42 @@ class LoaderStream(SampleStream):
         except Closed:
             self._stream_is_over = True
             return []
-        if draw is None:
-            return None
+        return None if draw is None else self._singles(draw)
+
+    def _singles(self, draw: Draw) -> Block:
         samples = self._forming.samples(draw)
         singles = [draw] if len(draw.slots) == 1 else self._buffer.split(draw)
         self._num_out += len(singles)
         return list(zip(samples, singles, strict=True))
 
+    @property
+    def _most_held(self) -> int:
+        return (MOST_HELD_BATCHES - 1 + self._num_ahead) * self._batch_size
+
     def _check_room(self) -> None:
-        most = (MOST_HELD_BATCHES - 1) * self._batch_size
+        most = self._most_held
         if self._num_out > most:
+            ahead = f" with training.prefetch {self._num_ahead} more for each batch ahead," if self._num_ahead else ""
             raise UserCodeError(
-                f"the loader of {self._name} holds {self._num_out} samples and asks for more, but it may hold as many "
-                f"as training.batch_size, {self._batch_size}: write a larger one, make smaller batches, or shuffle by "
-                'the buffer.policy "firo"'
+                f"{self._name} holds {self._num_out} samples and asks for more, but it may hold as many as "
+                f"training.batch_size, {self._batch_size},{ahead} and not more: write a larger one, make smaller "
+                'batches, or shuffle by the buffer.policy "firo"'
             )
 
-    def _batch(self, data: Any, samples: list[Any]) -> Batch | None:
-        """The batch that the loader made, with what became of the samples before it; None if there is none in it."""
-        handed = self._samples.handed
-        taken = handed.take(samples)
-        samples.clear()
+    def _batch(self, made: Made) -> Batch:
+        """The batch that the loader made, with what became of the samples before it."""
+        taken = made.taken
         self._held = taken.draws
-        self._num_recognised += len(taken.draws)
+        self._num_taken += 1
         self._num_batches += 1
-        if not self._num_recognised and handed.num_given and taken.num_added:
-            raise UserCodeError(
-                f"no sample of the first batch that the loader of {self._name} made is one of the stream, although it "
-                "was given some: pass on the objects that the dataset gives, and transform them in "
-                "process_simulation_data or in collate_fn"
-            )
-        if not taken.size:
-            return None
-        self._note_dropped()
+        self._drop(made.dropped)
         dropped, self._dropped = self._dropped, []
         self._made = (len(taken.draws), _num_first(taken.draws), taken.size)
         self._told = dropped
         slots = np.array([draw.slots[0] for draw in taken.draws], np.intp)
         keys = np.stack([self._buffer.slots.simulation_ids[slots], self._buffer.slots.time_steps[slots]])
         return Batch(
-            data=call_user(f"the loader of {self._name}", self._server.collate.convert, data),
+            data=made.data,
             size=taken.size,
             keys=keys,
             is_first=np.array([draw.num_first > 0 for draw in taken.draws], bool),
@@ -204,9 +244,6 @@ class LoaderStream(SampleStream):
             num_dropped=len(dropped),
             num_first_dropped=_num_first(dropped),
         )
-
-    def _note_dropped(self) -> None:
-        self._drop(self._samples.handed.dropped())
 
     def _drop(self, draws: Sequence[Draw]) -> None:
         self._dropped += draws
@@ -221,16 +258,19 @@ class LoaderStream(SampleStream):
     def _end(self) -> None:
         if not self._stream_is_over:
             raise UserCodeError(
-                f"the loader of {self._name} ended after {self._num_batches} batches, but the stream has not: let it "
-                "iterate until the StreamDataset ends, with itertools.cycle around what is shorter, and end the study "
-                "by training.max_batches"
+                f"{self._name} ended after {self._num_batches} batches, but the stream has not: let it iterate until "
+                "the StreamDataset ends, with itertools.cycle around what is shorter, and end the study by "
+                "training.max_batches"
             )
         self._has_ended = True
         self._drop(self._samples.end())
         raise Closed("The loader has ended.")
 
     def _new_thread(self) -> LoaderThread:
-        return LoaderThread(self._loader, self._samples, self._forming.process, name=f"the loader of {self._name}")
+        return LoaderThread(self._loader, self._samples, self._forming.process, self._convert, name=self._name)
+
+    def _convert(self, data: Any) -> Any:
+        return self._stage(self._server.collate.convert(data))
 
 
 def check_train_loader(loader: Any, name: str) -> None:

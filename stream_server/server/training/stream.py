@@ -13,7 +13,7 @@ from stream_server.errors import Closed
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.simulations.design import ParameterTable
-from stream_server.server.training.forming import BatchForming
+from stream_server.server.training.forming import BatchForming, as_it_is
 from stream_server.server.training.prefetch import Prefetch
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.stream_server import StreamServer
@@ -133,7 +133,7 @@ class BatchStream(SampleStream):
     on a thread of their own. They are drawn here, one after another, so that a checkpoint has them as they were
     drawn, whatever that thread does. A batch is formed with the statistics that there are when it is taken: where they
     have changed since it was begun, it is formed again. The `with` block is the life of that thread, which runs no user
-    code while validations do.
+    code while validations do. It also has `stage` begin to bring them to the device.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class BatchStream(SampleStream):
         phases: Phases,
         before_draw: Callable[[], None] = lambda: None,
         prefetch: int = 0,
+        stage: Callable[[Any], Any] = as_it_is,
     ) -> None:
         super().__init__(
             buffer,
@@ -163,6 +164,7 @@ class BatchStream(SampleStream):
             batch_size=batch_size,
             phases=Phases() if prefetch else phases,
             num_ahead=prefetch,
+            stage=stage if prefetch else as_it_is,
         )
         self._prefetch = Prefetch(self._forming.form) if prefetch else None
         self._version = server.normalization.version

@@ -13,11 +13,14 @@ from stream_server.ragged import is_ragged
 class NumpyCollate:
     """Stacks arrays and numbers, through tuples, lists and dicts, into copies; floating ones become `dtype`.
 
+    Complex ones become the complex type of the same precision.
+
     Anything else, such as a string, is collected in a list.
     """
 
     def __init__(self, dtype: DTypeLike = np.float32) -> None:
         self._dtype = np.dtype(dtype)
+        self._complex_dtype = np.result_type(self._dtype, np.complex64)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Stack the samples of a batch, which have one structure.
@@ -60,9 +63,9 @@ class NumpyCollate:
         return np.asarray(array, self.dtype_for(array))
 
     def dtype_for(self, value: Any) -> np.dtype[Any] | None:
-        """The precision's dtype for floating arrays, None (leave it) for all others."""
+        """The precision's dtype for floating and complex arrays, None (leave it) for all others."""
         found = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
-        return self._dtype if found.kind == "f" else None
+        return {"f": self._dtype, "c": self._complex_dtype}.get(found.kind)
 
     def _agree_in_shape(self, samples: Sequence[Any]) -> None:
         shapes = [tuple(np.shape(sample)) for sample in samples]

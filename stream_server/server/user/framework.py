@@ -46,8 +46,12 @@ class Step(Protocol):
 
     def __exit__(self, *exc_info: object) -> None: ...
 
+    def stage(self, data: Any) -> Any:
+        """Begin to bring a batch's data where the model is; gives what `to_device` takes. Any thread."""
+        ...
+
     def to_device(self, data: Any) -> Any:
-        """A batch's data where the model is."""
+        """A batch's data, staged or not, where the model is."""
         ...
 
     def run(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> StepOutcome:

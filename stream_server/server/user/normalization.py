@@ -1,6 +1,6 @@
 """Running statistics of the stream, with which users normalize data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Normalization(Callback):
         num_samples: how many samples the shared statistics are of.
         frozen: whether they stay as they are from now on.
         version: a number that changes with the shared statistics.
+        before_change: called before they change, so that nobody is reading them on another thread then.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Normalization(Callback):
         self.num_samples = 0
         self.frozen = False
         self.version = 0
+        self.before_change: Callable[[], None] = lambda: None
         self._ranks = ranks
         self._every_batches = every_batches
         self._freeze_after = freeze_after
@@ -157,6 +159,7 @@ class Normalization(Callback):
         """Bring together what the ranks have observed since the last time. Collective."""
         if not self.is_observing:
             return
+        self.before_change()
         own = list(self._own.values())
         flags = np.array([self._wants_to_freeze, self._num_own], np.float64)
         totals = self._ranks.all_reduce(_flat([flags, *(it.count for it in own), *(it.count * it.mean for it in own)]))

@@ -17,7 +17,8 @@ class StreamDataset(IterableDataset[Any]):
     Iterating gives what `process_simulation_data` returns for each sample, or, if the class does not define that, the
     `SimulationData`; the arrays are the loader's own, to keep and to write into. It waits for samples, and ends
     when all that will ever come has been drawn. There is one pass: a second iterator goes on where the first one is.
-    The loader runs on a thread of its own, and only while the training waits for its next batch.
+    The loader runs on a thread of its own, while the training waits for its next batch, and with `training.prefetch`
+    also beside its steps.
 
     Pass the objects on as they are, since they tell which samples a batch holds: transform them in
     `process_simulation_data` or in `collate_fn`.

@@ -55,7 +55,7 @@ class TorchServer(StreamServer):
 
         For a `collate_fn` of your own, a filter, or further samples from files. It may have any dataset that iterates
         `self.train_dataset`, and num_workers=0. Called once on every rank, after `prepare_training_attributes`; the
-        loader runs on a thread of its own, while the training waits for it.
+        loader runs on a thread of its own, while the training waits for it or with `training.prefetch` beside it.
         """
         return None
 

@@ -8,7 +8,7 @@ from tests.disk.scenarios.record import Recordings
 from tests.disk.scenarios.report import Reports
 from tests.disk.scenarios.scenario import Scenario
 from tests.disk.scenarios.suggestions import Suggestions
-from tests.disk.scenarios.windows import Windows
+from tests.disk.scenarios.windows import RECORD, Windows
 
 SCENARIOS: tuple[Scenario, ...] = (
     *OF_CHECKPOINTS,
@@ -18,5 +18,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     Exports(),
     Reports(),
     Windows(),
+    RECORD,
     Suggestions(),
 )

@@ -1,31 +1,58 @@
 """The record of samples: as far as a checkpoint counts on it, it is there, and goes on from there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from stream_server.buffers import Slots
 from stream_server.messages.client import FieldSpec
 from stream_server.server.replay.record_format import EntryKind, RecordFacts
-from stream_server.server.replay.record_reader import RankRecord
+from stream_server.server.replay.record_reader import RankRecord, RecordEntry
 from stream_server.server.replay.recorder import Recorder
 from tests.disk.scenarios.scenario import Tell
 from tests.support.recorded import Key, parameters_of, slots_with, u_of
 
 FOLDER = "run/record"
+Statics = Mapping[int, Mapping[str, np.ndarray]]
+"""What simulations sent once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Content:
+    """What is recorded: the sample of each key, in the slot of its number. `check` is given what was read again."""
+
+    facts: RecordFacts
+    keys: Sequence[Key]
+    slots: Slots
+    check: Callable[[Sequence[RecordEntry], Statics], None]
+
+
+def check_values(samples: Sequence[RecordEntry], statics: Statics) -> None:
+    """Check that each sample has the field of its key."""
+    for entry in samples:
+        assert (entry.fields["u"] == u_of((entry.simulation, entry.time_step))).all()
+
+
 KEYS: list[Key] = [(2 + step % 3, step) for step in range(60)]
-SLOTS = slots_with(KEYS)
-FACTS = RecordFacts(
-    study="s",
-    ranks=2,
-    fields=(FieldSpec(name="u", shape=(2, 3)), FieldSpec(name="v", shape=(), optional=True)),
-    parameters=("initial", "left"),
-    routing="steps",
-    first=0,
-    every=1,
-    num_held_out=0,
-    nonfinite="keep",
-    seed=0,
+SAMPLES = Content(
+    facts=RecordFacts(
+        study="s",
+        ranks=2,
+        fields=(FieldSpec(name="u", shape=(2, 3)), FieldSpec(name="v", shape=(), optional=True)),
+        parameters=("initial", "left"),
+        routing="steps",
+        first=0,
+        every=1,
+        num_held_out=0,
+        nonfinite="keep",
+        seed=0,
+    ),
+    keys=KEYS,
+    slots=slots_with(KEYS),
+    check=check_values,
 )
 
 
@@ -58,14 +85,15 @@ class Closed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recordings:
-    """Rank 0 of two records; rank 1 is `gone` since the start, and had recorded more than the checkpoint has."""
+    """Rank 0 of two records; rank 1 may be `gone` since the start, and had recorded more than the checkpoint has."""
 
     name: str
-    gone: bool
+    gone: bool = False
+    content: Content = SAMPLES
 
     @classmethod
     def all(cls) -> "tuple[Recordings, ...]":
-        return (cls(name="a record", gone=False), cls(name="the record of fewer ranks", gone=True))
+        return (cls(name="a record"), cls(name="the record of fewer ranks", gone=True))
 
     def prepare(self, folder: Path) -> Sequence[object]:
         (folder / "run").mkdir(parents=True)
@@ -102,7 +130,8 @@ class Recordings:
         counted = _counted(told)
         num = counted.num_keys
         say(Beginning(incarnation))
-        with recorder(folder, incarnation, counted.position, gone={1: 8} if self.gone else {}) as it:
+        gone = {1: 8} if self.gone else {}
+        with recorder(folder, incarnation, counted.position, gone=gone, content=self.content) as it:
             assert it.error is None, it.error
             say(Recording())
             for more in (4, 7):
@@ -123,36 +152,46 @@ class Recordings:
             assert not (folder / FOLDER / "rank-0.incomplete").exists(), "a record that goes on is called incomplete"
         counted = _counted(told)
         if counted.num_keys:
-            keys, is_closed = read(folder, 0, counted.position)
-            assert keys[: counted.num_keys] == KEYS[: counted.num_keys]
+            expected = self.content.keys
+            keys, is_closed = read(folder, 0, counted.position, self.content)
+            assert keys[: counted.num_keys] == expected[: counted.num_keys]
             if isinstance(told[-1], Closed):
                 assert is_closed
-                assert read(folder, 0)[0] == KEYS[: told[-1].num_keys]
+                assert read(folder, 0, content=self.content)[0] == expected[: told[-1].num_keys]
         if self.gone:
             assert read(folder, 1, 8)[0][:5] == KEYS[:5]
 
 
 def recorder(
-    folder: Path, incarnation: int, position: int, *, rank: int = 0, gone: dict[int, int] | None = None
+    folder: Path,
+    incarnation: int,
+    position: int,
+    *,
+    rank: int = 0,
+    gone: dict[int, int] | None = None,
+    content: Content = SAMPLES,
 ) -> Recorder:
     """One that goes on at a position."""
     settings: dict[str, Any] = {"rank": rank, "incarnation": incarnation, "position": position, "gone": gone}
-    return Recorder(folder / FOLDER, FACTS, rows=SLOTS, parameters_of=parameters_of, **settings)
+    return Recorder(folder / FOLDER, content.facts, rows=content.slots, parameters_of=parameters_of, **settings)
 
 
-def read(folder: Path, rank: int, num_entries: int | None = None) -> tuple[list[Key], bool]:
-    """The samples among the first entries of a rank, and whether the record has its end."""
+def read(folder: Path, rank: int, num_entries: int | None = None, content: Content = SAMPLES) -> tuple[list[Key], bool]:
+    """The samples among the first entries of a rank, which are checked, and whether the record has its end."""
     record = RankRecord(folder / FOLDER, rank)
-    keys = []
+    samples: list[RecordEntry] = []
+    statics: dict[int, Mapping[str, np.ndarray]] = {}
     try:
         num = len(record) if num_entries is None else num_entries
         assert num <= len(record), f"{len(record)} entries are there, and a checkpoint counts on {num}"
-        for entry in map(record.read, range(num)):
+        for number in range(num):
+            entry = record.read(number)
             if entry.kind is EntryKind.SAMPLE:
-                key = (entry.simulation, entry.time_step)
-                assert (entry.fields["u"] == u_of(key)).all()
-                keys.append(key)
-        return keys, record.is_closed
+                samples.append(entry)
+            elif entry.kind is EntryKind.STATICS and not entry.time_step:
+                statics[entry.simulation] = record.read_statics(number)
+        content.check(samples, statics)
+        return [(it.simulation, it.time_step) for it in samples], record.is_closed
     finally:
         record.close()
 

@@ -1,7 +1,10 @@
-"""Checkpoints of a rank with windows of fields that differ in size, and a field that is sent once per simulation."""
+"""A rank with windows of fields that differ in size, and a field that is sent once per simulation.
+
+Of its checkpoints, and of its record.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -9,14 +12,17 @@ from random import Random
 import numpy as np
 
 from stream_server.buffers import Fifo, Slots, WindowBuffer, WindowShape, num_slots_to_load
-from stream_server.messages.client import Routing
+from stream_server.messages.client import FieldSpec, Routing
 from stream_server.messages.routing import StudyRouting
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.restore import restore_rank
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.replay.record_format import RecordFacts
+from stream_server.server.replay.record_reader import RecordEntry
 from stream_server.storage.folders import PendingFile
 from tests.disk.scenarios.checkpoints import STORE, Good, Started, restart, save_parts
+from tests.disk.scenarios.record import Content, Recordings, Statics
 from tests.disk.scenarios.scenario import Tell
 from tests.support.checkpoint_stores import start
 from tests.support.saved_ranks import parts_of_rank
@@ -95,16 +101,20 @@ class WindowRank:
 
     def receive(self, keys: Iterable[Key]) -> None:
         """Accept steps, before the first of a simulation what it sends once."""
-        slots = self.buffer.slots
         for simulation, step in keys:
-            if simulation not in slots.statics:
-                slots.statics.put(simulation, {"mesh": mesh(simulation)})
-            [slot] = self.buffer.claim(1)
-            slots.simulation_ids[slot], slots.time_steps[slot] = simulation, step
-            slots.arrays["u"][slot] = simulation, step
-            slots.set_value("p", slot, particles(simulation, step))
-            self.buffer.enqueue([slot])
-            self.buffer.admit()
+            self.accept((simulation, step), fields_of(simulation, step), {"mesh": mesh(simulation)})
+
+    def accept(self, key: Key, fields: Mapping[str, np.ndarray], statics: Mapping[str, np.ndarray]) -> None:
+        """Accept a step with these fields, and if it is the first of its simulation what that sends once."""
+        slots = self.buffer.slots
+        if key[0] not in slots.statics:
+            slots.statics.put(key[0], statics)
+        [slot] = self.buffer.claim(1)
+        slots.simulation_ids[slot], slots.time_steps[slot] = key
+        for name, value in fields.items():
+            slots.set_value(name, slot, value)
+        self.buffer.enqueue([slot])
+        self.buffer.admit()
 
     def draw(self, most: int) -> list[Key]:
         """Draw windows, which are checked."""
@@ -154,6 +164,57 @@ def mesh(simulation: int) -> np.ndarray:
 def particles(simulation: int, step: int) -> np.ndarray:
     """A field of which each step has another number of rows, perhaps none."""
     return np.full((simulation + step) % (LARGEST + 1), 10.0 * simulation + step)
+
+
+def fields_of(simulation: int, step: int) -> dict[str, np.ndarray]:
+    """The fields of a step."""
+    return {"u": np.array([simulation, step], np.float64), "p": particles(simulation, step)}
+
+
+def slots_with(keys: Sequence[Key]) -> Slots:
+    """Slot i holds the step of the i-th key."""
+    slots = Slots({"u": (2,), "p": (LARGEST,)}, len(keys), {"mesh": (2,)}, ragged={"p"})
+    slots.allocate({"u": np.float64, "p": np.float64})
+    for slot, key in enumerate(keys):
+        slots.simulation_ids[slot], slots.time_steps[slot] = key
+        for name, value in fields_of(*key).items():
+            slots.set_value(name, slot, value)
+        slots.statics.put(key[0], {"mesh": mesh(key[0])})
+    return slots
+
+
+def check_windows(samples: Sequence[RecordEntry], statics: Statics) -> None:
+    """Check that a replay makes exactly the windows of these steps, with their fields and those sent once."""
+    rank, keys = WindowRank(), [(it.simulation, it.time_step) for it in samples]
+    for key, entry in zip(keys, samples, strict=True):
+        rank.accept(key, entry.fields, statics[entry.simulation])
+    assert rank.draw(len(KEYS)) == whole(keys)
+
+
+RECORD = Recordings(
+    name="a record of windows",
+    content=Content(
+        facts=RecordFacts(
+            study="s",
+            ranks=1,
+            fields=(
+                FieldSpec(name="u", shape=(2,)),
+                FieldSpec(name="p", shape=(LARGEST,), ragged=True),
+                FieldSpec(name="mesh", shape=(2,), per="simulation"),
+            ),
+            parameters=("initial", "left"),
+            routing="simulations",
+            first=0,
+            every=1,
+            num_held_out=0,
+            nonfinite="keep",
+            seed=0,
+        ),
+        keys=KEYS,
+        slots=slots_with(KEYS),
+        check=check_windows,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,35 @@ def record(folder: Path, server: StreamServer, raw: SimulationBatch, batch: int 
     one.write(batch, {"loss": 0.5}, [])
 
 
+class OnlyTorch(StreamServer):
+    """Stands for a TorchServer: its own predict does not know these batches."""
+
+    def predict(self, batch: Any) -> Any:
+        return None
+
+
+def test_a_class_that_predicts_nothing_of_its_batches_is_told_once(tmp_path: Path) -> None:
+    OnlyTorch.predict.__module__ = "stream_server.server.user.torch_server"
+    for server, num in ((OnlyTorch(), 1), (type("Silent", (OnlyTorch,), {"predict": lambda self, batch: None})(), 0)):
+        kept = ValidationRecord(tmp_path, server, SoloRanks(), num=2, facts={})
+        raw = samples(4)
+        kept.begin("set", raw)
+        for _ in range(2):
+            kept.observe(raw, {"x": raw.fields["x"]}, None)
+        assert len(kept.warnings) == num
+        assert all("define predict in the server class" in warning for warning in kept.warnings)
+
+
+def test_squared_errors_of_complex_values_are_those_of_their_magnitudes() -> None:
+    random = np.random.default_rng(1)
+    outputs, targets = (random.normal(size=(2, 6, 4, 2)) @ [1, 1j]).astype(np.complex64)
+    error = SquaredError()
+    errors = error.add(outputs, targets)
+    assert errors == pytest.approx(np.mean(np.abs(outputs - targets) ** 2, axis=1), rel=1e-6)
+    expected = np.mean(np.abs(outputs - targets) ** 2) / np.mean(np.var(targets, axis=0))
+    assert error.over_variance(SoloRanks()) == pytest.approx(expected, rel=1e-6)
+
+
 def test_chosen_samples_are_spread_over_simulations_and_time_steps() -> None:
     keys = [(simulation, step) for simulation in range(6) for step in range(100)]
     assert choose(keys, 3) == [[0, 16], [2, 50], [4, 83]]

@@ -19,10 +19,11 @@ DTYPES = {
 
 
 class TorchCollate(NumpyCollate):
-    """Stacks arrays, numbers and tensors into tensors on the CPU; floating ones get the dtype of `precision`."""
+    """Stacks arrays, numbers and tensors into tensors on the CPU, floating and complex ones in the `precision`."""
 
     def __init__(self, precision: str = "32-true") -> None:
         self._torch_dtype = DTYPES[precision]
+        self._torch_complex = torch.complex128 if precision == "64-true" else torch.complex64
         super().__init__(np.float64 if precision == "64-true" else np.float32)
 
     def is_array(self, value: Any) -> bool:
@@ -42,6 +43,6 @@ class TorchCollate(NumpyCollate):
         return self._as_precision(array)
 
     def _as_precision(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype == self._torch_dtype or not tensor.is_floating_point():
+        if tensor.dtype == self._torch_dtype or not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
-        return tensor.to(self._torch_dtype)
+        return tensor.to(self._torch_complex if tensor.is_complex() else self._torch_dtype)

@@ -34,13 +34,13 @@ class SquaredError:
         if errors is None or targets is None or not np.isfinite(errors).all():
             self._is_known = False
             return errors
-        flat = targets.reshape(len(targets), -1).astype(np.float64)
+        flat = _numbers_of(targets)
         if self._num and flat.shape[1] != len(self._sums):
             self._is_known = False
             return errors
         self._sums = flat.sum(axis=0) + (self._sums if self._num else 0.0)
         self._squares += float(np.sum(flat**2))
-        self._errors += float(np.sum(errors))
+        self._errors += float(np.sum(errors)) * targets.size / flat.size
         self._num += len(flat)
         return errors
 
@@ -64,9 +64,18 @@ class SquaredError:
 
 
 def squared_errors(outputs: Array, targets: Array | None) -> Array:
-    """The mean squared error of each row in float64; NaN where there is nothing to compare with."""
+    """The mean squared error of each row in float64, of complex values that of the magnitude.
+
+    It is NaN where there is nothing to compare with.
+    """
     if targets is None or targets.size != outputs.size:
         return np.full(len(outputs), np.nan)
     num = len(outputs)
-    difference = outputs.reshape(num, -1).astype(np.float64) - targets.reshape(num, -1)
-    return np.asarray(np.mean(difference**2, axis=1))
+    difference = outputs.reshape(num, -1).astype(np.result_type(outputs, np.float64)) - targets.reshape(num, -1)
+    return np.asarray(np.mean(np.abs(difference) ** 2, axis=1))
+
+
+def _numbers_of(targets: Array) -> Array:
+    """The values of each row in float64, shape (n, numbers); a complex value is two numbers."""
+    flat = targets.reshape(len(targets), -1)
+    return np.ascontiguousarray(flat, np.result_type(flat, np.float64)).view(np.float64)

@@ -142,6 +142,11 @@ class Validation(Callback):
                 self._conclude(values)
             return values
 
+    @property
+    def warnings(self) -> list[str]:
+        """What kept predictions of this rank from being recorded."""
+        return [] if self._record is None else self._record.warnings
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "history": [dict(entry) for entry in self.history],

@@ -17,7 +17,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.rollout import TrajectoryErrors, lead_times
 from stream_server.server.training.validation.squared_error import SquaredError
 from stream_server.server.training.validation.validation_batches import HeldOut
-from stream_server.server.user.losses import numbers
+from stream_server.server.user.forecast import array_of
 from stream_server.server.user.rendering import Prediction
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.stream_server import StreamServer
@@ -69,6 +69,7 @@ class ValidationRecord:
         self._chosen: frozenset[Key] = frozenset()
         self._predicts = num > 0 and type(server).predict is not StreamServer.predict
         self._told: set[str] = set()
+        self.warnings: list[str] = []
         self._clear()
 
     def begin(self, signature: Any, samples: HeldOut | None) -> None:
@@ -148,8 +149,15 @@ class ValidationRecord:
         """The mean squared error of each sample, None without predictions; the chosen ones are rendered."""
         output, target = self._asked("predict", batch), target_of(batch)
         if output is None:
+            if not self._is_users("predict"):
+                name = type(self._server).__name__
+                self._warn(
+                    "predict",
+                    f"{name}.predict knows the prediction only of a batch that is a pair of inputs and targets, which "
+                    "the held-out batches are not; define predict in the server class, or write validation.pictures: 0",
+                )
             return self._squared_error.add(None, None)
-        outputs, targets = numbers(output), None if target is None else numbers(target)
+        outputs, targets = array_of(output), None if target is None else array_of(target)
         if outputs.ndim == 0 or len(outputs) != len(raw):
             self._warn("rows", f"predict must give a row for each of {len(raw)} samples, not {outputs.shape}")
             return self._squared_error.add(None, None)
@@ -167,7 +175,7 @@ class ValidationRecord:
         names = []
         try:
             for name, (truth, predicted) in (rendered or {}).items():
-                truth, predicted = thinned(numbers(truth)), thinned(numbers(predicted))
+                truth, predicted = thinned(array_of(truth)), thinned(array_of(predicted))
                 if truth.shape != predicted.shape:
                     raise ValueError(f"the truth of {name} has shape {truth.shape}, the prediction {predicted.shape}")
                 number = len(self._pictures)
@@ -195,17 +203,22 @@ class ValidationRecord:
 
     def _failed(self, method: str, text: str, error: Exception) -> None:
         name = f"{type(self._server).__name__}.{method}"
-        is_users = not getattr(type(self._server), method).__module__.startswith("stream_server.")
-        if self._is_strict and is_users:
+        if self._is_strict and self._is_users(method):
             raise UserCodeError(f"{name} {text}") from error
-        hint = "" if is_users else f"; define {method} in the server class, or write validation.pictures: 0"
+        hint = (
+            "" if self._is_users(method) else f"; define {method} in the server class, or write validation.pictures: 0"
+        )
         self._warn(method, f"{name} {text}{hint}")
+
+    def _is_users(self, method: str) -> bool:
+        return not getattr(type(self._server), method).__module__.startswith("stream_server.")
 
     def _warn(self, subject: str, text: str) -> None:
         """Warn once of each subject: the next validation would say the same."""
         if subject not in self._told:
             self._told.add(subject)
-            _log.warning("no prediction is kept: %s", text)
+            self.warnings.append(f"no prediction is kept: {text}")
+            _log.warning("%s", self.warnings[-1])
 
     def _everywhere(self, mine: list[int]) -> list[list[int]]:
         """The values that the ranks pass, in the order of the ranks. Collective."""

@@ -68,8 +68,30 @@ RAGGED = (
         """,
     ),
     Case(
+        name="ragged_of_all_ranks",
+        about="Each of 2 ranks sends rows of x, or none at a step.",
+        fields=(X, U),
+        script="""
+            connect 0 2
+            declare u 2 0 float64 2
+            put x float64 0,3 1
+            put u float64 2 1
+            send 0
+            put x float64 2,3 2
+            put u float64 2 2
+            send 1
+            finish
+            connect 1 2
+            put x float64 3,3 3
+            send 0
+            put x float64 0,3 4
+            send 1
+            finish
+        """,
+    ),
+    Case(
         name="ragged_mistakes",
-        about="Too many rows, rows of another size, a block of a field that one rank must send.",
+        about="Too many rows, rows of another size, an offset, which rows do not have.",
         fields=(X, W, U),
         script="""
             connect 0 1

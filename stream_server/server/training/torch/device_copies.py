@@ -1,0 +1,91 @@
+"""Copies of batches to a GPU beside the step: through pinned memory, on a stream of their own."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnItsWay:
+    """Data on the device, complete once the device has come to `event`."""
+
+    data: Any
+    event: Any
+
+
+class Device(Protocol):
+    """What copies ask of a GPU."""
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in memory of the host that the device reads by itself."""
+        ...
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """Within, the device works beside the steps."""
+        ...
+
+    def mark(self) -> Any:
+        """An event that the device comes to after all that it was given so far within `beside`."""
+        ...
+
+    def wait(self, event: Any) -> None:
+        """Have the steps of the calling thread begin after an event; the thread itself goes on."""
+        ...
+
+    def use(self, tensor: torch.Tensor) -> None:
+        """Keep the memory of a tensor until the steps of the calling thread have come past this point."""
+        ...
+
+
+class CudaDevice:
+    """A GPU, with a stream of its own for copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._copies: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory()
+
+    def beside(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._copies)
+
+    def mark(self) -> Any:
+        return self._copies.record_event()
+
+    def wait(self, event: Any) -> None:
+        torch.cuda.current_stream().wait_event(event)
+
+    def use(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream())
+
+
+class DeviceCopies:
+    """Brings batches to a device while it still computes an earlier one.
+
+    `begin` belongs to the thread that forms batches, `finish` to the one that trains. `move` copies whatever can be
+    moved, without waiting where the source is pinned.
+    """
+
+    def __init__(self, device: Device, move: Callable[[Any], Any]) -> None:
+        self._device = device
+        self._move = move
+
+    def begin(self, data: Any) -> OnItsWay:
+        """Start to copy a batch's data."""
+        with self._device.beside():
+            moved = self._move(apply_to_collection(data, torch.Tensor, self._pinned))
+            return OnItsWay(moved, self._device.mark())
+
+    def finish(self, on_its_way: OnItsWay) -> Any:
+        """The data on the device, for what the calling thread computes from now on."""
+        self._device.wait(on_its_way.event)
+        apply_to_collection(on_its_way.data, torch.Tensor, self._device.use)
+        return on_its_way.data
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._device.pin(tensor) if tensor.device.type == "cpu" and tensor.layout is torch.strided else tensor
