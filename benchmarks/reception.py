@@ -14,6 +14,7 @@ from stream_server.launcher.simulations.server_connection import ServerConnectio
 from stream_server.messages import launcher_link
 from stream_server.messages.client import Away, FieldSpec, Routing, TimeSteps
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.messages.routing import StudyRouting
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.mailbox import BeginStudy
 from stream_server.server.intake.state import IntakeState
@@ -97,7 +98,7 @@ def reception(
                 IntakeState(
                     rank=0,
                     num_ranks=1,
-                    routing=Routing.STEPS,
+                    routing=StudyRouting(routing=Routing.STEPS),
                     time_steps=TimeSteps(num=num_steps),
                     fields=fields,
                     study=STUDY,
@@ -120,7 +121,7 @@ def reception(
             endpoints=(endpoints.data,),
             time_steps=TimeSteps(num=num_steps),
             fields=fields,
-            routing=Routing.STEPS,
+            routing=StudyRouting(routing=Routing.STEPS),
             window_bytes=window_bytes,
             if_server_away=Away.WAIT,
             wait_s=600.0,

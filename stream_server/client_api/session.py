@@ -13,9 +13,9 @@ from stream_server.client_api.transport import Transport
 from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, SimulationError, StepsLost, Unreachable
 from stream_server.failpoints import failpoint
-from stream_server.messages import routing
 from stream_server.messages.client import Block, Hello, Invalidate, Invalidated, Open, Stop, Welcome
 from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.routing import Dealing
 
 PING_S = 0.5
 REOPEN_S = 1.0
@@ -64,6 +64,7 @@ class Session:
         self._retention = Retention(window_bytes=welcome.window_bytes)
         self._transport: Transport | None = None
         self._connections: list[DataConnection] = []
+        self._dealing = Dealing(num_ranks=1)
         # The connection file is looked at between messages, not between the steps of one.
         self._has_sent = False
         self._num_released = 0
@@ -74,26 +75,27 @@ class Session:
             try:
                 if self._transport is None or self._has_sent:
                     self._connect()
-                connection = self._connection(index)
-                is_wanted = bool(arrays) and index not in connection.known
-                may_go = self._send_unsent(math.inf if is_wanted else 0.0)
-                if may_go and is_wanted:
-                    may_go = self._wait_for_room(connection, self._longest_wait_s(connection))
-                if connection.is_lost:
+                connections = self._connections_of(index)
+                wanted = [it for it in connections if arrays and index not in it.known]
+                may_go = self._send_unsent(math.inf if wanted else 0.0) and self._wait_for_room(wanted)
+                if any(it.is_lost for it in connections):
                     raise _ConnectionLost
                 # From here on the step belongs to what a new server has to have.
                 is_new = self._entered.add(index)
-                connection.num_steps += is_new
-                if not is_wanted:
-                    connection.take_answers()
-                elif may_go:
-                    self._has_sent = connection.send(index, present, arrays)
-                elif is_new:
+                for connection in connections:
+                    connection.num_steps += is_new
+                    if connection not in wanted:
+                        connection.take_answers()
+                if may_go:
+                    for connection in wanted:
+                        self._has_sent = connection.send(index, present, arrays)
+                elif is_new and wanted:
                     self._retain(index, present, arrays)
                     self._num_released += 1
                     self._has_sent = True
-                if connection.has_stopped:
-                    self._stop(connection.stop_reason)
+                for connection in connections:
+                    if connection.has_stopped:
+                        self._stop(connection.stop_reason)
                 return
             except _ConnectionLost:
                 self.close()
@@ -220,6 +222,7 @@ class Session:
             static_blocks=self.static_blocks,
         )
         num_ranks = len(welcome.endpoints)
+        self._dealing = Dealing.of(welcome.routing, num_ranks, welcome.block, welcome.overlap)
         self._transport = Transport(host=file.host, security=file.security, num_connections=num_ranks)
         self._connections = [
             DataConnection(
@@ -228,7 +231,7 @@ class Session:
                 self.statics,
                 self._retention,
                 server_rank=rank,
-                stride=routing.stride(welcome.routing, num_ranks),
+                stride=self._dealing.stride,
                 num_server_ranks=num_ranks,
                 # The length of a step is told by the size of its message.
                 one_by_one=any(field.ragged for field in welcome.fields),
@@ -241,18 +244,21 @@ class Session:
             self._wait(connection, lambda it: it.is_open, DataConnection.ask_to_open, repeat_s=REOPEN_S)
 
     def _account(self, *, is_new: bool) -> None:
-        """Count each step for its new server rank, and have only those unsent that are not known there."""
+        """Count each step for its new server ranks, and have only those unsent that one of them does not know."""
         retention = self._retention
         # The other ranks have to find the new server, too.
         self._num_released = 0
         num_lost = 0
         for index in self._entered:
-            connection = self._connection(index)
-            connection.num_steps += 1
-            if index in connection.known:
-                # All that a new server knows is in a checkpoint.
-                if not is_new and index in retention.unsent:
+            is_known = True
+            for connection in self._connections_of(index):
+                connection.num_steps += 1
+                if index not in connection.known:
+                    is_known = False
+                elif not is_new and index in retention.unsent:
+                    # All that a new server knows is in a checkpoint.
                     connection.keep(index, retention.unsent[index])
+            if is_known:
                 retention.forget(index)
             elif index not in retention.unsent:
                 num_lost += 1
@@ -269,34 +275,36 @@ class Session:
             f"process no longer holds (client.window is {window_mib:g} MiB): a new attempt will produce them"
         )
 
-    def _connection(self, index: int) -> DataConnection:
-        """The one over which a step has to go."""
-        welcome = self.welcome
-        return self._connections[
-            routing.server_rank(welcome.routing, welcome.simulation, index, len(self._connections))
-        ]
+    def _connections_of(self, index: int) -> list[DataConnection]:
+        """Those over which a step has to go."""
+        return [self._connections[rank] for rank in self._dealing.server_ranks(self.welcome.simulation, index)]
 
     def _send_unsent(self, most_s: float = math.inf) -> bool:
         """Send what no connection has, each step once there is room; False: one has waited for long enough."""
         unsent = self._retention.unsent
         while unsent:
             index, steps = next(iter(unsent.items()))
-            connection = self._connection(index)
-            if not self._wait_for_room(connection, min(most_s, self._longest_wait_s(connection))):
+            lacking = [it for it in self._connections_of(index) if index not in it.known]
+            if not self._wait_for_room(lacking, most_s):
                 return False
-            connection.send(index, steps.present, steps.arrays(index, self.blocks))
+            for connection in lacking:
+                connection.send(index, steps.present, steps.arrays(index, self.blocks))
             self._retention.forget(index)
             # The steps that were released are the last of them.
             self._num_released = min(self._num_released, len(unsent))
         return True
 
-    def _wait_for_room(self, connection: DataConnection, most_s: float) -> bool:
-        """Wait for credit, not much longer than `most_s`; whether there is some."""
-        if not connection.has_room:
-            # What this rank holds back for one server rank may be what the others wait for.
-            self._flush()
-            self._wait(connection, lambda it: it.has_room, DataConnection.ping, repeat_s=PING_S, most_s=most_s)
-        return connection.has_room
+    def _wait_for_room(self, connections: Sequence[DataConnection], most_s: float = math.inf) -> bool:
+        """Wait for credit on each of these, not much longer than `most_s` or what it may; whether there is some."""
+        for connection in connections:
+            if not connection.has_room:
+                # What this rank holds back for one server rank may be what the others wait for.
+                self._flush()
+                longest_s = min(most_s, self._longest_wait_s(connection))
+                self._wait(connection, lambda it: it.has_room, DataConnection.ping, repeat_s=PING_S, most_s=longest_s)
+            if not connection.has_room:
+                return False
+        return True
 
     def _flush(self) -> None:
         """Send the steps that wait to be packed together."""
@@ -306,10 +314,9 @@ class Session:
     def _end(self) -> None:
         """Say that all has been sent, and wait until it is settled."""
         self._flush()
-        total = sum(connection.num_steps for connection in self._connections)
         failpoint("client.before_end")
         for connection in self._connections:
-            connection.end(total)
+            connection.end(len(self._entered))
         for connection in self._connections:
             self._wait(connection, lambda it: it.has_ended, DataConnection.ping, repeat_s=PING_S)
         failpoint("client.after_ended")

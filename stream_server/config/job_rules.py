@@ -130,8 +130,7 @@ def workers_on_ranks(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
             f'{shown(config.simulation.per_worker)} with the routing "simulations" on {num_ranks} ranks could wait for '
             "ever: while a full rank holds a worker back, another rank waits for a simulation that the worker has yet "
             "to come to",
-            "Train on 1 rank, or leave it out"
-            + ("" if config.window is not None else ', or write "steps" in buffer.routing'),
+            'Train on 1 rank, leave it out, or write "steps" in buffer.routing',
         )
 
 

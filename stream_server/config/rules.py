@@ -9,6 +9,7 @@ from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, O
 from stream_server.config.parameters import scalars_of
 from stream_server.config.placeholders import COMMAND_CHECKS
 from stream_server.config.problems import Problem, config_error, counted, nearest, one_of, shown
+from stream_server.config.samples import WindowSettings
 from stream_server.config.study import StudyConfig, default_of, value_of
 
 Check = Callable[[StudyConfig], Iterator[Problem]]
@@ -74,7 +75,11 @@ def check_ranks(config: StudyConfig, num_ranks: int) -> None:
     Raises:
         ConfigError: a rank could never reach its watermark, or some rank would have no simulation to hear from.
     """
-    problems = [*_watermark_problems(config, num_ranks), *_routing_problems(config, num_ranks)]
+    problems = [
+        *_watermark_problems(config, num_ranks),
+        *_routing_problems(config, num_ranks),
+        *_block_problems(config, num_ranks),
+    ]
     if problems:
         raise config_error(f"the study on {counted(num_ranks, 'rank')}", problems)
 
@@ -132,7 +137,7 @@ def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
 
 
 def _routing_fits_the_policy(config: StudyConfig) -> Iterator[Problem]:
-    # Windows need this routing, and a single rank never waits for another.
+    # A single rank never waits for another, and windows have this routing unless study.json says otherwise.
     if config.window is None:
         yield from _runs_out(config, 'Write "steps", or write "policy": "reservoir"')
 
@@ -146,12 +151,26 @@ def _runs_out(config: StudyConfig, instead: str) -> Iterator[Problem]:
         )
 
 
-def _windows_are_made_on_one_rank(config: StudyConfig) -> Iterator[Problem]:
-    if config.window is not None and config.buffer.routing != "simulations":
+def _a_full_rank_leaves_the_others_their_blocks(config: StudyConfig) -> Iterator[Problem]:
+    yield from _block_problems(config, config.server.ranks.min)
+
+
+def _block_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
+    """The capacity of a rank that may be full before another one has a batch."""
+    window, buffer = config.window, config.buffer
+    if window is None or buffer.routing != "steps" or num_ranks == 1:
+        return
+    at_once, size = config.max_simulations_at_once, window.samples_per_block
+    num_waiting = max(config.training.batch_size, 0 if buffer.policy == "fifo" else buffer.watermark)
+    needed = num_waiting + at_once * size
+    if buffer.capacity < needed:
         yield Problem(
-            "buffer.routing",
-            f"{shown(config.buffer.routing)} deals the steps of a window to several ranks, which is not built yet",
-            'Leave it out, or write "simulations"',
+            "buffer.capacity",
+            f"must be at least {needed} with windows whose steps are dealt to {num_ranks} ranks, but is "
+            f"{buffer.capacity}: each of the {counted(at_once, 'simulation')} at once may have a block of "
+            f"{counted(size, 'window')} more on one rank than on another, which needs {num_waiting} before any rank "
+            "trains. Ranks could wait for each other for ever",
+            f'Write {needed} or more, a smaller launcher.max_running, or "reservoir" with the routing "simulations"',
         )
 
 
@@ -214,6 +233,8 @@ def _watermark_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem
     per_simulation = config.num_samples_of(steps.num)
     if config.buffer.routing == "simulations":
         per_rank = config.study.simulations // num_ranks * per_simulation
+    elif config.window is not None:
+        per_rank = _fewest_windows(config, config.window, per_simulation, num_ranks)
     else:
         per_rank = config.study.simulations * per_simulation // num_ranks
     if per_simulation and per_rank < config.buffer.watermark:
@@ -228,6 +249,19 @@ def _watermark_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem
         )
 
 
+def _fewest_windows(config: StudyConfig, window: WindowSettings, per_simulation: int, num_ranks: int) -> int:
+    """The windows of the rank that is dealt the fewest."""
+    of_ranks = [0] * num_ranks
+    size = window.samples_per_block
+    for block in range(-(-per_simulation // size)):
+        num = min(size, per_simulation - block * size)
+        for first in range(num_ranks):
+            # Simulations whose first blocks go to the same rank.
+            num_simulations = len(range(first, config.study.simulations, num_ranks))
+            of_ranks[(first + block) % num_ranks] += num * num_simulations
+    return min(of_ranks)
+
+
 def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
     at_once = config.max_simulations_at_once
     if config.buffer.routing == "simulations" and at_once < num_ranks:
@@ -238,7 +272,7 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
         )
     yield from workers_on_ranks(config, num_ranks)
     if config.window is not None and num_ranks > 1:
-        yield from _runs_out(config, 'Write "policy": "reservoir", or train on 1 rank')
+        yield from _runs_out(config, 'Write "steps", "policy": "reservoir", or train on 1 rank')
 
 
 def _a_model_has_an_optimizer(config: StudyConfig) -> Iterator[Problem]:
@@ -360,7 +394,7 @@ CHECKS: tuple[Check, ...] = (
     *COMMAND_CHECKS,
     *FILE_CHECKS,
     _routing_fits_the_policy,
-    _windows_are_made_on_one_rank,
+    _a_full_rank_leaves_the_others_their_blocks,
     _a_window_fits_into_a_simulation,
     _rollouts_have_trajectories,
     _rollouts_forecast_one_shape,

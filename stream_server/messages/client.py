@@ -43,7 +43,7 @@ Offset = Annotated[tuple[Count, ...], Length(0, MAX_DIMENSIONS)]
 
 
 class Routing(IntEnum):
-    """Which server rank gets a step: `(simulation + index) % R`, or `simulation % R`."""
+    """Which server rank gets a step: `(simulation + index // block) % R`, or `simulation % R`."""
 
     STEPS = 0
     SIMULATIONS = 1
@@ -162,8 +162,9 @@ class Hello:
 class Welcome:
     """Rank 0's answer to `Hello`: all that the client needs to know of the study.
 
-    `endpoints[r]` lists the addresses of server rank r, the preferred one first. A client rank keeps at most
-    `window_bytes` of what it sent until that is durable, and waits `wait_s` for a server that says nothing.
+    `endpoints[r]` lists the addresses of server rank r, the preferred one first. With the routing by steps, `block`
+    steps in a row go to one rank, and the `overlap` steps behind them, too (`routing.Dealing`). A client rank keeps at
+    most `window_bytes` of what it sent until that is durable, and waits `wait_s` for a server that says nothing.
     """
 
     study: Text
@@ -178,9 +179,13 @@ class Welcome:
     window_bytes: Count
     if_server_away: Away
     wait_s: NotNegative
+    block: Positive = 1
+    overlap: Count = 0
 
     def problem(self) -> str | None:
         """The problem of the attributes together; None if there is none."""
+        if self.overlap >= self.block:
+            return f"an overlap of {self.overlap} steps is not less than a block of {self.block}"
         return _repetition(field.name for field in self.fields)
 
 
@@ -222,7 +227,7 @@ class Opened:
 class Data:
     """`num_steps` steps of this client rank for one server rank, or one part of one field of one step.
 
-    The indices are `index, index + stride, …` with stride R (routing by steps) or 1 (by simulations).
+    The indices are `index, index + stride, …` with the stride of `routing.Dealing`.
     Whole (`field` = ALL_FIELDS): one payload frame per bit of `present` (bit i = block i of `Open`), each
     the concatenation of the steps' blocks in C order. A block of a ragged field has as many rows as its bytes make,
     and is never in a message of several steps. Part (`field` = block number): `num_steps` is 1,

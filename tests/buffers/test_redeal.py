@@ -81,7 +81,7 @@ def test_nothing_is_lost_by_dealing_to_another_number_of_ranks(
     policy: str, ranks: list[list[tuple[str, int]]], num: int, closed: bool
 ) -> None:
     old = states_of(played(policy, ranks, closed=closed))
-    dealt = redeal(old, policy=kind(policy), seeds=seeds(num), rank_of=int)
+    dealt = redeal(old, policy=kind(policy), seeds=seeds(num))
     new = [it.state for it in dealt]
     assert population(new) == population(old)
     assert backlog(new) == backlog(old)
@@ -98,7 +98,7 @@ def test_nothing_is_lost_by_dealing_to_another_number_of_ranks(
 @settings(max_examples=60, deadline=None)
 @given_ranks
 def test_every_rank_is_dealt_as_much(policy: str, ranks: list[list[tuple[str, int]]], num: int, closed: bool) -> None:
-    dealt = redeal(states_of(played(policy, ranks, closed=closed)), policy=kind(policy), seeds=seeds(num), rank_of=int)
+    dealt = redeal(states_of(played(policy, ranks, closed=closed)), policy=kind(policy), seeds=seeds(num))
     new = [it.state for it in dealt]
     for sizes in (
         [len(state["policy"]["slots"]) for state in new],
@@ -122,7 +122,7 @@ def test_what_was_dealt_is_trained_to_its_end(
     players = played(policy, ranks, closed=closed)
     saved = [save(player.buffer) for player in players]
     num_restored = num_first = 0
-    for dealt in redeal([state for state, _ in saved], policy=kind(policy), seeds=seeds(num), rank_of=int):
+    for dealt in redeal([state for state, _ in saved], policy=kind(policy), seeds=seeds(num)):
         buffer = loaded(POLICIES[policy](CAPACITY, 0), dealt, [fields for _, fields in saved])
         while (draw := buffer.take_restored()) is not None:
             assert_whole(buffer, draw.slots)
@@ -188,12 +188,12 @@ def test_a_policy_that_loses_a_sample_or_deals_it_twice_is_refused(lost: int) ->
             return [first, {**second, "slots": second["slots"][1:] if lost else first["slots"]}]
 
     with pytest.raises(UserCodeError, match=r"Careless\.deal must give each slot to exactly one of 2 ranks"):
-        redeal([frozen_state(Careless(capacity=9), 4)], policy=Careless, seeds=seeds(2), rank_of=int)
+        redeal([frozen_state(Careless(capacity=9), 4)], policy=Careless, seeds=seeds(2))
 
 
 def test_the_samples_of_fifos_are_dealt_in_the_order_of_their_arrival() -> None:
     old = [frozen_state(Fifo(capacity=9), num, 2) for num in (4, 2)]
-    dealt = redeal(old, policy=Fifo, seeds=seeds(3), rank_of=int)
+    dealt = redeal(old, policy=Fifo, seeds=seeds(3))
     assert [it.state["time_steps"][it.state["policy"]["slots"]].tolist() for it in dealt] == [[0, 1], [0, 2], [1, 3]]
     assert [it.state["time_steps"][it.state["backlog"]].tolist() for it in dealt] == [[4, 3], [2], [5]]
 
@@ -202,7 +202,7 @@ def test_the_draws_left_of_firos_are_dealt_evenly() -> None:
     players = [Player(Firo(capacity=9, watermark=1, pseudo_epochs=3, seed=rank), 50) for rank in range(2)]
     for player in players:
         player.play([("fill", 8), ("admit", 0), ("draw", 5), ("draw", 5), ("draw", 1)], 0)
-    dealt = redeal(states_of(players), policy=Firo, seeds=seeds(3), rank_of=int)
+    dealt = redeal(states_of(players), policy=Firo, seeds=seeds(3))
     sums = [int(it.state["policy"]["draws_left"].sum()) for it in dealt]
     assert sum(sums) == 2 * (24 - 11)
     assert max(sums) - min(sums) <= 2
@@ -210,7 +210,7 @@ def test_the_draws_left_of_firos_are_dealt_evenly() -> None:
 
 def test_random_streams_begin_anew_from_the_given_seeds() -> None:
     old = [frozen_state(Reservoir(capacity=9, watermark=1, seed=1), 6)] * 2
-    dealt = redeal(old, policy=Reservoir, seeds=[3, 4], rank_of=int)
+    dealt = redeal(old, policy=Reservoir, seeds=[3, 4])
     expected = [Reservoir(capacity=9, watermark=1, seed=seed).state_dict()["random"] for seed in (3, 4)]
     assert [it.state["policy"]["random"] for it in dealt] == expected
 
@@ -218,7 +218,7 @@ def test_random_streams_begin_anew_from_the_given_seeds() -> None:
 def test_a_sample_that_a_draw_holds_may_be_dealt_to_two_ranks() -> None:
     player = Player(Reservoir(capacity=9, watermark=1, seed=1), 50)
     player.play([("fill", 4), ("admit", 0), ("draw", 4)], 0)
-    first, second = redeal(states_of([player]), policy=Reservoir, seeds=seeds(2), rank_of=int)
+    first, second = redeal(states_of([player]), policy=Reservoir, seeds=seeds(2))
     assert len(first.rows) == 4
     assert len(second.rows) == 2
     assert len(first.state["draws"]) == 1

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_server.buffers import Fifo, Policy, Reservoir, Slots, WindowBuffer, WindowShape, num_slots_to_load, redeal
+from stream_server.buffers.redeal import BlockDealing
 from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
 from tests.support.buffer_saving import load, save
@@ -47,23 +48,26 @@ def send(buffer: WindowBuffer, simulation: int, *steps: int) -> list[int]:
     return buffer.admit()
 
 
-def drain(buffer: WindowBuffer) -> list[tuple[int, ...]]:
-    """The simulation and steps of each window, as often as it is drawn for the first time."""
+def drain(buffer: WindowBuffer, observed: list[int] | None = None) -> list[tuple[int, ...]]:
+    """The simulation and steps of each window that is drawn for the first time; `observed` as for `drawn`."""
     found = []
     while buffer.num_waiting:
         if not buffer.admit():
-            found += drawn(buffer, min(3, buffer.population))
+            found += drawn(buffer, min(3, buffer.population), observed)
     buffer.close()
     try:
         while True:
-            found += drawn(buffer, min(3, buffer.capacity))
+            found += drawn(buffer, min(3, buffer.capacity), observed)
     except Closed:
         return found
 
 
-def drawn(buffer: WindowBuffer, num: int) -> list[tuple[int, ...]]:
+def drawn(buffer: WindowBuffer, num: int, observed: list[int] | None = None) -> list[tuple[int, ...]]:
+    """The windows of a draw that were never drawn before; `observed` is given the values that it observes."""
     draw = buffer.draw(num, 0.0)
     assert draw is not None
+    if observed is not None:
+        observed += buffer.slots.arrays["u"][buffer.observe(draw)].tolist()
     first = dict.fromkeys(slot for slot in draw.slots.tolist() if buffer.slots.seen[slot] <= (draw.slots == slot).sum())
     simulations, windows = buffer.slots.simulation_ids[list(first)], buffer.slots.arrays["u"][buffer.rows_of([*first])]
     buffer.release(draw)
@@ -149,7 +153,7 @@ def test_windows_are_given_up_and_counted_where_too_many_steps_wait() -> None:
         assert len(buffer.windows.kept()) <= 4
     num_made = len(drain(buffer))
     assert 0 < num_made < 10
-    assert num_made + buffer.windows.num_late[0] == 10
+    assert num_made + buffer.windows.late()[0] == 10
 
 
 def test_the_slots_of_a_study_are_no_more_than_its_steps() -> None:
@@ -188,7 +192,12 @@ def test_windows_that_are_dealt_to_other_ranks_are_all_drawn(
     saved: list[Any] = [save(buffer) for buffer in before]
     seeds = [(0, rank) for rank in range(num)]
     dealt = redeal(
-        [state for state, _ in saved], policy=type(before[0].policy), seeds=seeds, rank_of=lambda it: it % num
+        [state for state, _ in saved],
+        policy=type(before[0].policy),
+        seeds=seeds,
+        windows=BlockDealing(
+            shape=shape, before=lambda it, block: (it + block) % num_before, now=lambda it, block: (it + block) % num
+        ),
     )
     for rank, share in enumerate(dealt):
         planned = num_slots_to_load(share.state, capacity=4, planned=200)

@@ -34,7 +34,7 @@ from stream_server.messages.client import (
     TimeSteps,
     Welcome,
 )
-from stream_server.messages.routing import server_rank, stride
+from stream_server.messages.routing import Dealing
 
 SIMULATION = 2
 BLOCK = Block(field="u", dtype="<f8", shape=(4,), offset=(0,), count=(4,))
@@ -82,7 +82,7 @@ class Peer:
         return [memoryview(it) for it in content]
 
     def _note(self, data: Data) -> None:
-        every = stride(self.study.routing, self.num_ranks)
+        every = self.study.dealing.stride
         steps = range(data.index, data.index + data.num_steps * every, every)
         assert data.sequence == len(self.sent)
         self.sent.append(steps)
@@ -116,10 +116,19 @@ class Study:
     """
 
     def __init__(
-        self, random: Random, *, routing: Routing, credit: int, window: int, may_pack: bool, known: set[int]
+        self,
+        random: Random,
+        *,
+        routing: Routing,
+        credit: int,
+        window: int,
+        may_pack: bool,
+        known: set[int],
+        blocks: tuple[int, int] = (1, 0),
     ) -> None:
         self.random = random
         self.routing = routing
+        self.block, self.overlap = blocks
         self.credit = credit
         self.window_bytes = window * STEP_BYTES
         # Steps that follow each other quickly travel together.
@@ -144,6 +153,7 @@ class Study:
         self.is_there = True
         self.num_ranks = num_ranks
         self.known, self.committed = set(known), set(known)
+        self.heard = {(rank, index) for index in known for rank in self.dealing.server_ranks(SIMULATION, index)}
         self.peers = []
         # The client takes what a new server knows to be in a checkpoint.
         self.safe |= known & set(self.entered)
@@ -153,8 +163,12 @@ class Study:
         for peer in self.peers:
             peer.under_way.clear()
 
+    @property
+    def dealing(self) -> Dealing:
+        return Dealing.of(self.routing, self.num_ranks, self.block, self.overlap)
+
     def belongs(self, index: int, rank: int) -> bool:
-        return server_rank(self.routing, SIMULATION, index, self.num_ranks) == rank
+        return rank in self.dealing.server_ranks(SIMULATION, index)
 
     @property
     def must_be_held(self) -> set[int]:
@@ -188,8 +202,8 @@ class Study:
             )
         elif isinstance(message, Open):
             peer.is_open = True
-            mine = [index for index in self.known if self.belongs(index, peer.rank)]
-            known = np.zeros(max(self.known, default=-1) + 1, bool)
+            mine = [index for rank, index in self.heard if rank == peer.rank]
+            known = np.zeros(max(mine, default=-1) + 1, bool)
             known[mine] = True
             peer.known = set(mine)
             packed = np.packbits(known, bitorder="little").tobytes()
@@ -211,12 +225,14 @@ class Study:
         assert b"".join(content) == b"".join(values_of(index).tobytes() for index in steps)
         assert all(self.belongs(index, peer.rank) for index in steps)
         peer.next_sequence += 1
-        self.known |= set(steps)
+        self.heard |= {(peer.rank, index) for index in steps}
+        ranks_of = {index: self.dealing.server_ranks(SIMULATION, index) for index in steps}
+        self.known |= {index for index, ranks in ranks_of.items() if self.heard.issuperset((it, index) for it in ranks)}
 
     def _end(self, peer: Peer, end: End) -> None:
         mine = [index for index in self.entered if self.belongs(index, peer.rank)]
         assert (end.share, end.total) == (len(mine), len(self.entered)), "the End is wrong"
-        assert set(mine) <= self.known, "the End came before all steps"
+        assert self.heard.issuperset((peer.rank, index) for index in mine), "the End came before all steps"
         peer.has_ended = True
 
     def _acknowledge(self, peer: Peer) -> None:
@@ -240,6 +256,8 @@ class Study:
             window_bytes=self.window_bytes,
             if_server_away=Away.WAIT,
             wait_s=1e9,
+            block=self.block,
+            overlap=self.overlap,
         )
 
     @contextmanager

@@ -1,5 +1,6 @@
 """Checks between the keys of a study, and between a study and its files."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -425,10 +426,35 @@ def test_windows_are_made_on_the_rank_that_has_the_whole_simulation(folder: Stud
     config = folder.load(WINDOWS)
     assert (config.samples_per_simulation, config.buffer.routing) == (92, "simulations")
     assert folder.load({}).buffer.routing == "steps"
-    problem = folder.problem({**WINDOWS, "buffer.routing": "steps"})
-    assert problem.startswith(
-        'buffer.routing: "steps" deals the steps of a window to several ranks, which is not built'
-    )
+
+
+def test_a_rank_that_is_full_leaves_the_others_their_blocks(folder: StudyFolder) -> None:
+    """A window reaches over 9 time steps: blocks of 4 × 8, and, with a stride of 5, of 35, which 7 windows begin in."""
+    changes = {**WINDOWS, "buffer.routing": "steps", "buffer.policy": "fifo", "client.max_attached": 3}
+    needed = 10 + (1 + 3) * 32
+    config = folder.load({**changes, "training.batch_size": 10, "buffer.capacity": needed})
+    check_ranks(config, 3)
+    config = folder.load({**changes, "training.batch_size": 10, "buffer.capacity": needed - 1})
+    check_ranks(config, 1)
+    with pytest.raises(ConfigError, match=rf"must be at least {needed} with windows .* 2 ranks, .*block of 32 windows"):
+        check_ranks(config, 2)
+    window = folder.load({**changes, "samples": {"window": {"length": 5, "spacing": 2, "stride": 5}}}).window
+    assert window is not None
+    assert (window.block, window.samples_per_block) == (35, 7)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+def test_the_watermark_is_one_that_the_rank_with_the_fewest_windows_reaches(
+    folder: StudyFolder, num_ranks: int
+) -> None:
+    starts = [(simulation, start) for simulation in range(7) for start in range(92)]
+    of_ranks = Counter((simulation + start // 32) % num_ranks for simulation, start in starts)
+    fewest = min(of_ranks.values())
+    changes = {**WINDOWS, "buffer.routing": "steps", "study.simulations": 7, "buffer.capacity": 2000}
+    check_ranks(folder.load({**changes, "buffer.watermark": fewest}), num_ranks)
+    if num_ranks > 1:
+        with pytest.raises(ConfigError, match=f"sends {fewest} to a rank"):
+            check_ranks(folder.load({**changes, "buffer.watermark": fewest + 1}), num_ranks)
 
 
 def test_a_window_must_fit_into_a_simulation(folder: StudyFolder) -> None:

@@ -20,7 +20,6 @@ from stream_server.messages.client import (
     Ping,
     Reason,
     Refusal,
-    Routing,
     Stop,
 )
 from tests.native.conformance import build
@@ -37,7 +36,7 @@ from tests.native.native_client import (
     messages,
     program,
 )
-from tests.support.fake_server import FakeServer
+from tests.support.fake_server import DEALT, Dealt, FakeServer
 
 __all__ = ["client", "library", "program"]
 
@@ -47,10 +46,10 @@ def num_pings(server: FakeServer) -> int:
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp", "curve"])
-@pytest.mark.parametrize("routing", Routing)
-def test_every_step_arrives_at_its_rank(client: NativeClient, transport: str, routing: Routing) -> None:
+@pytest.mark.parametrize("dealt", DEALT)
+def test_every_step_arrives_at_its_rank(client: NativeClient, transport: str, dealt: Dealt) -> None:
     with FakeServer(SMALL, num_ranks=3, transport=transport) as server:
-        server.routing = routing
+        server.deal(dealt)
         assert client.connect(server) == "ok"
         assert set(client.send(*range(50))) == {"ok"}
         assert client.ask("finish") == "ok"

@@ -7,7 +7,7 @@ import numpy as np
 
 from stream_server.client_api.retention import Bits
 from stream_server.messages.client import Block, Data, End, Open, Ping
-from stream_server.messages.routing import server_rank, stride
+from stream_server.messages.routing import Dealing
 from tests.support.intake_ranks import STUDY, Key, ServerRank, StudyShape, u_of
 
 
@@ -90,7 +90,8 @@ class ClientRank:
 
     def line(self, index: int) -> Line:
         """The one over which a step goes."""
-        return self.lines[server_rank(self.shape.routing, self.simulation, index, len(self.lines))]
+        [rank] = Dealing.of(self.shape.routing, len(self.lines)).server_ranks(self.simulation, index)
+        return self.lines[rank]
 
     def open(self) -> None:
         """Say to all server ranks what comes; may be said again."""
@@ -113,7 +114,7 @@ class ClientRank:
         if index in line.known:
             self.position += 1
             return
-        every = stride(self.shape.routing, len(self.lines))
+        every = Dealing.of(self.shape.routing, len(self.lines)).stride
         indices = [index]
         room = self.shape.credit - line.num_under_way
         if room < 1:

@@ -5,6 +5,7 @@ from typing import Any
 from stream_server.messages import launcher_link, operator
 from stream_server.messages.client import Away, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
+from stream_server.messages.routing import StudyRouting
 from stream_server.server.reception.coordinator import Coordinator
 from stream_server.server.reception.operator_desk import STOP_TEXT
 from stream_server.server.run.curve import CurveAccess
@@ -23,7 +24,7 @@ def coordinator(told: list[launcher_link.ToLauncher]) -> Coordinator:
         endpoints=(("ipc:///nowhere",),),
         time_steps=TimeSteps(num=6),
         fields=(),
-        routing=Routing.STEPS,
+        routing=StudyRouting(routing=Routing.STEPS),
         window_bytes=2**20,
         if_server_away=Away.WAIT,
         wait_s=600.0,

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stream_server.client_api.retention import Bits
 from stream_server.messages import notices
 from stream_server.messages.client import Ack, Opened, Ping, Reason, Refusal, Routing, Stop
-from stream_server.messages.routing import server_rank
+from stream_server.messages.routing import Dealing
 from tests.server.intake_clients import ClientRank, Line
 from tests.support.intake_ranks import Key, Saved, ServerRank, StudyShape, U, V, is_fit
 
@@ -301,7 +301,8 @@ class IntakeMachine(RuleBasedStateMachine):
                 self.tell(notices.Terminal(simulation=simulation, state="finished"))
 
     def share_of(self, simulation: int, rank: int) -> set[Key]:
-        belongs = [server_rank(self.shape.routing, simulation, i, len(self.ranks)) == rank for i in range(MAX_STEPS)]
+        dealing = Dealing.of(self.shape.routing, len(self.ranks))
+        belongs = [dealing.server_ranks(simulation, i) == (rank,) for i in range(MAX_STEPS)]
         return {(simulation, index) for index in self.orders[simulation] if belongs[index]}
 
     @precondition(lambda self: len(self.finished) < len(self.orders) and self.may_go_wrong)

@@ -66,7 +66,7 @@ def busy_ranks(num: int, make_policy: Callable[[int], Policy]) -> list[SavedStud
         rank.draw(2)
     ranks[-1].withdraw(1)
     deal([(3, step) for step in range(6 * num)], ranks)
-    ranks[0].reject((4, NUM_STEPS - 4 * num))
+    ranks[0].reject((4, 4 * num - 4))
     ranks[-1].draw(2, release=False)
     return ranks
 

@@ -5,6 +5,7 @@ from itertools import count
 import pytest
 
 from stream_server.messages.client import TimeSteps
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.attempts import AttemptState, StepRun
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.layout import BlockLayout
@@ -22,7 +23,7 @@ class Desk:
 
     def __init__(self, *, size: int = 8, max_unsaved: int = 100, num_held_out: int = 0) -> None:
         self.credit = CreditPool(size=size, credit=CREDIT)
-        numbering = StepNumbering(time_steps=TimeSteps(num=None), stride=1, limit=100)
+        numbering = StepNumbering(time_steps=TimeSteps(num=None), limit=100)
         self.buffer = Waiting()
         self.settlement = Settlement(
             self.buffer,
@@ -39,7 +40,13 @@ class Desk:
         layout = BlockLayout(fields={}, num_ranks=num_ranks)
         entry = self.ledger[simulation]
         return AttemptState(
-            simulation=simulation, attempt=0, entry=entry, layout=layout, first=0, num_expected=None, total=None
+            simulation=simulation,
+            attempt=0,
+            entry=entry,
+            layout=layout,
+            dealing=Dealing(num_ranks=1),
+            num_expected=None,
+            total=None,
         )
 
     def run(self, attempt: AttemptState, *indices: int) -> StepRun:

@@ -5,6 +5,7 @@ from typing import Any
 
 from stream_server.buffers import WindowShape
 
+NUM_ATTACHED = 1
 MESH_SIZE = 6
 MOST_PARTICLES = 3
 
@@ -63,6 +64,7 @@ class Plan:
     linger: float = 0.8
     mpirun_notices: bool = True
     window: WindowShape | None = None
+    in_blocks: bool = False
     statics: bool = False
     ragged: bool = False
     is_steered: bool = False
@@ -109,7 +111,10 @@ class Plan:
             steering = {"sampler": sampler | lookahead}
         if self.window is not None:
             window = {name: getattr(self.window, name) for name in ("length", "spacing", "stride")}
-            samples, buffer = {"samples": {"window": window}}, {"routing": "simulations"}
+            samples = {"samples": {"window": window}}
+            buffer["routing"] = "steps" if self.in_blocks else "simulations"
+            if self.in_blocks and self.policy != "fifo":
+                buffer["watermark"] = 1
         return samples | {
             "study": {"name": "simulated", "simulations": self.num_simulations, "time_steps": self.num_steps}
             | {"fields": fields},
@@ -127,6 +132,6 @@ class Plan:
             "training": {"batch_size": self.batch_size}
             | ({"log_every_batches": self.log_every_batches} if self.is_steered else {}),
             "checkpoint": {"every_batches": self.every_batches},
-            "client": {"window": self.window_bytes, "max_attached": 1},
+            "client": {"window": self.window_bytes, "max_attached": NUM_ATTACHED},
             "network": {"security": "none"},
         }

@@ -38,7 +38,13 @@ def test_studies_keep_their_promises_whatever_befalls_them(tmp_path: Path) -> No
     rounds = list(SimulatedSchedules(folder=tmp_path, seed=SEED, schedules=NUM_SCHEDULES, whole=True).run())
     tally = Tally.of(rounds)
     assert not tally.violations, [(it.again, it.violations) for it in rounds if it.violations]
-    kinds = ("with static fields", "with fields that differ in size", "with workers", "steered")
+    kinds = (
+        "with windows in blocks on several ranks",
+        "with static fields",
+        "with fields that differ in size",
+        "with workers",
+        "steered",
+    )
     assert all(tally.totals[what] > 0 for what in ("restarts of the server", *kinds))
     happened = {what for what, _ in tally.table}
     assert {"kill of a rank", "kill of a client", "kill of a launcher", "cut of a connection"} <= happened

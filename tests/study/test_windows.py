@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.killing import killed_at, model_of, run_through
-from tests.support.runs import NUMPY_STUDY, Run, run_here
+from tests.support.runs import NUMPY_STUDY, Run, run_here, run_study
 
 NUM_STEPS = 20
 LENGTH = 3
@@ -34,6 +34,11 @@ def oracle(simulations: Iterable[int], missing: dict[int, set[int]] | None = Non
         for start in range(0, NUM_STEPS, 3)
         if {start, start + 2, start + 4} <= set(range(NUM_STEPS)) - (missing or {}).get(simulation, set())
     }
+
+
+def neighbours(simulations: Iterable[int]) -> set[Window]:
+    """The windows of two steps in a row: blocks of four, of which most simulations have some on each rank."""
+    return {(simulation, start, start + 1) for simulation in simulations for start in range(NUM_STEPS - 1)}
 
 
 def trained_in(run: Run) -> set[Window]:
@@ -82,6 +87,34 @@ def test_a_study_of_windows_goes_on_with_another_number_of_ranks(tmp_path: Path)
     killed_at("buffer.drawn=kill@4", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
     done = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
+
+
+IN_BLOCKS: dict[str, Any] = WINDOWS | {
+    "samples": {"window": {"length": 2}},
+    "buffer.routing": "steps",
+    "buffer.capacity": 60,
+    "training.draws_per_sample": None,
+}
+
+
+def test_windows_in_blocks_are_trained_on_several_ranks_through_kills_and_other_numbers_of_ranks(
+    tmp_path: Path,
+) -> None:
+    output_dir, settings = tmp_path / "run", IN_BLOCKS | {"buffer.policy": "fifo", "checkpoint.record": True}
+    killed_at("buffer.drawn=kill@5", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
+    killed_at("buffer.drawn=kill@9", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
+    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
+    done = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
+    # The steps that two ranks had are in the record once.
+    replayed = run_here(NUMPY_STUDY, tmp_path / "again", settings=settings, arguments=["--replay", str(output_dir)])
+    assert_windows(replayed, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
+
+
+def test_windows_in_blocks_are_trained_at_random_though_nobody_knows_how_many_steps_come(tmp_path: Path) -> None:
+    settings = IN_BLOCKS | {"buffer.policy": "firo", "study.time_steps": None}
+    done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
+    assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
 
 
 def test_windows_with_a_rejected_step_and_of_a_simulation_that_ends_early_are_impossible(tmp_path: Path) -> None:

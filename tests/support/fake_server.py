@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 import zmq
 
-from stream_server.messages import routing, wire
+from stream_server.messages import wire
 from stream_server.messages.client import (
     ALL_FIELDS,
     MAX_PART_BYTES,
@@ -38,8 +38,13 @@ from stream_server.messages.client import (
     Welcome,
 )
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.messages.routing import Dealing
 from stream_server.server.run.curve import CurveAccess, KeyPair
 from tests.support.payloads import check_payload
+
+# Routing, block and overlap, of which steps that two ranks have are dealt, too.
+DEALT = ((Routing.STEPS, 1, 0), (Routing.STEPS, 4, 1), (Routing.SIMULATIONS, 1, 0))
+Dealt = tuple[Routing, int, int]
 
 
 class FakeServer:
@@ -63,6 +68,7 @@ class FakeServer:
         self.num_ranks = num_ranks
         self.time_steps = time_steps or TimeSteps(num=None)
         self.routing = Routing.STEPS
+        self.block, self.overlap = 1, 0
         self.parameters = {"viscosity": 0.5}
         self.credit = 64
         self.window_bytes = 2**26
@@ -163,13 +169,26 @@ class FakeServer:
         self._forget_clients()
         self.go_back_to(known)
 
+    def deal(self, dealt: Dealt) -> None:
+        """Deal steps in this way, which clients are told."""
+        self.routing, self.block, self.overlap = dealt
+
+    def num_ranks_of(self, index: int) -> int:
+        """How many ranks get a step of the simulation that clients are given."""
+        return len(self.dealing.server_ranks(7, index))
+
+    @property
+    def dealing(self) -> Dealing:
+        """The shares of the ranks in the steps."""
+        return Dealing.of(self.routing, self.num_ranks, self.block, self.overlap)
+
     def go_back_to(self, known: Collection[int]) -> None:
         """Have these steps, if they came, and no others."""
         self.steps = defaultdict(dict, {key: it for key, it in self.steps.items() if key[1] in known})
         for rank in range(self.num_ranks):
             bits = np.zeros(1 + max((index for _, index in self.steps), default=0), bool)
             for simulation, index in self.steps:
-                bits[index] |= routing.server_rank(self.routing, simulation, index, self.num_ranks) == rank
+                bits[index] |= rank in self.dealing.server_ranks(simulation, index)
             self.known[rank] = np.packbits(bits, bitorder="little").tobytes()
 
     def commit(self) -> None:
@@ -292,6 +311,8 @@ class FakeServer:
             window_bytes=self.window_bytes,
             if_server_away=self.if_server_away,
             wait_s=self.wait_s,
+            block=self.block,
+            overlap=self.overlap,
         )
 
     def _take(self, rank: int, peer: bytes, header: bytes, *payload: bytes) -> None:
@@ -349,7 +370,7 @@ class FakeServer:
             flat[data.offset : data.offset + len(payload[0])] = np.frombuffer(payload[0], np.uint8)
             return
         present = [block for i, block in enumerate(blocks) if data.present >> i & 1]
-        stride = routing.stride(self.routing, self.num_ranks)
+        stride = self.dealing.stride
         for block, frame in zip(present, payload, strict=True):
             if block.field in ragged:
                 rows = np.frombuffer(frame, block.dtype).reshape(-1, *block.count[1:])
@@ -360,7 +381,7 @@ class FakeServer:
             place = tuple(slice(start, start + num) for start, num in zip(block.offset, block.count, strict=True))
             for i, row in enumerate(rows):
                 index = data.index + i * stride
-                assert routing.server_rank(self.routing, data.simulation, index, self.num_ranks) == rank
+                assert rank in self.dealing.server_ranks(data.simulation, index)
                 self.num_sent[index] += block is present[0]
                 _whole(self.steps[data.simulation, index], block)[place] = row
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from stream_server.buffers import Buffer, Policy, Slots, num_slots_to_load
 from stream_server.messages.client import Routing
-from stream_server.messages.routing import server_rank
+from stream_server.messages.routing import Dealing, StudyRouting
 from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.restore import RankRestore, restore_rank
 from stream_server.server.checkpoint.saver import write_files
@@ -191,7 +191,8 @@ def slots_of(num_slots: int) -> Slots:
 def deal(keys: Iterable[Key], ranks: list[SavedStudyRank], routing: Routing = Routing.STEPS) -> None:
     """Let each rank receive what its routing brings it."""
     for key in keys:
-        ranks[server_rank(routing, *key, len(ranks))].receive(key)
+        [rank] = Dealing.of(routing, len(ranks)).server_ranks(*key)
+        ranks[rank].receive(key)
 
 
 def save_all(ranks: list[SavedStudyRank], folder: Path) -> Path:
@@ -215,7 +216,7 @@ def restore_all(
             num_saved=num_saved,
             rank=rank,
             num_ranks=num_ranks,
-            routing=routing,
+            routing=StudyRouting(routing=routing),
             num_held_out=NUM_HELD_OUT,
             policy=type(make_policy(rank)),
             seed=SEED,

@@ -95,15 +95,25 @@ static int steps_lost(sc_conversation *conversation, size_t num, sc_error *error
                    num, conversation->client.who, (double)conversation->welcome->window_bytes / 1048576);
 }
 
-/* A step is known. All that a new server knows is in a checkpoint; what the same one knows is kept until it is. */
-static int take_as_known(sc_conversation *conversation, sc_unsent *unsent, bool is_new, sc_error *error) {
-    sc_data_connection *connection = sc_session_connection(&conversation->session, unsent->index);
-    int code = is_new ? STREAM_OK : sc_data_connection_keep(connection, unsent, error);
-    sc_retention_forget(&conversation->client.retention, unsent);
+/* Count a step for its new server ranks. All that a new server knows is in a checkpoint; what the same one knows of an
+ * unsent step (or NULL) is kept until it is. *is_known: all these ranks know it. */
+static int account_for(sc_conversation *conversation, int64_t index, const sc_unsent *unsent, bool is_new,
+                       bool *is_known, sc_error *error) {
+    sc_connections connections = sc_session_connections(&conversation->session, index);
+    int code = STREAM_OK;
+    *is_known = true;
+    for (int i = 0; i < connections.num && code == STREAM_OK; ++i) {
+        sc_data_connection *connection = connections.each[i];
+        ++connection->num_steps;
+        if (!sc_bits_has(&connection->known, index))
+            *is_known = false;
+        else if (!is_new && unsent != NULL)
+            code = sc_data_connection_keep(connection, unsent, error);
+    }
     return code;
 }
 
-/* Count each step for its new server rank, and have only those unsent that are not known there. */
+/* Count each step for its new server ranks, and have only those unsent that one of them does not know. */
 static int account(sc_conversation *conversation, bool is_new, sc_error *error) {
     sc_retention *retention = &conversation->client.retention;
     const sc_entered *entered = &conversation->entered;
@@ -114,21 +124,39 @@ static int account(sc_conversation *conversation, bool is_new, sc_error *error) 
     /* The unsent steps are in the order of all steps. */
     for (size_t i = 0; i < entered->num && code == STREAM_OK; ++i) {
         int64_t index = entered->order[i];
-        sc_data_connection *connection = sc_session_connection(&conversation->session, index);
-        bool is_known = sc_bits_has(&connection->known, index);
-        ++connection->num_steps;
-        if (next < retention->end_unsent && retention->unsent[next].index == index) {
-            if (is_known)
-                code = take_as_known(conversation, &retention->unsent[next], is_new, error);
-            ++next;
-        } else if (!is_known) {
-            ++num_lost;
-        }
+        bool is_known, is_unsent = next < retention->end_unsent && retention->unsent[next].index == index;
+        sc_unsent *unsent = is_unsent ? &retention->unsent[next++] : NULL;
+        code = account_for(conversation, index, unsent, is_new, &is_known, error);
+        if (is_known && is_unsent)
+            sc_retention_forget(retention, unsent);
+        num_lost += !is_known && !is_unsent;
     }
     sc_retention_close_up(retention);
     if (code != STREAM_OK)
         return code;
     return num_lost > 0 && conversation->client.num_blocks > 0 ? steps_lost(conversation, num_lost, error) : STREAM_OK;
+}
+
+/* Wait for credit on each of these, for most_s or what it may; *has_room says whether there is some. */
+static int wait_for_room(sc_conversation *conversation, const sc_connections *connections, double most_s,
+                         bool *has_room, sc_error *error) {
+    int code = STREAM_OK;
+    *has_room = true;
+    for (int i = 0; i < connections->num && code == STREAM_OK && *has_room; ++i) {
+        double longest_s = sc_conversation_longest_wait_s(conversation, connections->each[i]);
+        code = sc_session_wait_for_room(&conversation->session, connections->each[i],
+                                        most_s < longest_s ? most_s : longest_s, has_room, error);
+    }
+    return code;
+}
+
+/* Send a step over each of these, which have room. */
+static int send_to(const sc_connections *connections, int64_t index, uint64_t present, const sc_slice arrays[],
+                   bool *has_sent, sc_error *error) {
+    int code = STREAM_OK;
+    for (int i = 0; i < connections->num && code == STREAM_OK; ++i)
+        code = sc_data_connection_send(connections->each[i], index, present, arrays, has_sent, error);
+    return code;
 }
 
 /* Send what no connection has, each step once there is room, for which it waits for most_s or what it may; *is_done says
@@ -139,14 +167,12 @@ static int send_unsent(sc_conversation *conversation, double most_s, bool *is_do
     for (sc_unsent *first; (first = sc_retention_first(retention)) != NULL;) {
         sc_slice arrays[SC_MAX_FIELDS];
         bool ignored;
-        sc_data_connection *connection = sc_session_connection(&conversation->session, first->index);
-        double longest_s = sc_conversation_longest_wait_s(conversation, connection);
-        int code = sc_session_wait_for_room(&conversation->session, connection, most_s < longest_s ? most_s : longest_s,
-                                            is_done, error);
+        sc_connections lacking = sc_session_lacking(&conversation->session, first->index);
+        int code = wait_for_room(conversation, &lacking, most_s, is_done, error);
         if (code != STREAM_OK || !*is_done)
             return code;
         sc_steps_arrays(&first->steps, &conversation->client.layout, first->row, arrays);
-        code = sc_data_connection_send(connection, first->index, first->steps.present, arrays, &ignored, error);
+        code = send_to(&lacking, first->index, first->steps.present, arrays, &ignored, error);
         if (code != STREAM_OK)
             return code;
         sc_retention_forget_first(retention);
@@ -229,29 +255,34 @@ static int send_now(sc_conversation *conversation, int64_t index, uint64_t prese
         code = current_session(conversation, error);
     if (code != STREAM_OK)
         return code;
-    sc_data_connection *connection = sc_session_connection(&conversation->session, index);
-    bool is_wanted = present != 0 && !sc_bits_has(&connection->known, index), may_go, ignored = false;
-    code = send_unsent(conversation, is_wanted ? INFINITY : 0, &may_go, error);
-    if (code == STREAM_OK && may_go && is_wanted)
-        code = sc_session_wait_for_room(&conversation->session, connection,
-                                        sc_conversation_longest_wait_s(conversation, connection), &may_go, error);
+    sc_connections connections = sc_session_connections(&conversation->session, index), wanted = {0};
+    bool may_go, ignored = false;
+    if (present != 0)
+        wanted = sc_session_lacking(&conversation->session, index);
+    code = send_unsent(conversation, wanted.num > 0 ? INFINITY : 0, &may_go, error);
+    if (code == STREAM_OK && may_go)
+        code = wait_for_room(conversation, &wanted, INFINITY, &may_go, error);
+    for (int i = 0; i < connections.num && code == STREAM_OK; ++i)
+        if (sc_data_connection_is_lost(connections.each[i]))
+            code = SC_OVER;
     if (code != STREAM_OK)
         return code;
-    if (sc_data_connection_is_lost(connection))
-        return SC_OVER;
     /* From here on the step belongs to what a new server has to have. */
     int is_new = sc_entered_add(&conversation->entered, index);
     if (is_new < 0)
         return sc_no_memory(error);
-    connection->num_steps += is_new;
-    if (!is_wanted)
-        code = sc_data_connection_take_answers(connection, &ignored, error);
-    else if (may_go)
-        code = sc_data_connection_send(connection, index, present, arrays, &conversation->has_sent, error);
-    else if (is_new > 0)
+    for (int i = 0; i < connections.num && code == STREAM_OK; ++i) {
+        connections.each[i]->num_steps += is_new;
+        if (wanted.num == 0)
+            code = sc_data_connection_take_answers(connections.each[i], &ignored, error);
+    }
+    if (code == STREAM_OK && wanted.num > 0 && may_go)
+        code = send_to(&wanted, index, present, arrays, &conversation->has_sent, error);
+    else if (code == STREAM_OK && wanted.num > 0 && is_new > 0)
         code = release(conversation, index, present, arrays, error);
-    if (code == STREAM_OK && connection->has_stopped)
-        notice_end(conversation);
+    for (int i = 0; i < connections.num && code == STREAM_OK; ++i)
+        if (connections.each[i]->has_stopped)
+            notice_end(conversation);
     return code;
 }
 
@@ -276,7 +307,7 @@ int sc_conversation_finish(sc_conversation *conversation, sc_error *error) {
         while (code == STREAM_OK && !is_done)
             code = send_unsent(conversation, INFINITY, &is_done, error);
         if (code == STREAM_OK)
-            code = sc_session_end(&conversation->session, error);
+            code = sc_session_end(&conversation->session, (int64_t)conversation->entered.num, error);
         if (code == SC_OVER)
             sc_conversation_close(conversation);
         else if (code == SC_ENDED)

@@ -37,6 +37,12 @@ typedef struct {
     sc_data_connection *connections;
 } sc_session;
 
+/* Some of the connections of a session. */
+typedef struct {
+    int num;
+    sc_data_connection *each[2];
+} sc_connections;
+
 /* Connect to all server ranks, announce this client rank, and learn what they know. `welcome` must outlive the session.
  * sc_session_close must be called even after an error. */
 int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *welcome, sc_error *error);
@@ -44,16 +50,18 @@ int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *we
 /* Leave without a word; with `linger` what was sent may still go out for a moment. */
 void sc_session_close(sc_session *session, bool linger);
 
-/* The connection over which a step has to go. */
-sc_data_connection *sc_session_connection(sc_session *session, int64_t index);
+/* The connections over which a step has to go. */
+sc_connections sc_session_connections(sc_session *session, int64_t index);
+/* Those of them whose server rank does not know the step. */
+sc_connections sc_session_lacking(sc_session *session, int64_t index);
 
 /* Wait for credit, not much longer than most_s (perhaps INFINITY); *has_room says whether there is some. */
 int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection, double most_s, bool *has_room,
                              sc_error *error);
 /* Send all that waits for company. */
 int sc_session_flush(sc_session *session, sc_error *error);
-/* Say that all has been sent, and wait until it is settled. */
-int sc_session_end(sc_session *session, sc_error *error);
+/* Say that all has been sent, `total` steps to all server ranks together, and wait until it is settled. */
+int sc_session_end(sc_session *session, int64_t total, sc_error *error);
 
 /* Whether a connection was lost. */
 bool sc_session_has_lost(const sc_session *session);

@@ -76,6 +76,8 @@ typedef struct {
     int64_t window_bytes;
     int if_server_away;
     double wait_s;
+    int64_t block; /* so many steps in a row go to one server rank */
+    int64_t overlap; /* and so many behind them, too */
 } sc_welcome;
 
 typedef struct {

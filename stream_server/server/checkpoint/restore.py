@@ -11,17 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer, Policy, WindowShape
-from stream_server.buffers.redeal import Dealt, redeal
+from stream_server.buffers.redeal import BlockDealing, Dealt, redeal
 from stream_server.buffers.statics import StaticFields
 from stream_server.buffers.window_buffer import num_windows_waiting
-from stream_server.buffers.windows import WINDOWS
+from stream_server.buffers.windows import WINDOWS, Windows
 from stream_server.errors import DamagedCheckpoint
-from stream_server.messages.client import Routing
-from stream_server.messages.routing import server_rank
+from stream_server.messages.routing import StudyRouting
 from stream_server.ragged import copied
 from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, STATICS, rank_folder
 from stream_server.server.intake.parameters import SimulationParameters
-from stream_server.server.intake.saved_ledger import redealt, saved_entries
+from stream_server.server.intake.saved_ledger import redealt, saved_entries, torn_steps
 from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.storage.plain_state import read_state
@@ -177,7 +176,7 @@ def restore_rank(
     num_saved: int,
     rank: int,
     num_ranks: int,
-    routing: Routing,
+    routing: StudyRouting,
     num_held_out: int,
     policy: type[Policy],
     seed: Sequence[int],
@@ -197,19 +196,29 @@ def restore_rank(
         return RankRestore(incarnation=incarnation, parts=[own], state=own.state, dealt=None)
     parts = [SavedRank(folder, each) for each in range(num_saved)]
     states = [part.state for part in parts]
+    ledgers = [state["reception"]["intake"]["ledger"] for state in states]
+    ahead = [] if windows is None else [it for state in states for it in _ahead(state["buffer"])]
+    of_blocks = None
+    if windows is not None:
+        of_blocks = BlockDealing(
+            shape=windows,
+            before=lambda simulation, block: routing.dealing(simulation, num_saved).rank_of(simulation, block),
+            now=lambda simulation, block: routing.dealing(simulation, num_ranks).rank_of(simulation, block),
+            torn=torn_steps(ledgers, num_ranks, routing, ahead),
+        )
     dealt = redeal(
         [state["buffer"] for state in states],
         policy=policy,
         seeds=[(*seed, each) for each in range(num_ranks)],
-        rank_of=lambda simulation: server_rank(routing, simulation, 0, num_ranks),
+        windows=of_blocks,
     )
-    ledgers = [state["reception"]["intake"]["ledger"] for state in states]
+    counts = [_Counts(each, of_blocks, num_held_out) for each in range(num_ranks)]
     trained_on = [
-        _num_accepted(redealt(ledgers, each, num_ranks, routing), num_held_out, windows, dealt[each].state)
-        - _num_left(dealt[each].state, windows)
+        counts[each].accepted(redealt(ledgers, each, num_ranks, routing, ahead), dealt[each].state)
+        - counts[each].left(dealt[each].state)
         for each in range(num_ranks)
     ]
-    state = _dealt_out(states, redealt(ledgers, rank, num_ranks, routing), is_first=rank == 0)
+    state = _dealt_out(states, redealt(ledgers, rank, num_ranks, routing, ahead), is_first=rank == 0)
     # A rank accounts for what its ledger has accepted, wherever that was drawn; rank 0 for what does not add up.
     num_drawn = sum(state["num_drawn"] for state in states)
     state["num_drawn"] = trained_on[rank] if rank else num_drawn - sum(trained_on[1:])
@@ -259,24 +268,40 @@ def _complete(state: Mapping[str, Any]) -> dict[int, int | None]:
     return {simulation: it.total for simulation, it in saved_entries(ledger) if it.complete}
 
 
-def _num_accepted(
-    ledger: Mapping[str, Any], num_held_out: int, windows: WindowShape | None, buffer: Mapping[str, Any]
-) -> int:
-    """The samples of all accepted steps in a ledger."""
-    entries = [it for simulation, it in saved_entries(ledger) if simulation >= num_held_out]
-    if windows is None:
-        return sum(it.num_accepted for it in entries)
-    accepted = [np.setdiff1d(_indices(it.settled), _indices(it.rejected)) for it in entries]
-    num_late: int = sum(buffer[WINDOWS]["num_late"].values())
-    return sum(map(windows.num_among, accepted)) - num_late
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The samples of one new rank. The first `num_held_out` simulations have none."""
+
+    rank: int
+    windows: BlockDealing | None
+    num_held_out: int
+
+    def accepted(self, ledger: Mapping[str, Any], buffer: Mapping[str, Any]) -> int:
+        """The samples of all accepted steps in a ledger."""
+        entries = [(i, it) for i, it in saved_entries(ledger) if i >= self.num_held_out]
+        if self.windows is None:
+            return sum(it.num_accepted for _, it in entries)
+        of_rank = Windows(self.windows.shape, 0, most_kept=0, own=self._is_own)
+        accepted = ((i, np.setdiff1d(_indices(it.settled), _indices(it.rejected))) for i, it in entries)
+        num_late: int = sum(num for *_, num in buffer[WINDOWS]["num_late"].tolist())
+        return sum(of_rank.num_among(simulation, steps) for simulation, steps in accepted) - num_late
+
+    def left(self, buffer: Mapping[str, Any]) -> int:
+        """The samples in a buffer that were never drawn."""
+        seen, slots = buffer["seen"], buffer["policy"]["slots"]
+        if self.windows is None:
+            waiting = np.concatenate([slots, buffer["backlog"]])
+            return int(np.count_nonzero(seen[waiting] == 0))
+        num_unseen = int(np.count_nonzero(seen[slots] == 0))
+        return num_unseen + num_windows_waiting(dict(buffer), self.windows.shape, self._is_own)
+
+    def _is_own(self, simulation: int, block: int) -> bool:
+        assert self.windows is not None
+        return self.windows.now(simulation, block) == self.rank
 
 
-def _num_left(buffer: Mapping[str, Any], windows: WindowShape | None) -> int:
-    """The samples in a buffer that were never drawn."""
-    seen, slots = buffer["seen"], buffer["policy"]["slots"]
-    waiting = slots if windows is not None else np.concatenate([slots, buffer["backlog"]])
-    num_unseen = int(np.count_nonzero(seen[waiting] == 0))
-    return num_unseen if windows is None else num_unseen + num_windows_waiting(dict(buffer), windows)
+def _ahead(buffer: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    return [(simulation, block, step) for simulation, block, step in buffer[WINDOWS]["ahead"].tolist()]
 
 
 def _indices(packed: bytes) -> NDArray[np.int64]:

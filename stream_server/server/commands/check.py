@@ -117,6 +117,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         ),
         ("memory", f"{MemoryNeed.of(config, plan, server.num_ranks)} per rank; {_node()}"),
         ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
+        *([("windows", dealt)] if (dealt := _blocks(config, server.num_ranks)) else []),
         ("batch size", f"{config.training.batch_size} per rank"),
         ("server", _job_of_server(config))
         if config.server.backend != "local"
@@ -144,6 +145,18 @@ def _of_steps(config: StudyConfig) -> str:
     return (
         f"windows, each of {window.length} time steps with a spacing of {window.spacing}, from every "
         f"{'' if window.stride == 1 else f'{window.stride}. '}time step on; time steps"
+    )
+
+
+def _blocks(config: StudyConfig, num_ranks: int) -> str:
+    """How windows are dealt to the ranks; "" where a simulation is on one of them, or time steps are dealt."""
+    window = config.window
+    if window is None or config.buffer.routing != "steps" or num_ranks == 1:
+        return ""
+    return (
+        f"dealt to the {num_ranks} ranks in blocks of {window.samples_per_block}; the "
+        f"{counted(window.span, 'time step')} behind the {window.block} of a block go to two ranks, and a full rank "
+        "has room for a block of each simulation"
     )
 
 

@@ -47,7 +47,7 @@ class Assembly:
         problem = self._problem(connection, data)
         if problem is not None:
             return self._refuse(connection, data, *problem)
-        stride = state.numbering.stride
+        stride = attempt.dealing.stride
         end = data.index + num * stride
         indices = range(data.index, end, stride)
         is_alone = connection.alone and data.field == ALL_FIELDS and not attempt.partial_steps
@@ -72,8 +72,9 @@ class Assembly:
         attempt, numbering = connection.attempt, self.state.numbering
         if not attempt.running or connection.ended or attempt.partial_steps or index < attempt.entry.settled.stop:
             return 0
-        left = -(-(numbering.limit - index) // numbering.stride)
-        return max(0, min(self.state.credit - attempt.num_waiting - num_pending, left))
+        left = -(-(numbering.limit - index) // attempt.dealing.stride)
+        ours = attempt.dealing.num_from(attempt.simulation, self.state.rank, index)
+        return max(0, min(self.state.credit - attempt.num_waiting - num_pending, left, ours))
 
     def complete(
         self, connection: Connection, data: Data, steps: Iterable[PartialStep | None], num_bytes: int
@@ -122,7 +123,7 @@ class Assembly:
     def _problem(self, connection: Connection, data: Data) -> Problem | None:
         """Compare the next message of a connection with what that was opened for."""
         state, attempt, numbering = self.state, connection.attempt, self.state.numbering
-        last = data.index + (data.num_steps - 1) * numbering.stride
+        last = data.index + (data.num_steps - 1) * attempt.dealing.stride
         if data.incarnation != state.incarnation:
             text = f"this is incarnation {state.incarnation}, the message is for {data.incarnation}"
             return Reason.STALE_INCARNATION, text
@@ -139,7 +140,7 @@ class Assembly:
         if last >= numbering.limit:
             end = numbering.label(numbering.limit - 1)
             return Reason.WRONG_STEP, f"time step {numbering.label(last)} is behind the last, {end}"
-        if data.index < attempt.first or (data.index - attempt.first) % numbering.stride:
+        if data.num_steps > attempt.dealing.num_from(attempt.simulation, state.rank, data.index):
             return Reason.WRONG_STEP, f"time step {numbering.label(data.index)} belongs to another server rank"
         if not connection.has_statics:
             names = ", ".join(place.field for place in connection.static_places)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from stream_server.messages.client import Ack, Data, End, Open
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.filling import Array, SharedRows
 from stream_server.server.intake.layout import BlockLayout, Place
 from stream_server.server.intake.ledger import LedgerEntry
@@ -236,7 +237,7 @@ class PartialStatics:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class AttemptState:
-    """One attempt of a simulation as this rank sees it: the steps from `first` on are this rank's.
+    """One attempt of a simulation as this rank sees it; `dealing` says which steps are this rank's.
 
     `end_state` is the simulation's terminal state, "" while it has none, and `end_reason` why it ended so.
     `num_expected` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not
@@ -251,7 +252,7 @@ class AttemptState:
     attempt: int
     entry: LedgerEntry
     layout: BlockLayout
-    first: int
+    dealing: Dealing
     num_expected: int | None
     total: int | None
     phase: AttemptPhase = AttemptPhase.RUNNING
@@ -275,7 +276,13 @@ class AttemptState:
         """A simulation as an earlier incarnation left it, without steps under way."""
         layout = BlockLayout(fields={}, num_ranks=1)
         return cls(
-            simulation=simulation, attempt=-1, entry=entry, layout=layout, first=0, num_expected=None, total=None
+            simulation=simulation,
+            attempt=-1,
+            entry=entry,
+            layout=layout,
+            dealing=Dealing(num_ranks=1),
+            num_expected=None,
+            total=None,
         )
 
     @property

@@ -3,6 +3,7 @@
 It has no sockets and no clock; notices, messages and payloads go in, and answers come out. Receiver thread.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -325,30 +326,35 @@ class Intake:
 
     @property
     def num_received(self) -> int:
-        """How many steps this rank has settled, ever."""
-        return sum(len(entry.settled) for entry in self.state.ledger.entries.values())
+        """How many of the steps that this rank counts it has settled, ever."""
+        return sum(entry.num_settled for entry in self.state.ledger.entries.values())
 
     def account(self) -> RankAccount:
         """The account of this rank so far."""
-        ledger = self.state.ledger
+        ledger, windows = self.state.ledger, self.settlement.buffer.windows
+        late: Counter[int] = Counter() if windows is None else windows.late()
         return RankAccount(
-            intake={simulation: self._received(simulation, entry) for simulation, entry in ledger.entries.items()},
+            intake={
+                simulation: self._received(simulation, entry, late[simulation])
+                for simulation, entry in ledger.entries.items()
+            },
             duplicates=ledger.duplicates,
             withdrawn=self.settlement.num_withdrawn,
             refused=dict(self.state.refused),
         )
 
-    def _received(self, simulation: int, entry: LedgerEntry) -> Received:
+    def _received(self, simulation: int, entry: LedgerEntry, num_late: int) -> Received:
         windows = self.settlement.buffer.windows
+        num_ahead = 0 if windows is None else windows.num_counted_ahead(simulation, entry.settled.array())
         return Received(
-            accepted=entry.num_accepted,
+            accepted=entry.num_accepted + num_ahead,
             rejected=dict(entry.reasons),
             windows=None
             if windows is None
             else WindowCounts(
-                of_accepted=windows.shape.num_among(entry.accepted()),
-                of_settled=windows.shape.num_among(entry.settled.array()),
-                late=windows.num_late[simulation],
+                of_accepted=windows.num_among(simulation, entry.accepted()),
+                of_settled=windows.num_among(simulation, entry.settled.array()),
+                late=num_late,
             ),
         )
 

@@ -182,7 +182,7 @@ class Settlement:
         if self._waiting:
             admitted = self.buffer.admit()
             if self.recorder is not None:
-                self.recorder.append(admitted)
+                self.recorder.append(self.buffer.counted(admitted))
             self.in_stream(len(admitted))
         self._discard_freed()
 
@@ -292,7 +292,7 @@ class Settlement:
 
     def _arrive(self, run: StepRun) -> None:
         attempt = run.attempt
-        attempt.received += len(run.indices)
+        attempt.received += attempt.entry.num_counted(run.indices)
         attempt.num_unsaved += len(run.indices)
         self.has_pressure |= attempt.num_unsaved > self.max_unsaved * attempt.layout.num_ranks
         self.changed[attempt.simulation] = attempt

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stream_server.messages.client import (
     MAX_UNKNOWN_STEPS,
     FieldSpec,
     Reason,
     Refusal,
-    Routing,
     TimeSteps,
 )
-from stream_server.messages.routing import share, stride
+from stream_server.messages.routing import StudyRouting
 from stream_server.server.intake.attempts import AttemptState, PartialStatics
 from stream_server.server.intake.layout import BlockLayout
 from stream_server.server.intake.ledger import Ledger
@@ -25,11 +25,10 @@ from stream_server.server.intake.ledger import Ledger
 class StepNumbering:
     """The indices of time steps, which count from 0 whatever the steps are called.
 
-    Those of one simulation that belong to the same server rank are `stride` apart; all are below `limit`.
+    All are below `limit`.
     """
 
     time_steps: TimeSteps
-    stride: int
     limit: int
 
     def label(self, index: int) -> int:
@@ -51,7 +50,7 @@ class IntakeState:
         *,
         rank: int,
         num_ranks: int,
-        routing: Routing,
+        routing: StudyRouting,
         time_steps: TimeSteps,
         fields: Iterable[FieldSpec],
         study: str,
@@ -63,7 +62,6 @@ class IntakeState:
         self.routing = routing
         self.numbering = StepNumbering(
             time_steps=time_steps,
-            stride=stride(routing, num_ranks),
             limit=MAX_UNKNOWN_STEPS if time_steps.num is None else time_steps.num,
         )
         specs = {spec.name: spec for spec in fields}
@@ -74,7 +72,7 @@ class IntakeState:
         self.credit = credit
         self.dtypes = {spec.name: np.dtype(spec.dtype) for spec in specs.values() if spec.dtype}
         self.attempts: dict[int, AttemptState] = {}
-        self.ledger = Ledger()
+        self.ledger = Ledger(self._counts if routing.overlap else None)
         self.refused: Counter[str] = Counter()
 
     @property
@@ -85,19 +83,24 @@ class IntakeState:
     def begin(self, simulation: int, attempt: int, *, goes_on: bool) -> AttemptState:
         """Make an attempt the current one; `goes_on`: it ran in an earlier incarnation, and repeats nothing known."""
         total = self.numbering.time_steps.num
-        ours = share(self.routing, simulation, self.rank, self.num_ranks, self.numbering.limit)
+        dealing = self.routing.dealing(simulation, self.num_ranks)
+        sizes = map(len, dealing.share(simulation, self.rank, self.numbering.limit))
+        num_expected = (None if any(sizes) else 0) if total is None else sum(sizes)
         begun = self.attempts[simulation] = AttemptState(
             simulation=simulation,
             attempt=attempt,
             entry=self.ledger[simulation],
             layout=BlockLayout(fields=self.fields, num_ranks=1),
             statics=PartialStatics(layout=BlockLayout(fields=self.static_fields, num_ranks=1)),
-            first=ours.start if ours else self.numbering.limit,
-            num_expected=None if total is None and ours else len(ours),
+            dealing=dealing,
+            num_expected=num_expected,
             total=total,
             num_known=0 if goes_on else None,
         )
         return begun
+
+    def _counts(self, simulation: int, indices: NDArray[Any]) -> NDArray[np.bool_]:
+        return self.routing.dealing(simulation, self.num_ranks).counts(simulation, self.rank, indices)
 
     def refuse(self, reason: Reason, text: str, sequence: int | None = None) -> Refusal:
         """Make a refusal, and count it."""

@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.messages import routing
 from stream_server.messages.client import Routing, TimeSteps
+from stream_server.messages.routing import Dealing
 from stream_server.server.replay.record_format import SAMPLES, Entries, EntryKind
 
 Place = tuple[int, int]
@@ -21,7 +21,7 @@ class ReplaySchedule:
     """Deals the files of `num_recorded` ranks to the `num_ranks` ranks of a replay.
 
     With as many ranks as files, each rank is given one file, if it `keeps_ranks`. Otherwise each rank goes through all
-    files at once, in turn an entry of each, and takes what belongs to it by the study's routing.
+    files at once, in turn an entry of each, and takes what belongs to it by this routing.
     """
 
     num_recorded: int
@@ -41,7 +41,7 @@ class ReplaySchedule:
 
     def owner(self, file: int, simulation: int, index: int) -> int:
         """The rank that is given step `index` of a simulation, recorded in `file`."""
-        return file if self.is_same else routing.server_rank(self.routing, simulation, index, self.num_ranks)
+        return file if self.is_same else Dealing.of(self.routing, self.num_ranks).server_ranks(simulation, index)[0]
 
     def index(self, time_step: int) -> int:
         """The index of a time step, which counts from 0 whatever the steps are called."""

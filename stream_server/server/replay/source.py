@@ -174,7 +174,7 @@ class ReplaySource:
     def account(self) -> RankAccount | None:
         """The account of what this rank has been or will be given; None before the record was opened."""
         windows = self.buffer.windows
-        return None if self._share is None else self._share.account({} if windows is None else windows.num_late)
+        return None if self._share is None else self._share.account({} if windows is None else windows.late())
 
     @property
     def num_left(self) -> int:

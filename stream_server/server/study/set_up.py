@@ -34,7 +34,7 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.reception import Reception
 from stream_server.server.replay.source import ReplaySource
-from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, window_shape
+from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, own_blocks, window_shape
 from stream_server.server.run.cores import share_cores, simulation_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
@@ -108,7 +108,7 @@ class StudySetUp(Composition):
         self.started_s = began_s - (0.0 if self.saved is None else self.saved["wall_s"])
         self.leave_at_s = start.leave_at(began_s)
         plan, design = make_plan(config), ParameterDesign(config)
-        buffer = self._make_buffer(config, ranks.rank, plan)
+        buffer = self._make_buffer(config, ranks, plan)
         length = TrainingLength.of(config, ranks.size, draws_per_sample=buffer.policy.draws_per_sample)
         super().__init__(
             config,
@@ -194,12 +194,13 @@ class StudySetUp(Composition):
         self._restore_training(feedback)
         return training
 
-    def _make_buffer(self, config: StudyConfig, rank: int, plan: RankPlan) -> Buffer:
+    def _make_buffer(self, config: StudyConfig, ranks: Ranks, plan: RankPlan) -> Buffer:
         num_slots = plan.num_slots
         if self.restored is not None:
             num_slots = num_slots_to_load(self.restored.buffer, capacity=plan.capacity, planned=num_slots)
-        policy = make_policy(config, rank)
-        return make_buffer(config, policy, num_slots, spare=plan.spare, most_kept=plan.most_kept)
+        policy = make_policy(config, ranks.rank)
+        own = None if self.is_replay else own_blocks(config, ranks.rank, ranks.size)
+        return make_buffer(config, policy, num_slots, spare=plan.spare, most_kept=plan.most_kept, own=own)
 
     def _make_source(self, start: Start, plan: RankPlan, design: ParameterDesign) -> Source:
         if start.replay is not None:

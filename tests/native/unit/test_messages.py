@@ -64,7 +64,7 @@ def said_welcome(it: Welcome) -> list[str]:
     said += words(optional(it.time_steps.num), it.time_steps.first, it.time_steps.every, len(it.fields))
     for field in it.fields:
         said += [word(field.name), *words(*extents(field.shape), DTYPES.index(field.dtype), field.optional)]
-    return said + words(it.routing, it.window_bytes, it.if_server_away, it.wait_s)
+    return said + words(it.routing, it.window_bytes, it.if_server_away, it.wait_s, it.block, it.overlap)
 
 
 def said(message: Message) -> list[str] | None:
@@ -267,6 +267,11 @@ def fields(*fields: tuple[str, tuple[int, ...], str]) -> list[dict[str, Any]]:
         {"wait_s": -0.0},
         {"wait_s": 5},
         {"wait_s": float("nan")},
+        {"block": 8, "overlap": 7},
+        {"block": 8, "overlap": 8},
+        {"block": 0},
+        {"overlap": 1},
+        {"block": None},
         {"protocol": 3.0},
         {"protocol": "2"},
         {"protocol": None},
