@@ -73,7 +73,10 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
         ({"training.max_s": 0}, "0 is out of range. Write more than 0."),
         ({"training.draws_per_sample": 0.5}, "0.5 is out of range. Write 1 or more."),
         ({"simulation.max_failed": 10}, "10 is out of range. Write 1 or less."),
-        ({"buffer.policy": "resevoir"}, '"resevoir" is not "reservoir", "uniform", "firo" or "fifo". Write "reservoir".'),
+        (
+            {"buffer.policy": "resevoir"},
+            '"resevoir" is not "reservoir", "uniform", "firo" or "fifo". Write "reservoir".',
+        ),
         ({"buffer.policy": 1}, 'buffer.policy: 1 is not "reservoir", "uniform", "firo" or "fifo".'),
         ({"buffer.capacity": "4G"}, '"4G" is not a size. Write a number of samples, or a size such as "4GiB".'),
         ({"buffer.capacity": "1kB"}, "buffer.capacity: 1kB holds not one sample. Write a larger size."),

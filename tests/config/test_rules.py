@@ -136,7 +136,8 @@ def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[
 
 def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(folder: StudyFolder) -> None:
     assert folder.problem({"buffer.policy": "fifo", "buffer.watermark": 5}) == (
-        'buffer.watermark: 5 would be ignored by fifo. Leave it out, or write "reservoir" or "firo" in buffer.policy.'
+        "buffer.watermark: 5 would be ignored by fifo. "
+        'Leave it out, or write "reservoir", "uniform" or "firo" in buffer.policy.'
     )
 
 

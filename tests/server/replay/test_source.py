@@ -466,7 +466,7 @@ def test_parameters_come_from_the_record(folder: StudyFolder) -> None:
     roster = sources[0].simulations
     assert roster is not None
     assert roster.parameters[3] == {"initial": 1.0, "left": -3.0}
-    states, num_samples = roster.table.counts()
+    states, num_samples = roster.counts()
     assert states["finished"] == 10
     assert roster.ends[3].num_steps == 12
     assert num_samples == len(KEYS)
