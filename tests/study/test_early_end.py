@@ -20,9 +20,12 @@ def assert_ended_early(done: Run, reason: str, message: str) -> None:
     assert report["simulations"]["stopped"] == 7
     assert account["accepted"] == account["trained"] + account["untrained"]
     assert set(account["untrained_reasons"]) <= {reason}
-    for simulation in (0, 1):
-        assert "not wanted any more" in done.log(simulation)
-        assert message in done.log(simulation)
+    # On a busy machine the study may be over before the second one has sent anything.
+    begun = [log for log in (done.log(0), done.log(1)) if "running" in log]
+    assert begun
+    for log in begun:
+        assert "not wanted any more" in log
+        assert message in log
     assert message in done.launcher_log
 
 
