@@ -159,10 +159,11 @@ class Server:
     def _peer(self, number: int, *, num_client_ranks: int) -> Peer:
         """The first ones are of simulations of one rank each, or two of one of two ranks."""
         simulation, rank = divmod(number, num_client_ranks)
-        stride = self.intake.state.numbering.stride
+        state = self.intake.state
+        stride = state.routing.dealing(simulation, state.num_ranks).stride
         blocks, mesh = [u_block(0, rank, num_client_ranks)], mesh_blocks(rank) if self.has_mesh else ()
         said = opening(simulation, rank, num_client_ranks, blocks, static_blocks=mesh)
-        index = (self.intake.state.rank - simulation) % stride
+        index = (state.rank - simulation) % stride
         name = b"peer-%d" % number
         return Peer(name=name, stride=stride, said=said, opening=said, has_mesh=self.has_mesh, index=index)
 
