@@ -139,11 +139,8 @@ class StudySetUp(Composition):
     @property
     def warnings(self) -> list[str]:
         """Failures on this rank that did not end the study, once it is set up."""
-        return [
-            *self.checkpoints.warnings,
-            *self.validation.warnings,
-            *(self.export.warnings if self.export else []),
-        ]
+        of_export = self.export.warnings if self.export else []
+        return [*self.checkpoints.warnings, *self.validation.warnings, *of_export]
 
     def open(self, stack: ExitStack, status: Callable[[Metrics], DisplayedStatus]) -> Training:
         """Call the user's class, restore what was saved, open the sockets and make the training.
