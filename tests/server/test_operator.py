@@ -80,7 +80,11 @@ def connected(address: str, server: KeyPair, key: KeyPair | None) -> Iterator["z
 def is_answered(address: str, server: KeyPair, key: KeyPair | None, frame: bytes) -> bytes | None:
     """The answer to a frame; None if there is none, since nobody listens to this key there."""
     with connected(address, server, key) as dealer:
-        dealer.send(frame)
+        try:
+            dealer.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            # The key was turned away already, and a socket without any connection lets nobody send.
+            return None
         return dealer.recv() if dealer.poll(SHORT_MS) else None
 
 
