@@ -11,7 +11,7 @@ BATCH = 16
 
 
 def arrivals_of_seen(policy: Policy) -> npt.NDArray[np.intp]:
-    """When the seen samples that are left came, if NUM samples came one by one, each before the draw of a batch."""
+    """The arrival numbers of the seen samples that are left of NUM samples; each arrives before a batch is drawn."""
     arrival: dict[int, int] = {}
     seen: set[int] = set()
     free = list(range(CAPACITY + 1))

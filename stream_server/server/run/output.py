@@ -16,7 +16,7 @@ from stream_server.storage.disk import make_folder, read_text, remove_file, remo
 
 INCARNATIONS = "incarnations"
 BEFORE_ANYTHING = {run_folder.STUDY_FILE, run_folder.JOURNAL, *LOCKS, "logs", "metrics", "exit.json", "report.json"}
-"""What a start leaves that failed while it was set up."""
+"""The files of a start that failed while it was set up."""
 
 
 def shown(path: Path) -> str:

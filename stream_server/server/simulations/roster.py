@@ -90,7 +90,7 @@ class Roster:
 
     @property
     def plan(self) -> list[launcher_link.Planned]:
-        """What the launcher is to run: all simulations without a terminal state whose parameters are known."""
+        """The simulations that the launcher is to run: those that have parameters and no terminal state."""
         return [
             launcher_link.Planned(
                 simulation=i, parameters=entry.parameters, attempt=entry.attempt if entry.begun else -1

@@ -22,7 +22,7 @@ Statics = Mapping[int, Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Content:
-    """What is recorded: the sample of each key, in the slot of its number. `check` is given what was read again."""
+    """A recording: the sample of each key, in the slot of its number. `check` is given what was read again."""
 
     facts: RecordFacts
     keys: Sequence[Key]

@@ -5,7 +5,7 @@ Of its checkpoints, and of its record.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -18,11 +18,10 @@ from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.restore import restore_rank
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.intake.validation_store import ValidationStore
-from stream_server.server.replay.record_format import RecordFacts
 from stream_server.server.replay.record_reader import RecordEntry
 from stream_server.storage.folders import PendingFile
 from tests.disk.scenarios.checkpoints import STORE, Good, Started, restart, save_parts
-from tests.disk.scenarios.record import Content, Recordings, Statics
+from tests.disk.scenarios.record import SAMPLES, Content, Recordings, Statics
 from tests.disk.scenarios.scenario import Tell
 from tests.support.checkpoint_stores import start
 from tests.support.saved_ranks import parts_of_rank
@@ -194,21 +193,15 @@ def check_windows(samples: Sequence[RecordEntry], statics: Statics) -> None:
 RECORD = Recordings(
     name="a record of windows",
     content=Content(
-        facts=RecordFacts(
-            study="s",
+        facts=replace(
+            SAMPLES.facts,
             ranks=1,
             fields=(
                 FieldSpec(name="u", shape=(2,)),
                 FieldSpec(name="p", shape=(LARGEST,), ragged=True),
                 FieldSpec(name="mesh", shape=(2,), per="simulation"),
             ),
-            parameters=("initial", "left"),
             routing="simulations",
-            first=0,
-            every=1,
-            num_held_out=0,
-            nonfinite="keep",
-            seed=0,
         ),
         keys=KEYS,
         slots=slots_with(KEYS),
