@@ -82,7 +82,8 @@ class Peer:
         return [memoryview(it) for it in content]
 
     def _note(self, data: Data) -> None:
-        every = self.study.dealing.stride
+        # The client may still send to a server of which there were as many ranks as this connection knows.
+        every = self.study.dealing_among(self.num_ranks).stride
         steps = range(data.index, data.index + data.num_steps * every, every)
         assert data.sequence == len(self.sent)
         self.sent.append(steps)
@@ -165,7 +166,10 @@ class Study:
 
     @property
     def dealing(self) -> Dealing:
-        return Dealing.of(self.routing, self.num_ranks, self.block, self.overlap)
+        return self.dealing_among(self.num_ranks)
+
+    def dealing_among(self, num_ranks: int) -> Dealing:
+        return Dealing.of(self.routing, num_ranks, self.block, self.overlap)
 
     def belongs(self, index: int, rank: int) -> bool:
         return rank in self.dealing.server_ranks(SIMULATION, index)
