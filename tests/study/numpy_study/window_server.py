@@ -50,6 +50,14 @@ class WindowServer(StreamServer):
         return self.state_dict()
 
 
+class ConstantServer(WindowServer):
+    """The same, of a simulation whose signal is its offset."""
+
+    def check(self, data, signal, length):
+        offset = data.parameters[self.parameter_names.index("offset")]
+        np.testing.assert_array_equal(signal, np.full((length, 8), offset))
+
+
 class ForecastingServer(WindowServer):
     """The same, rolled out: what is forecast is not what the simulation computes."""
 
