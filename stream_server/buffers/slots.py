@@ -19,7 +19,7 @@ class Slots:
     Attributes:
         arrays: per field an array of shape (num_slots, *shape of the field), once `allocate` was called.
         simulation_ids, time_steps: the keys of the samples; time steps are labels.
-        lengths: per field in `ragged` the length of its first axis in each row; the array has room for the largest.
+        lengths: per step field in `ragged` the length of its first axis in each row, which in `arrays` is the largest.
         seen: how often each sample was drawn.
         present: per field whether the sample has it; see `leave_out`.
         statics: the fields that all samples of a simulation share.
@@ -43,10 +43,10 @@ class Slots:
         self.shapes = dict(shapes)
         self.num_slots = num_slots
         self.arrays: FieldArrays = {}
-        self.statics = StaticFields(static_shapes or {})
+        self.statics = StaticFields(static_shapes or {}, ragged=(static_shapes or {}).keys() & set(ragged))
         self.simulation_ids = np.full(num_slots, NONE, np.int64)
         self.time_steps = np.zeros(num_slots, np.int64)
-        self.lengths = {name: np.zeros(num_slots, np.int64) for name in ragged}
+        self.lengths = {name: np.zeros(num_slots, np.int64) for name in ragged if name in shapes}
         self.seen = np.zeros(num_slots, np.uint32)
         self.present = {name: np.ones(num_slots, bool) for name in shapes}
         # Last in, first out: pages that were touched before are used again, and a fresh run of slots is contiguous.

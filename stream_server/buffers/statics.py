@@ -1,12 +1,14 @@
 """The fields that are sent once per simulation, kept once for all samples of it."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from stream_server.ragged import array_of
 
 FieldArrays = dict[str, npt.NDArray[Any]]
 
@@ -17,16 +19,19 @@ SURPLUS = 16
 SURPLUS_BYTES = 2**26
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenStatics:
     """The static fields of some simulations at one moment: row i of each field is that of the i-th of `simulations`.
 
-    `observed` tells which of them count in the statistics already.
+    `observed` tells which of them count in the statistics already. `shapes` are those of the fields, of `ragged` ones
+    the largest.
     """
 
     simulations: tuple[int, ...]
     arrays: tuple[FieldArrays, ...]
     observed: tuple[bool, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    ragged: frozenset[str]
 
     def __len__(self) -> int:
         return len(self.simulations)
@@ -35,11 +40,21 @@ class FrozenStatics:
     def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """Type and shape of one row of each field; empty while there is no row."""
         first = self.arrays[0] if self.arrays else {}
-        return {name: (array.dtype, array.shape) for name, array in first.items()}
+        return {name: (array.dtype, self.shapes[name]) for name, array in first.items()}
+
+    @property
+    def lengths(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The lengths of each ragged field in all rows."""
+        return {
+            name: np.array([len(arrays[name]) for arrays in self.arrays], np.int64)
+            for name in self.fields
+            if name in self.ragged
+        }
 
     def rows(self, name: str, rows: range) -> npt.NDArray[Any]:
-        """The values of one field in some rows."""
-        return np.stack([arrays[name] for arrays in self.arrays[rows.start : rows.stop]])
+        """The values of one field in some rows; of a ragged one they are an array of arrays."""
+        some = [arrays[name] for arrays in self.arrays[rows.start : rows.stop]]
+        return array_of(some) if name in self.ragged else np.stack(some)
 
 
 class StaticFields:
@@ -48,13 +63,15 @@ class StaticFields:
     The receiver thread adds and removes simulations; any thread may read those of a sample that it holds.
 
     Attributes:
-        shapes: the shape of each static field; empty where the study has none.
+        shapes: the shape of each static field, of one in `ragged` the largest; empty where the study has none.
+        ragged: the fields whose first extent differs from simulation to simulation.
         dtypes: their types, as far as they are known; all of them once those of a simulation are here.
         observed: the simulations that count in the statistics, also of those that are not here any more.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, ragged: Collection[str] = ()) -> None:
         self.shapes = dict(shapes)
+        self.ragged = frozenset(ragged)
         self._of: dict[int, FieldArrays] = {}
         self.dtypes: dict[str, np.dtype[Any]] = {}
         self.observed: set[int] = set()
@@ -78,10 +95,16 @@ class StaticFields:
         """The same; None if there are none."""
         return self._of.get(simulation)
 
+    def num_rows(self, simulation: int) -> dict[str, int]:
+        """The length of each ragged field of a simulation; empty if there are none of it."""
+        kept = self._of.get(simulation, {})
+        return {name: len(array) for name, array in kept.items() if name in self.ragged}
+
     def put(self, simulation: int, arrays: Mapping[str, npt.NDArray[Any]], *, observed: bool = False) -> None:
         """Keep the static fields of a simulation, all of them; the arrays are not copied, and become read-only."""
         kept = {name: np.asarray(array) for name, array in arrays.items()}
-        assert {name: array.shape for name, array in kept.items()} == self.shapes
+        assert kept.keys() == self.shapes.keys()
+        assert all(self._fits(name, array.shape) for name, array in kept.items())
         for array in kept.values():
             array.flags.writeable = False
         self.dtypes = {name: array.dtype for name, array in kept.items()}
@@ -105,20 +128,34 @@ class StaticFields:
         self._limit = len(self._of) + min(surplus, SURPLUS_BYTES // max(1, num_bytes))
 
     def gather(self, simulations: npt.NDArray[np.int64], out: FieldArrays | None = None) -> FieldArrays:
-        """The static fields of these simulations, stacked along a first axis; written into `out`, or new arrays."""
+        """The static fields of these simulations, stacked along a first axis; written into `out`, or new arrays.
+
+        Of a ragged field it is an array of as many arrays, of dtype object, and never in `out`.
+        """
         kept, num = [self[it] for it in simulations.tolist()], len(simulations)
         return {
-            name: np.stack([arrays[name] for arrays in kept], out=None if out is None else out[name][:num])
+            name: array_of([arrays[name].copy() for arrays in kept])
+            if name in self.ragged
+            else np.stack([arrays[name] for arrays in kept], out=None if out is None else out[name][:num])
             for name in self.shapes
         }
 
     def empty(self, num: int) -> FieldArrays:
-        """Arrays for the static fields of `num` simulations, of which some were here before."""
-        return {name: np.empty((num, *shape), self.dtypes[name]) for name, shape in self.shapes.items()}
+        """Arrays for the static fields of `num` simulations, of which some were here before; none for ragged ones."""
+        return {
+            name: np.empty((num, *shape), self.dtypes[name])
+            for name, shape in self.shapes.items()
+            if name not in self.ragged
+        }
 
     def take_new(self, simulations: Iterable[int], name: str) -> npt.NDArray[Any]:
-        """One field of those of these simulations that were not `observed` before, stacked along a first axis."""
+        """One field of those of these simulations that were not `observed` before, stacked along a first axis.
+
+        Of a ragged field the rows of all one after the other.
+        """
         new = [self._of[it][name] for it in dict.fromkeys(simulations) if it not in self.observed]
+        if name in self.ragged:
+            return np.concatenate([np.empty((0, *self.shapes[name][1:]), self.dtypes[name]), *new])
         return np.stack(new) if new else np.empty((0, *self.shapes[name]))
 
     def observe(self, simulations: Iterable[int]) -> None:
@@ -128,4 +165,16 @@ class StaticFields:
     def freeze(self) -> FrozenStatics:
         """All that is here now. The receiver must be between two turns."""
         simulations = tuple(self._of)
-        return FrozenStatics(simulations, tuple(self._of.values()), tuple(it in self.observed for it in simulations))
+        return FrozenStatics(
+            simulations=simulations,
+            arrays=tuple(self._of.values()),
+            observed=tuple(it in self.observed for it in simulations),
+            shapes=self.shapes,
+            ragged=self.ragged,
+        )
+
+    def _fits(self, name: str, shape: tuple[int, ...]) -> bool:
+        largest = self.shapes[name]
+        if name not in self.ragged:
+            return shape == largest
+        return shape[1:] == largest[1:] and shape[0] <= largest[0]

@@ -58,7 +58,7 @@ class Fields:
             )
         if offset is not None and spec.ragged:
             raise ValueError(
-                f"field {name!r} differs from step to step: its rows come in the order of the ranks, without an offset"
+                f"field {name!r} differs in size: its rows come in the order of the ranks, without an offset"
             )
         if offset is not None and len(offset) != len(spec.shape):
             raise ValueError(f"the offset of field {name!r} needs {len(spec.shape)} numbers, but has {len(offset)}")
@@ -177,7 +177,12 @@ class Fields:
             return None
         if spec.ragged:
             _check_rows(spec, array.shape)
-            return self._whole_block(spec, self._sent_dtype(spec, array.dtype))
+            if spec.is_static and not len(array):
+                return None
+            # Each rank may send any number of the rows of a time step, but of what is sent once those that it has.
+            return _block_of_rows(
+                spec, self._sent_dtype(spec, array.dtype), array.shape if spec.is_static else spec.shape
+            )
         offset = self._offset(spec, array.shape)
         dtype = self._sent_dtype(spec, array.dtype)
         return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=offset, count=array.shape)
@@ -199,17 +204,11 @@ class Fields:
             )
         dtype = np.dtype(spec.dtype or UNDECLARED_DTYPE)
         if spec.ragged:
-            return self._whole_block(spec, dtype)
+            return _block_of_rows(spec, dtype, spec.shape)
         offset, count = self._even_share(spec)
         if 0 in count:
             return None
         return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=offset, count=count)
-
-    def _whole_block(self, spec: FieldSpec, dtype: np.dtype) -> Block:
-        """The block of a field that differs from step to step: each rank may have any number of its rows."""
-        return Block(
-            field=spec.name, dtype=dtype.str, shape=spec.shape, offset=(0,) * len(spec.shape), count=spec.shape
-        )
 
     def _offset(self, spec: FieldSpec, count: tuple[int, ...]) -> tuple[int, ...]:
         if len(count) != len(spec.shape) or 0 in count or (self._num_ranks == 1 and count != spec.shape):
@@ -278,6 +277,11 @@ class Fields:
 def _has_rows(spec: FieldSpec, shape: tuple[int, ...]) -> bool:
     """Whether this is an array of rows of a ragged field, of none perhaps, which others may follow."""
     return spec.ragged and len(shape) == len(spec.shape) and shape[1:] == spec.shape[1:]
+
+
+def _block_of_rows(spec: FieldSpec, dtype: np.dtype, count: tuple[int, ...]) -> Block:
+    """A block of rows of a field that differs in size, which lies behind those of the ranks before this one."""
+    return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=(0,) * len(count), count=count)
 
 
 def _check_rows(spec: FieldSpec, shape: tuple[int, ...]) -> None:

@@ -234,7 +234,7 @@ class Session:
                 stride=self._dealing.stride,
                 num_server_ranks=num_ranks,
                 # The length of a step is told by the size of its message.
-                one_by_one=any(field.ragged for field in welcome.fields),
+                one_by_one=any(field.ragged and not field.is_static for field in welcome.fields),
             )
             for rank, addresses in enumerate(welcome.endpoints)
         ]

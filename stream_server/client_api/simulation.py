@@ -97,8 +97,10 @@ class Simulation:
 
         These are the fields with `"per": "simulation"` in study.json. All of them must be given before the first
         `send`, in one call or several, or to `connect`. In a parallel simulation each rank gives its block, as to
-        `send`; a rank that gives nothing has no part of the field. The arrays are copied and may change at once. They
-        go to the server with the first step, and again to a server that was started again.
+        `send`; a rank that gives nothing has no part of the field. Of a field whose size differs between simulations
+        these are rows, as many as there are, which the server puts one after the other in the order of the ranks. The
+        arrays are copied and may change at once. They go to the server with the first step, and again to a server that
+        was started again.
 
         Raises:
             TypeError: a field is not numeric, or of a type that cannot become what the study keeps.

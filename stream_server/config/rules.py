@@ -370,7 +370,7 @@ def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
 
 
 def _rollouts_forecast_one_shape(config: StudyConfig) -> Iterator[Problem]:
-    ragged = [name for name, field in config.study.fields.items() if field.ragged]
+    ragged = [name for name, field in config.study.step_fields.items() if field.ragged]
     if config.validation.rollout is not None and ragged:
         yield Problem(
             "validation.rollout",

@@ -79,7 +79,7 @@ class SampleField(Section):
     """One array of a sample. `dtype` is what is kept, a native NumPy name; None keeps what is sent."""
 
     shape: Shape = Field(
-        description='Global shape in C order; [] is a scalar. A first extent {"max": n} may differ from step to step.',
+        description='Global shape in C order; [] is a scalar. A first extent {"max": n} is 0 to n.',
         examples=[[100, 100]],
     )
     dtype: Annotated[str, AfterValidator(_check_dtype)] | None = Field(
@@ -109,20 +109,15 @@ class SampleField(Section):
         shape = raw.get("shape") if isinstance(raw, dict) else None
         extents = list(shape) if isinstance(shape, list | tuple) else []
         if any(isinstance(extent, dict) for extent in extents[1:]):
-            found = f"{shown(extents)} has a later extent that differs from step to step"
+            found = f"{shown(extents)} has a later extent that differs in size"
             raise wrong(found, 'Write {"max": n} for the first extent only, and the largest for the others')
         is_ragged = bool(extents) and isinstance(extents[0], dict)
         if is_ragged:
             if set(extents[0]) != {"max"}:
-                raise wrong(f"{shown(extents[0])} is no extent", 'Write a number, or {"max": n} if it differs by step')
+                raise wrong(f"{shown(extents[0])} is no extent", 'Write a number, or {"max": n} if it differs in size')
             raw = {**raw, "shape": [extents[0]["max"], *extents[1:]]}
         field = handler(raw)
         field._ragged = field._ragged or is_ragged
-        if field._ragged and field.is_static:
-            raise wrong(
-                "a field that is sent once per simulation has one shape, the same for all simulations",
-                "Write its largest extents as numbers, and fill up what is smaller, with -1 for example",
-            )
         return field
 
     @field_serializer("shape")
@@ -131,12 +126,12 @@ class SampleField(Section):
 
     @property
     def ragged(self) -> bool:
-        """Whether the first extent may differ from step to step; `shape` has the largest."""
+        """Whether the first extent may differ, by step or by simulation; `shape` has the largest."""
         return self._ragged
 
     @property
     def smallest_shape(self) -> tuple[int, ...]:
-        """The shape of a time step without any value of a ragged field; of another one its shape."""
+        """The shape of a ragged field without any value; of another one its shape."""
         return (0, *self.shape[1:]) if self._ragged else self.shape
 
     @property

@@ -81,8 +81,8 @@ class Reason(IntEnum):
 class FieldSpec:
     """One field of a sample: its global shape in C order; `dtype` "" keeps what is sent.
 
-    `per`: it is sent with each time step, or once per simulation. The first extent of a `ragged` field differs from
-    step to step, and `shape` has the largest.
+    `per`: it is sent with each time step, or once per simulation. The first extent of a `ragged` field differs, from
+    step to step or from simulation to simulation, and `shape` has the largest.
     """
 
     name: Name
@@ -100,7 +100,7 @@ class FieldSpec:
     def problem(self) -> str | None:
         """The problem of the attributes together; None if there is none."""
         if self.ragged and not self.shape:
-            return f"field {self.name!r} has no extent that could differ from step to step"
+            return f"field {self.name!r} has no extent that could differ"
         return _size_problem(self.name, self.shape)
 
 
@@ -193,7 +193,8 @@ class Welcome:
 class Open:
     """First message on a data connection: the blocks that this client rank will send, in this order.
 
-    `static_blocks` are those of the fields that are sent once per simulation.
+    `static_blocks` are those of the fields that are sent once per simulation; of a ragged one a block is the rows of
+    this client rank, as many as it has, and begins at 0: the server puts those of all ranks one after the other.
     """
 
     study: Text

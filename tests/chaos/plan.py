@@ -19,7 +19,12 @@ STEPS_S = (0.02, 0.12)
 EVERY_BATCHES = (3, 5, 10)
 SHARE_STEERED = 0.5
 SHARE_MIXED = 0.5
-MIXED = {"wave": [256], "mesh": {"shape": [8], "per": "simulation"}, "particles": [{"max": 4}]}
+MIXED = {
+    "wave": [256],
+    "mesh": {"shape": [8], "per": "simulation"},
+    "edges": {"shape": [{"max": 6}], "per": "simulation"},
+    "particles": [{"max": 4}],
+}
 WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2, stride=2), WindowShape(length=5, stride=3))
 
 

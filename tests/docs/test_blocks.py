@@ -45,6 +45,7 @@ OPTIONS = {
     "def solve(initial, left)": ["--initial", "300", "--left", "100"],
     "def solve(diffusivity, width)": ["--diffusivity", "0.5", "--width", "0.3"],
     'simulation.parameters["initial"]': ["--initial", "300"],
+    'simulation.parameters["width"]': ["--width", "6", "--length", "2"],
 }
 # What fragments in C leave to the reader's code.
 AROUND = """#include <stdio.h>
@@ -202,7 +203,7 @@ def files_by_section() -> dict[str, dict[str, str]]:
 
 
 def test_the_tutorials_have_whole_studies() -> None:
-    assert len(files_by_section()) == 4
+    assert len(files_by_section()) == 5
     assert all({"simulation.py", "study.json", "server.py"} <= set(it) for it in files_by_section().values())
 
 

@@ -11,6 +11,7 @@ from stream_server.messages.client import ALL_FIELDS, Block, Data, End, FieldSpe
 STUDY, INCARNATION = "s", 3
 FIELDS = (FieldSpec(name="u", shape=(4,), dtype="<f8"), FieldSpec(name="v", shape=(), optional=True))
 MESH = FieldSpec(name="mesh", shape=(3,), dtype="<f8", per="simulation")
+ROWS = FieldSpec(name="mesh", shape=(3,), dtype="<f8", per="simulation", ragged=True)
 NUM_FAULTS = 32
 MISSING, TOO_MANY, TOO_SHORT, TOO_LONG, NOT_A_NUMBER, OTHER_VALUES = range(1, 7)
 RANKS = (1, 2, 3, 2**16)
@@ -56,7 +57,7 @@ class Peer:
     stride: int
     said: Open
     opening: Open
-    has_mesh: bool = False
+    mesh: FieldSpec | None = None
     sent_mesh: bool = False
     sequence: int = 0
     index: int = 0
@@ -74,7 +75,7 @@ class Peer:
             dtype = ("<f8", "<f4", "<i8", "|b1", "<c16")[script.one_of(5)]
             blocks.append(Block(field="v", dtype=dtype, shape=(), offset=(), count=()))
         simulation, attempt = script.one_of(4), script.one_of(2)
-        blocks, mesh = blocks if script.one_of(8) else blocks[1:], mesh_blocks(rank) if self.has_mesh else ()
+        blocks, mesh = blocks if script.one_of(8) else blocks[1:], mesh_blocks(self.mesh, rank)
         self.said = opening(simulation, rank, num_ranks, blocks, attempt=attempt, static_blocks=mesh)
         self.sent_mesh = False
         return self.said
@@ -130,7 +131,8 @@ class Peer:
         )
         self.sequence += 1
         content = np.nan if fault == NOT_A_NUMBER else mesh_value(self.opening.simulation, int(fault == OTHER_VALUES))
-        frames = [np.full(MESH.shape, content).tobytes()[: -1 if fault == TOO_SHORT else None]]
+        [block] = self.opening.static_blocks
+        frames = [np.full(block.count, content).tobytes()[: -1 if fault == TOO_SHORT else None]]
         return data, frames * {MISSING: 0, TOO_MANY: 2}.get(fault, 1)
 
     def _payload(self, fault: int, data: Data) -> list[bytes]:
@@ -185,9 +187,10 @@ def opening(
     )
 
 
-def mesh_blocks(rank: int) -> tuple[Block, ...]:
-    """The first client rank has all of the mesh."""
-    return () if rank else (Block(field="mesh", dtype="<f8", shape=(3,), offset=(0,), count=(3,)),)
+def mesh_blocks(mesh: FieldSpec | None, rank: int) -> tuple[Block, ...]:
+    """The first client rank has all of the mesh; or a row, if it differs in size, the second two and the third none."""
+    count = (1, 2, 0)[rank % 3] if mesh is ROWS else 0 if mesh is None or rank else 3
+    return (Block(field="mesh", dtype="<f8", shape=(3,), offset=(0,), count=(count,)),) if count else ()
 
 
 def u_block(choice: int, rank: int, num_ranks: int) -> Block:

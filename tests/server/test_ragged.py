@@ -292,10 +292,12 @@ def test_only_the_first_extent_may_differ(tmp_path: Path, shape: object, problem
         StudyFolder(tmp_path / "heat").load({"study.fields": {"x": shape}})
 
 
-def test_a_field_that_differs_from_step_to_step_resolves_to_itself(tmp_path: Path) -> None:
-    config = StudyFolder(tmp_path / "heat").load({"study.fields": {"x": [{"max": 5}, 3]}})
+@pytest.mark.parametrize("per", ["step", "simulation"])
+def test_a_field_that_differs_in_size_resolves_to_itself(tmp_path: Path, per: str) -> None:
+    fields = {"x": {"shape": [{"max": 5}, 3], "per": per}, "u": [4]}
+    config = StudyFolder(tmp_path / "heat").load({"study.fields": fields})
     field = config.study.fields["x"]
-    assert (field.shape, field.ragged) == ((5, 3), True)
+    assert (field.shape, field.ragged, field.is_static) == ((5, 3), True, per == "simulation")
     assert config.resolved()["study"]["fields"]["x"]["shape"] == [{"max": 5}, 3]
     assert type(config).model_validate(config.resolved()) == config
 

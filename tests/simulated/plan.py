@@ -7,6 +7,7 @@ from stream_server.buffers import WindowShape
 
 NUM_ATTACHED = 1
 MESH_SIZE = 6
+MOST_EDGES = 9
 MOST_PARTICLES = 3
 
 
@@ -37,8 +38,9 @@ class Plan:
     `crasher` is a simulation that never gets beyond its first steps; `crash` the probability that another attempt
     crashes by itself. The `client_ranks` of a simulation go on to the next step together. A study with `statics` has a
     mesh besides, whose messages hold a part of it, one that is `ragged` particles, whose number differs from step to
-    step. Of one that `is_steered` a class suggests the parameters, which is
-    told of results every `log_every_batches`, and wants nothing more of a simulation once it has `enough` losses of it.
+    step, and one that is both edges, whose number differs by simulation. Of one that `is_steered` a class suggests
+    the parameters, which is told of results every `log_every_batches`, and wants nothing more of a simulation once it
+    has `enough` losses of it.
     """
 
     seed: str
@@ -98,6 +100,8 @@ class Plan:
         fields: dict[str, Any] = {"u": {"shape": [2]}}
         if self.statics:
             fields["mesh"] = {"shape": [MESH_SIZE], "per": "simulation"}
+        if self.statics and self.ragged:
+            fields["edges"] = {"shape": [{"max": MOST_EDGES}], "per": "simulation"}
         if self.ragged:
             fields["particles"] = {"shape": [{"max": MOST_PARTICLES}]}
         if len(fields) > 1 and self.client_ranks > 1:

@@ -27,7 +27,7 @@ from stream_server.server.study import study
 from stream_server.server.study.failure import Failure
 from tests.chaos.audit import Committed, Trained
 from tests.simulated.machine import Machine
-from tests.simulated.plan import MESH_SIZE, MOST_PARTICLES, Plan
+from tests.simulated.plan import MESH_SIZE, MOST_EDGES, MOST_PARTICLES, Plan
 from tests.simulated.ranks import Job, Meeting, SimulatedRanks
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ STARTS_S = 1.0
 def value(simulation: int, time_step: int) -> np.ndarray:
     """The values of a sample."""
     return np.array([simulation, time_step], np.float64)
+
+
+def edges(simulation: int) -> np.ndarray:
+    """What a simulation sends once, some of them nothing."""
+    return np.full(3 * simulation % (MOST_EDGES + 1), float(simulation))
 
 
 def mesh(simulation: int) -> np.ndarray:
@@ -66,6 +71,8 @@ class Learner(StreamServer):
         plan = self.world.plan
         for row, simulation in enumerate(batch.simulation_ids.tolist()):
             self._check(simulation, batch.parameters[row], batch.fields["mesh"][row] if plan.statics else None)
+            if plan.statics and plan.ragged and not np.array_equal(batch.fields["edges"][row], edges(simulation)):
+                raise ArithmeticError(f"a sample of simulation {simulation} has the edges {batch.fields['edges'][row]}")
             if plan.ragged:
                 _check_particles(simulation, batch.time_steps[row], batch.fields["particles"][row])
         return batch.simulation_ids, batch.time_steps, batch.fields["u"]
@@ -200,6 +207,10 @@ def _send_all(world: "World", simulation: Simulation, course: Course, rank: int,
     if of_mesh is not None:
         simulation.declare_field("mesh", shape=(MESH_SIZE,), offset=(of_mesh.start,))
         simulation.send_static(mesh=mesh(number)[of_mesh])
+    if plan.statics and plan.ragged:
+        # Another attempt may share them out otherwise.
+        parts = np.array_split(edges(number), plan.client_ranks if common.random() < 0.5 else 1)
+        simulation.send_static(edges=parts[rank] if rank < len(parts) else np.zeros(0))
     if plan.ragged and rank == 0:
         simulation.declare_field("particles", shape=(MOST_PARTICLES,))
     simulation.declare_field("u", shape=(2,))

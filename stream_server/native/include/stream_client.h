@@ -131,8 +131,9 @@ STREAM_API int stream_put(stream_simulation *simulation, const char *name, const
 STREAM_API int stream_put_strided(stream_simulation *simulation, const char *name, const void *data,
                                   const int64_t strides[]);
 
-/* The same with the block's type and size, which need not be declared then; strides NULL: contiguous. For wrappers in
- * languages whose arrays know their shape. */
+/* The same with the block's type and size, which need not be declared then; strides NULL: contiguous. For fields whose
+ * first extent differs from step to step or from simulation to simulation ({"max": n} in study.json), and for wrappers
+ * in languages whose arrays know their shape. */
 STREAM_API int stream_put_array(stream_simulation *simulation, const char *name, stream_dtype dtype, int ndim,
                                 const int64_t count[], const int64_t strides[], const void *data);
 

@@ -36,10 +36,13 @@ int sc_check_rows(const sc_field *field, int ndim, const int64_t count[], sc_err
                    sc_extents_text(found, ndim, count));
 }
 
-/* A rank that puts rows of a ragged field sends it, with no rows at some steps. */
+/* A rank that puts rows of a ragged field sends it, with no rows at some steps. Of one that is sent once, no rows are
+ * nothing. */
 bool sc_is_empty(const sc_own_field *own, int ndim, const int64_t count[]) {
     const sc_field *field = own->field;
     bool are_rows = ndim == field->ndim && sc_equal_extents(ndim - 1, count + 1, ndim - 1, field->shape + 1);
+    if (field->ragged && field->is_static && are_rows)
+        return count[0] == 0;
     bool sends_it = field->ragged && (own->has_block || (!own->has_count && are_rows));
     return own->num_ranks > 1 && !sends_it && sc_has_zero(ndim, count);
 }
@@ -49,13 +52,18 @@ static int check_whole(const sc_own_field *own, sc_error *error) {
     const char *name = own->field->name;
     if (own->has_offset)
         return sc_fail(error, STREAM_ERROR_ARGUMENT,
-                       "field '%s' differs from step to step: its rows come in the order of the ranks, without an "
-                       "offset",
-                       name);
+                       "field '%s' differs in size: its rows come in the order of the ranks, without an offset", name);
     if (own->has_count && !sc_is_empty(own, own->field->ndim, own->count))
         return sc_fail(error, STREAM_ERROR_ARGUMENT,
-                       "field '%s' differs from step to step: its size is told when it is put", name);
+                       "field '%s' differs in size, which is told when it is put", name);
     return STREAM_OK;
+}
+
+/* The rows that this rank has of a field that is sent once, behind those of the ranks before it. */
+static void place_rows(const sc_field *field, const int64_t count[], sc_block *block) {
+    *block = (sc_block){.field = field->name, .ndim = field->ndim};
+    sc_copy_extents(field->ndim, block->shape, field->shape);
+    sc_copy_extents(field->ndim, block->count, count);
 }
 
 int sc_place_own(const sc_own_field *own, int ndim, const int64_t count[], sc_block *block, sc_error *error) {
@@ -65,6 +73,10 @@ int sc_place_own(const sc_own_field *own, int ndim, const int64_t count[], sc_bl
         int status = sc_check_rows(field, ndim, count, error);
         if (status != STREAM_OK)
             return status;
+        if (field->is_static) {
+            place_rows(field, count, block);
+            return STREAM_OK;
+        }
         count = field->shape;
     }
     return sc_place_block(field, own->rank, own->num_ranks, offset, ndim, count, block, error);

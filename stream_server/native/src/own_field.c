@@ -105,7 +105,7 @@ int sc_own_put(sc_own_field *own, const void *data, const int64_t strides[], sc_
                        own->field->name);
     if (own->field->ragged)
         return sc_fail(error, STREAM_ERROR_ARGUMENT,
-                       "field '%s' differs from step to step: put it with its size, by stream_put_array",
+                       "field '%s' differs in size: put it with its size, by stream_put_array",
                        own->field->name);
     const int64_t *count = own->count;
     int64_t offset[STREAM_MAX_DIMENSIONS], even_count[STREAM_MAX_DIMENSIONS];

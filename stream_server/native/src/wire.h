@@ -39,11 +39,11 @@ typedef struct {
     stream_dtype dtype; /* 0: kept as sent */
     bool optional;
     bool is_static; /* sent once per simulation */
-    bool ragged; /* the first extent differs from step to step; `shape` has the largest */
+    bool ragged; /* the first extent differs, by step or by simulation; `shape` has the largest */
 } sc_field;
 
-/* The part of one field that this client rank sends: of a ragged field all of it, and `count` is the largest. `field`
- * belongs to the field table. */
+/* The part of one field that this client rank sends: of a `ragged` one all of it, and `count` is the largest; of one
+ * that is sent once the rows that it has, and `ragged` is false. `field` belongs to the field table. */
 typedef struct {
     const char *field;
     stream_dtype dtype;

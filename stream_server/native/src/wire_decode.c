@@ -162,7 +162,7 @@ static void read_field(sc_reader *reader, const sc_json_value *object, sc_field 
     field->is_static = sc_read_choice(reader, sc_read_default(reader, object, "per"), per, 2) == 1;
     field->ragged = sc_read_flag(reader, sc_read_default(reader, object, "ragged"));
     if (field->ragged && field->ndim == 0)
-        sc_read_problem(reader, "has no extent that could differ from step to step");
+        sc_read_problem(reader, "has no extent that could differ");
 }
 
 static void read_fields(sc_reader *reader, const sc_json_value *list, sc_welcome *welcome) {

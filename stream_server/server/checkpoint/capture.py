@@ -207,7 +207,7 @@ def _layout_of_samples(taken: ReceptionSnapshot) -> SampleLayout:
 
 def _layout_of_statics(taken: ReceptionSnapshot) -> SampleLayout:
     statics = taken.buffer.statics
-    return SampleLayout(num_rows=len(statics), fields=_described(statics.fields))
+    return SampleLayout(num_rows=len(statics), fields=_described(statics.fields), lengths=statics.lengths)
 
 
 def _described(

@@ -75,7 +75,7 @@ class SyntheticSamples:
     """Endless samples of a study, from normally distributed floating numbers and small whole ones.
 
     A ragged field has another size in each time step; where samples are windows, in each simulation, since the steps of
-    a window usually have one mesh.
+    a window usually have one mesh. One that may have as many rows as one that is sent once per simulation has as many.
     """
 
     def __init__(self, config: StudyConfig) -> None:
@@ -86,7 +86,8 @@ class SyntheticSamples:
         num_unknown = NUM_UNKNOWN_STEPS + (0 if window is None else window.span)
         self._labels = range(num_unknown) if steps is None else steps.labels
         self._random = np.random.default_rng(config.study.seed)
-        self._sizes: dict[tuple[int, str], int] = {}
+        self._sizes: dict[tuple[int, str | int], int] = {}
+        self._sizes_of_meshes = {spec.shape[0] for spec in self._statics.values() if spec.ragged}
 
     def of(self, simulations: Sequence[int]) -> Iterator[SyntheticSample]:
         """Samples of these simulations in turn, each at its next time step."""
@@ -162,8 +163,13 @@ class SyntheticSamples:
         """That of one time step; the largest extent of a ragged field comes as well as the smallest."""
         if not spec.ragged:
             return spec.shape
-        size = int(self._random.integers(0, spec.shape[0], endpoint=True))
-        if self._config.window is not None:
+        largest = spec.shape[0]
+        is_mesh = largest in self._sizes_of_meshes
+        # Whole numbers are 0 and 1, and may be those of rows.
+        size = int(self._random.integers(min(2, largest) if is_mesh else 0, largest, endpoint=True))
+        if is_mesh:
+            size = self._sizes.setdefault((simulation, largest), size)
+        elif self._config.window is not None:
             size = self._sizes.setdefault((simulation, name), size)
         return (size, *spec.shape[1:])
 

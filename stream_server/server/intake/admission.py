@@ -1,6 +1,7 @@
 """Admission: which client ranks may send, checked against the study and held back while there is no credit. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -92,8 +93,8 @@ class Admission:
     def _learn_dtypes(self, message: Open, attempt: AttemptState) -> None:
         for block in (*message.blocks, *message.static_blocks):
             self.state.dtypes.setdefault(block.field, np.dtype(block.dtype))
-        if attempt.layout.complete:
-            for name in self.state.fields:
+        for layout in (attempt.layout, attempt.statics.layout):
+            for name in layout.fields if layout.complete else ():
                 self.state.dtypes.setdefault(name, np.dtype(DTYPE_OF_THE_NEVER_SENT))
 
     def _connection(self, peer: bytes, message: Open, attempt: AttemptState) -> Connection:
@@ -102,7 +103,14 @@ class Admission:
             place_of(block, dtypes[block.field], ragged=fields[block.field].ragged, num_ranks=message.num_ranks)
             for block in message.blocks
         )
-        static_places = tuple(place_of(block, dtypes[block.field]) for block in message.static_blocks)
+        static_fields = self.state.static_fields
+        static_places = tuple(
+            # What a client rank has of a ragged one is put together from it like a field of its own.
+            place_of(
+                replace(block, shape=block.count) if static_fields[block.field].ragged else block, dtypes[block.field]
+            )
+            for block in message.static_blocks
+        )
         everything = (1 << len(places)) - 1
         optional = sum(1 << i for i, place in enumerate(places) if self.state.fields[place.field].optional)
         connection = Connection(

@@ -266,7 +266,10 @@ class Assembly:
         return None
 
     def _has_statics(self, attempt: AttemptState) -> bool:
-        return not self.state.static_fields or attempt.simulation in self.settlement.buffer.slots.statics
+        """They are kept, and no rows of this attempt wait to be compared with them."""
+        if not self.state.static_fields:
+            return True
+        return attempt.simulation in self.settlement.buffer.slots.statics and not attempt.statics.rows
 
     def _run_of(self, step: PartialStep) -> StepRun:
         del step.attempt.partial_steps[step.index]

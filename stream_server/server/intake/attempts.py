@@ -223,16 +223,24 @@ class PartialStep:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class PartialStatics:
-    """The fields that are sent once per simulation, until all has come; `senders` has a bit for each client rank."""
+    """The fields that are sent once per simulation, until all has come; `senders` has a bit for each client rank.
+
+    `arrays` are those of fields of one shape, `rows` what client ranks sent of ragged ones, by field and client rank.
+    """
 
     layout: BlockLayout
     arrays: dict[str, Array] = field(default_factory=dict)
+    rows: dict[tuple[str, int], Array] = field(default_factory=dict)
     senders: dict[str, int] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
         """Every client rank that has a part of them has sent it."""
         return self.layout.closed and self.senders == self.layout.owners
+
+    def forget(self) -> None:
+        """Drop what has come."""
+        self.arrays, self.rows = {}, {}
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

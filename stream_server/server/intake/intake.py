@@ -96,6 +96,7 @@ class Intake:
                 return
             self._end(old, AttemptEvent.REPLACE)
         begun = self.state.begin(simulation, attempt, goes_on=goes_on)
+        self.statics.begin(begun)
         self.settlement.check_share(begun)
         if begun.share_complete or begun.entry.settled:
             self.settlement.changed[simulation] = begun
@@ -177,12 +178,7 @@ class Intake:
 
     def settle_waiting(self, connection: Connection) -> Refusal | None:
         """Settle the steps that waited for what this client rank sends once, or whether it has a part of them."""
-        whole = self.assembly.complete_waiting(connection)
-        if isinstance(whole, Refusal):
-            return whole
-        for run in whole:
-            self.settlement.settle(run)
-        return None
+        return self._settle(self.statics.settle(connection.attempt) or self.assembly.complete_waiting(connection))
 
     def lose(self, connection: Connection) -> None:
         """Forget the parts of incomplete steps that came over a lost connection: they are sent again."""
@@ -241,7 +237,9 @@ class Intake:
         except Unfit as problem:
             self.assembly.abandon(connection, placed)
             return self.refuse(problem.reason, str(problem), data.sequence)
-        whole = self.assembly.complete(connection, data, placed, num_bytes)
+        return self._settle(self.assembly.complete(connection, data, placed, num_bytes))
+
+    def _settle(self, whole: list[StepRun] | Refusal) -> Refusal | None:
         if isinstance(whole, Refusal):
             return whole
         for run in whole:
@@ -409,7 +407,7 @@ class Intake:
     def _end(self, attempt: AttemptState, event: AttemptEvent) -> None:
         self._settle_series(attempt)
         attempt.hear(event)
-        attempt.statics.arrays.clear()
+        attempt.statics.forget()
         self.settlement.release(attempt)
 
     def _settle_all_series(self) -> None:

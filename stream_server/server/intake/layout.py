@@ -58,11 +58,13 @@ class BlockLayout:
     """The blocks of the client ranks of one attempt, checked as they come.
 
     `senders` has a bit for each client rank that sends anything, `owners[field]` for each one with a part of it. Of a
-    ragged field each of these sends rows of its own, which come one after the other in the order of the ranks.
+    ragged field each of these sends rows of its own, which come one after the other in the order of the ranks. Those of
+    one that is sent once are as many as the blocks say, and `num_rows[field]` in all if samples have it already.
     """
 
     fields: Mapping[str, FieldSpec]
     num_ranks: int
+    num_rows: Mapping[str, int] = field(default_factory=dict)
     blocks: dict[int, tuple[Block, ...]] = field(default_factory=dict)
     senders: int = 0
     owners: dict[str, int] = field(default_factory=dict)
@@ -109,8 +111,10 @@ class BlockLayout:
         spec = self.fields[block.field]
         if block.shape != spec.shape:
             return f"field {spec.name} has shape {spec.shape} in the study, but the simulation sends {block.shape}"
+        if spec.ragged and spec.is_static:
+            return self._problem_of_rows(spec, block)
         if spec.ragged and block.count != spec.shape:
-            return f"field {spec.name} differs from step to step: a client rank opens a block of its largest size"
+            return f"field {spec.name} differs in size: a client rank opens a block of its largest size"
         ends = [start + size for start, size in zip(block.offset, block.count, strict=True)]
         if any(end > size for end, size in zip(ends, spec.shape, strict=True)):
             return f"the block at {block.offset} of size {block.count} reaches out of field {spec.name}, {spec.shape}"
@@ -119,11 +123,29 @@ class BlockLayout:
                 return f"the block of field {spec.name} at {block.offset} overlaps with that of client rank {rank}"
         return None
 
+    def _problem_of_rows(self, spec: FieldSpec, block: Block) -> str | None:
+        if any(block.offset) or block.count[1:] != spec.shape[1:]:
+            return f"field {spec.name} differs in size: a client rank opens its rows as a block that begins at 0"
+        num_values = math.prod(spec.shape) - self.num_free[spec.name] + math.prod(block.count)
+        num_rows = num_values // math.prod(spec.shape[1:])
+        if num_rows <= spec.shape[0]:
+            return None
+        text = f"the client ranks send {num_rows} rows of field {spec.name}, and study.json allows {spec.shape[0]}"
+        return f'{text}: raise its "max" there'
+
     def _gap(self, blocks: tuple[Block, ...]) -> str | None:
         last = {block.field: math.prod(block.count) for block in blocks}
         for name, spec in self.fields.items():
             wanted = math.prod(spec.shape)
             left = max(0, self.num_free[name] - last.get(name, 0))
+            if spec.ragged and spec.is_static:
+                num_rows = (wanted - left) // math.prod(spec.shape[1:])
+                if num_rows != self.num_rows.get(name, num_rows):
+                    return (
+                        f"the simulation sends {num_rows} rows of field {name}, but has sent {self.num_rows[name]} "
+                        "before, which samples in the study share: each attempt must make the same"
+                    )
+                continue
             if left and (left < wanted or not spec.optional):
                 if not blocks and not any(self.blocks.values()):
                     return "it ended without having sent a time step"

@@ -83,7 +83,7 @@ class HeldOutRows:
 class ValidationStore:
     """The samples that this rank received from the simulations with ids 0 to `num_simulations` - 1.
 
-    `ragged` names the fields that differ from step to step.
+    `ragged` names the fields that differ in size.
 
     The receiver thread adds rows and says which simulations are complete; the training thread reads those. A set
     that was handed out is never changed: the next one is new when more is complete.

@@ -330,9 +330,16 @@ def _problem_of_static(file: SimulationFile, field: FieldSpec) -> str:
     if field.name not in file.statics:
         return "is missing, which is sent once per simulation"
     shape, dtype = file.statics[field.name]
-    if shape != field.shape:
-        return f"must have the shape {list(field.shape)}, but has {list(shape)}"
+    if field.ragged and len(shape) == len(field.shape) and shape[1:] == field.shape[1:]:
+        if shape[0] > field.shape[0]:
+            return f"has {shape[0]} rows, but study.json allows {field.shape[0]}"
+    elif shape != field.shape:
+        return f"must have the shape {_shown(field)}, but has {list(shape)}"
     return _problem_of_type(field, dtype)
+
+
+def _shown(field: FieldSpec) -> str:
+    return str([f"0 to {field.shape[0]}", *field.shape[1:]] if field.ragged else list(field.shape)).replace("'", "")
 
 
 def _problem_of_field(file: SimulationFile, field: FieldSpec) -> str:

@@ -92,7 +92,7 @@ class EntryLayout:
 
     All entries have the size of a sample, so that the place of each follows from its number. Of a ragged field an entry
     has the length too, and zeros behind the rows that there are. The static fields of a simulation, one after the
-    other, take `num_pieces` entries, the last of which may end with zeros.
+    other, take some entries, one at least, the last of which may end with zeros; all have the lengths of ragged ones.
     """
 
     def __init__(self, fields: Sequence[FieldSpec], num_parameters: int) -> None:
@@ -105,8 +105,6 @@ class EntryLayout:
         parameters = np.dtype(("<f8", (num_parameters,)))
         start = HEAD.itemsize + lengths.itemsize
         piece_bytes = max(sample.itemsize, parameters.itemsize)
-        num_static_bytes = sum(_dtype_of(it).itemsize * math.prod(it.shape) for it in self.static_fields)
-        self.num_pieces = -(-num_static_bytes // max(1, piece_bytes))
         self.dtype = np.dtype(
             {
                 "names": ["head", "lengths", "fields", "parameters", "piece"],
@@ -121,18 +119,38 @@ class EntryLayout:
         """The size of one entry."""
         return self.dtype.itemsize
 
+    def static_shapes(self, lengths: Any) -> dict[str, tuple[int, ...]]:
+        """The shapes of the static fields of a simulation, `lengths` being those of an entry with a piece of them.
+
+        Raises:
+            ValueError: a length is larger than the field may have.
+        """
+        shapes = {
+            it.name: (int(lengths[it.name]), *it.shape[1:]) if it.ragged else it.shape for it in self.static_fields
+        }
+        if any(it.ragged and shapes[it.name][0] > it.shape[0] for it in self.static_fields):
+            raise ValueError(f"static fields of the shapes {shapes} are larger than they may be")
+        return shapes
+
+    def num_pieces(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """How many entries static fields of these shapes take."""
+        num_bytes = sum(_dtype_of(it).itemsize * math.prod(shapes[it.name]) for it in self.static_fields)
+        return max(len(self.static_fields[:1]), -(-num_bytes // max(1, self.dtype["piece"].itemsize)))
+
     def pieces(self, statics: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
-        """The static fields of a simulation as an array of shape (num_pieces, bytes of a piece)."""
+        """The static fields of a simulation as an array of shape (number of pieces, bytes of a piece)."""
         data = b"".join(statics[it.name].astype(_dtype_of(it), copy=False).tobytes() for it in self.static_fields)
-        shape = (self.num_pieces, *self.dtype["piece"].shape)
+        num = self.num_pieces({name: array.shape for name, array in statics.items()})
+        shape = (num, *self.dtype["piece"].shape)
         return np.frombuffer(data.ljust(math.prod(shape), b"\0"), np.uint8).reshape(shape)
 
-    def joined(self, pieces: Iterable[bytes]) -> dict[str, npt.NDArray[Any]]:
-        """The static fields of a simulation, whose pieces these are."""
+    def joined(self, pieces: Iterable[bytes], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
+        """The static fields of a simulation, whose pieces and shapes these are."""
         data, start, found = b"".join(pieces), 0, {}
         for field in self.static_fields:
-            values = np.frombuffer(data, _dtype_of(field), math.prod(field.shape), start)
-            found[field.name] = values.reshape(field.shape)
+            shape = shapes[field.name]
+            values = np.frombuffer(data, _dtype_of(field), math.prod(shape), start)
+            found[field.name] = values.reshape(shape)
             start += values.nbytes
         return found
 
@@ -335,7 +353,7 @@ class RecordFacts:
             if recorded.per != asked.per:
                 yield _differs(f"{key}.per", f'"{recorded.per}"', f'"{asked.per}"')
             if recorded.ragged != asked.ragged:
-                sizes = {True: "one that may differ from step to step", False: "the same in every step"}
+                sizes = {True: "one that may differ", False: "always the same"}
                 yield _differs(f"{key}.shape: a first extent", sizes[recorded.ragged], sizes[asked.ragged])
             if recorded.dtype and asked.dtype and recorded.dtype != asked.dtype:
                 yield _differs(f"{key}.dtype", recorded.dtype, asked.dtype)

@@ -195,9 +195,13 @@ class RankRecord:
         Raises:
             DamagedRecord: they are not as they were written.
         """
-        last, _, layout = self._read_entry(number)
+        last, entry, layout = self._read_entry(number)
+        try:
+            shapes = layout.static_shapes(entry["lengths"])
+        except ValueError as error:
+            raise _damaged(self._find(number)[1], number) from error
         pieces = []
-        for following in reversed(range(layout.num_pieces)):
+        for following in reversed(range(layout.num_pieces(shapes))):
             piece = number - following
             if piece < 0:
                 raise _damaged(self._find(number)[1], number)
@@ -205,7 +209,7 @@ class RankRecord:
             if (head.kind, head.simulation, head.time_step) != (EntryKind.STATICS, last.simulation, following):
                 raise _damaged(self._find(piece)[1], piece)
             pieces.append(entry["piece"].tobytes())
-        return layout.joined(pieces)
+        return layout.joined(pieces, shapes)
 
     def heads(self) -> Iterator[Entries]:
         """The heads of all entries in their order, many at a time, unchecked but for their numbers."""

@@ -218,7 +218,8 @@ class Recorder:
 
     def _write_statics(self, simulation: int) -> None:
         assert self._layout is not None
-        pieces = self._layout.pieces(self.rows.statics[simulation])
+        statics = self.rows.statics[simulation]
+        pieces = self._layout.pieces(statics)
         for start in range(0, len(pieces), len(self._block)):
             some = pieces[start : start + len(self._block)]
             entries = self._next_entries(len(some))
@@ -227,6 +228,8 @@ class Recorder:
             head["time_step"] = np.arange(len(pieces) - start, len(pieces) - start - len(some), -1) - 1
             head["kind"] = EntryKind.STATICS
             entries["piece"] = some
+            for name in self.rows.statics.ragged:
+                entries["lengths"][name] = len(statics[name])
             set_checksums(entries)
 
     def _write_event(self, kind: EntryKind, simulation: int) -> None:

@@ -102,6 +102,9 @@ def write_simulation(
 
 def _write_static(file: Any, field: FieldSpec, values: npt.NDArray[Any]) -> None:
     dtype = np.dtype(field.dtype)
+    if field.ragged:
+        _append(_make_rows(file, f"static/{field.name}", field), values)
+        return
     if field.shape:
         chunk: Any = field.shape if _num_bytes(field) <= LARGEST_CHUNK_BYTES else True
         file.create_dataset(f"static/{field.name}", data=values, dtype=dtype, chunks=chunk, fletcher32=True)
@@ -118,7 +121,7 @@ def _write_static(file: Any, field: FieldSpec, values: npt.NDArray[Any]) -> None
 
 def _make_dataset(file: Any, field: FieldSpec, num_steps: int) -> Any:
     if field.ragged:
-        return _make_rows(file, field)
+        return _make_rows(file, f"fields/{field.name}", field)
     step_bytes = _num_bytes(field)
     chunk: Any = (min(num_steps, max(1, CHUNK_BYTES // step_bytes)), *field.shape)
     if step_bytes > LARGEST_CHUNK_BYTES:
@@ -127,13 +130,11 @@ def _make_dataset(file: Any, field: FieldSpec, num_steps: int) -> Any:
     return file.create_dataset(f"fields/{field.name}", shape, dtype, chunks=chunk, fletcher32=True)
 
 
-def _make_rows(file: Any, field: FieldSpec) -> Any:
+def _make_rows(file: Any, name: str, field: FieldSpec) -> Any:
     """A dataset without any row yet."""
     shape, dtype = field.shape[1:], np.dtype(field.dtype)
     num = max(1, CHUNK_BYTES // max(1, math.prod(shape) * dtype.itemsize))
-    return file.create_dataset(
-        f"fields/{field.name}", (0, *shape), dtype, maxshape=(None, *shape), chunks=(num, *shape), fletcher32=True
-    )
+    return file.create_dataset(name, (0, *shape), dtype, maxshape=(None, *shape), chunks=(num, *shape), fletcher32=True)
 
 
 def _fill(file: Any, fields: Sequence[FieldSpec], num_steps: int, samples: Iterable[Arrays]) -> None:

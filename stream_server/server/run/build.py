@@ -63,7 +63,7 @@ def make_slots(config: StudyConfig, num_slots: int) -> Slots:
 
 
 def ragged_fields(config: StudyConfig) -> tuple[str, ...]:
-    """The fields whose first extent differs from step to step."""
+    """The fields whose first extent differs, from step to step or from simulation to simulation."""
     return tuple(name for name, spec in config.study.fields.items() if spec.ragged)
 
 

@@ -114,7 +114,7 @@ class Normalization(Callback):
         """(array − mean) / std, in the type of the array; whole numbers become float64.
 
         The array may be NumPy's, torch's or JAX's, of any shape if there is one mean for the field. Otherwise its last
-        axes are those of the field, of one row of it if it differs from step to step, or one with all its values. A
+        axes are those of the field, of one row of it if it differs in size, or one with all its values. A
         standard deviation of 0 divides by 1.
 
         Raises:
@@ -147,7 +147,7 @@ class Normalization(Callback):
         """Count samples that were drawn for the first time.
 
         `parameters` has shape (n, P); the arrays of `fields` have the rows in which the field was sent, n at most. Of a
-        field that differs from step to step, they have the rows of all these steps.
+        field that differs in size, they have the rows of all these steps or simulations.
         """
         if not self.is_observing:
             return

@@ -17,8 +17,8 @@ class SimulationData:
     `parameters` has shape (P,), float64, in the order of study.json. The arrays are read-only views, valid until
     the batch is formed: copy what must live longer. An optional field is in `fields` only when it was sent.
 
-    A field that is sent once per simulation is in `fields` of each of its samples. One that differs from step to step
-    has the shape of its own step.
+    A field that is sent once per simulation is in `fields` of each of its samples. One that differs in size, from step
+    to step or from simulation to simulation, has the shape that was sent.
 
     Of a window the arrays in `fields` have shape (length, …), but for those that are sent once per simulation;
     `time_steps` has shape (length,), and `time_step` is the first of them. An optional field is there only if it was
@@ -41,9 +41,9 @@ class SimulationBatch:
     field, those of fields that are sent once per simulation (B,). `present` says for each field, in the same shape,
     where it was sent; it is zero elsewhere.
 
-    A field that differs from step to step is an array of B arrays, of dtype object, which is indexed and gone through
-    as a list is; of windows (B, length) arrays. Where it was not sent it has no rows. `stream_server.pack` and
-    `stream_server.pad` make one array of it.
+    A field that differs in size is an array of B arrays, of dtype object, which is indexed and gone through as a list
+    is; of windows (B, length) arrays if it is sent with each step. Where it was not sent it has no rows.
+    `stream_server.pack` and `stream_server.pad` make one array of it.
     """
 
     simulation_ids: NDArray[np.int64]

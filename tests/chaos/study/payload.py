@@ -16,6 +16,11 @@ def mesh(simulation_id):
     return simulation_id + PLACES[:8] / 8
 
 
+def edges(simulation_id):
+    """A field that a simulation sends once, of which each has another number of rows, perhaps none."""
+    return np.full(simulation_id % 7, simulation_id, np.float64)
+
+
 def particles(simulation_id, time_step):
     """A field of which each time step has another number of rows, perhaps none."""
     return np.full((simulation_id + time_step) % 5, simulation_id * STEPS + time_step, np.float64)

@@ -5,7 +5,7 @@ import os
 import time
 
 import numpy as np
-from payload import mesh, particles, wave
+from payload import edges, mesh, particles, wave
 
 from stream_server import StreamServer
 
@@ -67,10 +67,11 @@ class Audited:
 
 
 def check_mixed(sample):
-    """Check the static field of a sample, and the field whose size differs from step to step."""
+    """Check the static fields of a sample, and the field whose size differs from step to step."""
     simulation_id, is_window = sample.simulation_id, sample.time_steps is not None
-    if not np.array_equal(sample.fields["mesh"], mesh(simulation_id)):
-        raise ArithmeticError(f"a sample of simulation {simulation_id} has the mesh {sample.fields['mesh']}")
+    for name, expected in (("mesh", mesh(simulation_id)), ("edges", edges(simulation_id))):
+        if not np.array_equal(sample.fields[name], expected):
+            raise ArithmeticError(f"a sample of simulation {simulation_id} has the {name} {sample.fields[name]}")
     steps = sample.time_steps.tolist() if is_window else [sample.time_step]
     found = sample.fields["particles"] if is_window else [sample.fields["particles"]]
     for time_step, rows in zip(steps, found, strict=True):

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from payload import mesh, particles, wave
+from payload import edges, mesh, particles, wave
 
 from stream_server.client_api import connect
 
@@ -14,7 +14,7 @@ with connect() as simulation:
         file.write(f"{simulation.id} {simulation.parameters['phase']!r}\n")
     is_mixed = len(sys.argv) > 2
     if is_mixed:
-        simulation.send_static(mesh=mesh(simulation.id))
+        simulation.send_static(mesh=mesh(simulation.id), edges=edges(simulation.id))
     for time_step in simulation.time_steps:
         time.sleep(float(sys.argv[1]))
         more = {"particles": particles(simulation.id, time_step)} if is_mixed else {}

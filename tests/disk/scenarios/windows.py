@@ -73,7 +73,9 @@ class WindowRank:
     """A rank that receives steps and draws windows; each checkpoint is of the same moment, whatever came before."""
 
     def __init__(self, num_slots: int = 100) -> None:
-        slots = Slots({"u": (2,), "p": (LARGEST,)}, num_slots, {"mesh": (2,)}, ragged={"p"})
+        slots = Slots(
+            {"u": (2,), "p": (LARGEST,)}, num_slots, {"mesh": (2,), "edges": (LARGEST,)}, ragged={"p", "edges"}
+        )
         slots.allocate({"u": np.float64, "p": np.float64})
         self.buffer = WindowBuffer(Fifo(capacity=CAPACITY), slots, shape=SHAPE, most_kept=40, spare=40)
 
@@ -101,7 +103,7 @@ class WindowRank:
     def receive(self, keys: Iterable[Key]) -> None:
         """Accept steps, before the first of a simulation what it sends once."""
         for simulation, step in keys:
-            self.accept((simulation, step), fields_of(simulation, step), {"mesh": mesh(simulation)})
+            self.accept((simulation, step), fields_of(simulation, step), statics_of(simulation))
 
     def accept(self, key: Key, fields: Mapping[str, np.ndarray], statics: Mapping[str, np.ndarray]) -> None:
         """Accept a step with these fields, and if it is the first of its simulation what that sends once."""
@@ -122,11 +124,11 @@ class WindowRank:
             fields = self.buffer.gather(draw)
             [simulation] = self.buffer.slots.simulation_ids[draw.slots].tolist()
             [first] = self.buffer.slots.time_steps[draw.slots].tolist()
-            shared = self.buffer.slots.statics.gather(np.array([simulation]))["mesh"]
+            shared = self.buffer.slots.statics.gather(np.array([simulation]))
             steps = [*SHAPE.steps(first)]
             assert fields["u"].tolist() == [[[simulation, step] for step in steps]]
             assert [it.tolist() for it in fields["p"][0]] == [particles(simulation, step).tolist() for step in steps]
-            assert np.array_equal(shared, [mesh(simulation)])
+            assert all(np.array_equal(shared[name][0], it) for name, it in statics_of(simulation).items())
             drawn.append((simulation, first))
             self.buffer.release(draw)
             self.buffer.admit()
@@ -155,9 +157,9 @@ def check(store: Path, good: Good) -> None:
     assert rank.draw(len(KEYS)) == all_of_them[len(there) :]
 
 
-def mesh(simulation: int) -> np.ndarray:
-    """The static field of a simulation."""
-    return np.array([simulation, 0.5])
+def statics_of(simulation: int) -> dict[str, np.ndarray]:
+    """What a simulation sends once; of the second field each has another number of rows, perhaps none."""
+    return {"mesh": np.array([simulation, 0.5]), "edges": np.full(simulation % (LARGEST + 1), simulation + 0.25)}
 
 
 def particles(simulation: int, step: int) -> np.ndarray:
@@ -172,13 +174,13 @@ def fields_of(simulation: int, step: int) -> dict[str, np.ndarray]:
 
 def slots_with(keys: Sequence[Key]) -> Slots:
     """Slot i holds the step of the i-th key."""
-    slots = Slots({"u": (2,), "p": (LARGEST,)}, len(keys), {"mesh": (2,)}, ragged={"p"})
+    slots = Slots({"u": (2,), "p": (LARGEST,)}, len(keys), {"mesh": (2,), "edges": (LARGEST,)}, ragged={"p", "edges"})
     slots.allocate({"u": np.float64, "p": np.float64})
     for slot, key in enumerate(keys):
         slots.simulation_ids[slot], slots.time_steps[slot] = key
         for name, value in fields_of(*key).items():
             slots.set_value(name, slot, value)
-        slots.statics.put(key[0], {"mesh": mesh(key[0])})
+        slots.statics.put(key[0], statics_of(key[0]))
     return slots
 
 
@@ -200,6 +202,7 @@ RECORD = Recordings(
                 FieldSpec(name="u", shape=(2,)),
                 FieldSpec(name="p", shape=(LARGEST,), ragged=True),
                 FieldSpec(name="mesh", shape=(2,), per="simulation"),
+                FieldSpec(name="edges", shape=(LARGEST,), per="simulation", ragged=True),
             ),
             routing="simulations",
         ),

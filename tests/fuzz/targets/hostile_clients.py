@@ -7,7 +7,7 @@ import numpy as np
 
 from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.messages import notices, wire
-from stream_server.messages.client import Message, Opened, Ping, Routing, TimeSteps
+from stream_server.messages.client import FieldSpec, Message, Opened, Ping, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
 from stream_server.messages.routing import StudyRouting
 from stream_server.server.intake.intake import Intake
@@ -19,6 +19,7 @@ from tests.fuzz.hostile import (
     FIELDS,
     INCARNATION,
     MESH,
+    ROWS,
     STUDY,
     Peer,
     Script,
@@ -39,10 +40,11 @@ STATES = ("finished", "failed", "invalid")
 class Server:
     """One server rank, of which all is real but the sockets, and what its clients ever announced."""
 
-    def __init__(self, script: Script, *, has_mesh: bool) -> None:
+    def __init__(self, script: Script, *, mesh: FieldSpec | None) -> None:
         self.script = script
-        self.has_mesh = has_mesh
-        self.meshes: dict[int, float] = {}
+        self.mesh = mesh
+        self.meshes: dict[int, list[float]] = {}
+        shared = () if mesh is None else (mesh,)
         num_ranks, routing = 1 + script.one_of(2), Routing(script.one_of(2))
         self.drawn: set[tuple[int, int]] = set()
         self.withdrawn: set[int] = set()
@@ -51,7 +53,8 @@ class Server:
             Slots(
                 {it.name: it.shape for it in FIELDS},
                 CAPACITY + ROOM + HELD,
-                {MESH.name: MESH.shape} if has_mesh else {},
+                {it.name: it.shape for it in shared},
+                ragged=[it.name for it in shared if it.ragged],
             ),
         )
         self.intake = Intake(
@@ -60,7 +63,7 @@ class Server:
                 num_ranks=num_ranks,
                 routing=StudyRouting(routing=routing),
                 time_steps=TimeSteps(num=8 if script.one_of(2) else None),
-                fields=(*FIELDS, MESH) if has_mesh else FIELDS,
+                fields=(*FIELDS, *shared),
                 study=STUDY,
                 incarnation=INCARNATION,
                 credit=CREDIT,
@@ -143,9 +146,9 @@ class Server:
 
     def _look_at(self, key: tuple[int, int], row: np.ndarray) -> None:
         simulation, index = key
-        if self.has_mesh:
-            [mesh] = set(self.buffer.slots.statics[simulation]["mesh"].tolist())
-            assert mesh in (mesh_value(simulation, 0), mesh_value(simulation, 1)), f"nobody sent {mesh} for {key}"
+        if self.mesh is not None:
+            mesh = self.buffer.slots.statics[simulation]["mesh"].tolist()
+            assert set(mesh) <= {mesh_value(simulation, 0), mesh_value(simulation, 1)}, f"nobody sent {mesh} for {key}"
             assert mesh == self.meshes.setdefault(simulation, mesh), (
                 f"samples of {simulation} differ in what they share"
             )
@@ -161,11 +164,11 @@ class Server:
         simulation, rank = divmod(number, num_client_ranks)
         state = self.intake.state
         stride = state.routing.dealing(simulation, state.num_ranks).stride
-        blocks, mesh = [u_block(0, rank, num_client_ranks)], mesh_blocks(rank) if self.has_mesh else ()
+        blocks, mesh = [u_block(0, rank, num_client_ranks)], mesh_blocks(self.mesh, rank)
         said = opening(simulation, rank, num_client_ranks, blocks, static_blocks=mesh)
         index = (state.rank - simulation) % stride
         name = b"peer-%d" % number
-        return Peer(name=name, stride=stride, said=said, opening=said, has_mesh=self.has_mesh, index=index)
+        return Peer(name=name, stride=stride, said=said, opening=said, mesh=self.mesh, index=index)
 
     def _hear(self, peer: Peer, message: Message, payload: list[bytes] | None = None) -> None:
         [header] = wire.encode(message)
@@ -194,11 +197,11 @@ class Server:
 
 
 def run(data: bytes) -> None:
-    """Play the script to its end, in a study without and with a field that is sent once per simulation."""
-    for has_mesh in (False, True):
+    """Play the script to its end, without and with a field that is sent once, of one size and of several."""
+    for mesh in (None, MESH, ROWS):
         script = Script(data)
         with np.errstate(all="ignore"):
-            server = Server(script, has_mesh=has_mesh)
+            server = Server(script, mesh=mesh)
             while not script.is_over:
                 server.step()
             server.end()

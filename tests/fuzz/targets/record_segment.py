@@ -24,6 +24,7 @@ FIELDS = (
     FieldSpec(name="u", shape=(2,), dtype="<f8"),
     FieldSpec(name="n", shape=(), dtype="<i4"),
     FieldSpec(name="mesh", shape=(3,), dtype="<f8", per="simulation"),
+    FieldSpec(name="edges", shape=(9,), dtype="<i4", per="simulation", ragged=True),
 )
 LAYOUT = EntryLayout(FIELDS, 2)
 MOST_ENTRIES = 100
@@ -75,12 +76,14 @@ def _sealed(data: bytes) -> bytes:
 
 
 def _entries() -> bytes:
-    """The two pieces of a mesh, and an entry of each other kind."""
-    pieces, others = [EntryKind.STATICS] * LAYOUT.num_pieces, sorted(set(EntryKind) - {EntryKind.STATICS})
+    """The pieces of a mesh, and an entry of each other kind."""
+    num_pieces = LAYOUT.num_pieces({"mesh": (3,), "edges": (5,)})
+    pieces, others = [EntryKind.STATICS] * num_pieces, sorted(set(EntryKind) - {EntryKind.STATICS})
     entries = np.zeros(len(pieces) + len(others), LAYOUT.dtype)
     for number, kind in enumerate(pieces + others):
         step = 10 * number if kind is not EntryKind.STATICS else len(pieces) - 1 - number
         entries[number]["head"] = (0, number, 3, step, 3, kind)
+        entries[number]["lengths"] = 5
     set_checksums(entries)
     return entries.tobytes()
 

@@ -1,6 +1,6 @@
 """Fields that are sent once per simulation, in records, replays and files: alone, in windows, beside ragged fields.
 
-What a sample must have is computed from the parameters of its simulation.
+One of them has another size in each simulation. What a sample must have is computed from its simulation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,6 +41,7 @@ FIELDS: dict[str, Any] = {
     "u": {"shape": [2]},
     "points": {"shape": [{"max": 3}, 2]},
     "gravity": {"shape": [], "per": "simulation"},
+    "edges": {"shape": [{"max": 12}, 2], "dtype": "int32", "per": "simulation"},
 }
 BASE: Changes = {"study.fields": FIELDS, "buffer.policy": "fifo"}
 KINDS: dict[str, Changes] = {
@@ -61,6 +62,16 @@ def gravity_of(parameters: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(9.81 + parameters[0])
 
 
+def edges_of(simulation: int) -> NDArray[np.int32]:
+    num = [5, 12, 0][simulation % 3]
+    return np.arange(simulation, simulation + 2 * num, dtype=np.int32).reshape(num, 2)
+
+
+def statics_of(simulation: int) -> dict[str, NDArray[Any]]:
+    parameters = parameters_of(simulation)
+    return {"mesh": mesh_of(parameters), "gravity": gravity_of(parameters), "edges": edges_of(simulation)}
+
+
 def u_of(key: Key) -> NDArray[np.float64]:
     return np.array([key[0] + 0.25, key[1] / 7])
 
@@ -70,14 +81,14 @@ def points_of(key: Key) -> NDArray[np.float64]:
 
 
 def slots_with(keys: Sequence[Key]) -> Slots:
-    slots = Slots({"u": (2,), "points": (3, 2)}, max(1, len(keys)), {"mesh": (5, 3), "gravity": ()}, ragged=["points"])
+    statics = {"mesh": (5, 3), "gravity": (), "edges": (12, 2)}
+    slots = Slots({"u": (2,), "points": (3, 2)}, max(1, len(keys)), statics, ragged=["points", "edges"])
     slots.allocate({"u": np.float64, "points": np.float64})
     for slot, key in enumerate(keys):
         slots.simulation_ids[slot], slots.time_steps[slot] = key
         slots.set_value("u", slot, u_of(key))
         slots.set_value("points", slot, points_of(key))
-        parameters = parameters_of(key[0])
-        slots.statics.put(key[0], {"mesh": mesh_of(parameters), "gravity": gravity_of(parameters)})
+        slots.statics.put(key[0], statics_of(key[0]))
     return slots
 
 
@@ -144,7 +155,7 @@ class Player:
         self.buffer = build.make_buffer(config, policy, num_slots, spare=plan.spare, most_kept=plan.most_kept)
         self.source = ReplaySource(config, ranks, folder, parameters=PARAMETERS, buffer=self.buffer, restored=saved)
         self.server = Vectorised()
-        self.server.normalization = Normalization(SoloRanks(), {"mesh": (5, 3)})
+        self.server.normalization = Normalization(SoloRanks(), {"mesh": (5, 3), "edges": (2,)})
         if saved is not None:
             self.server.normalization.load_rank_states(saved.normalization)
         self.most_kept = 0
@@ -172,7 +183,7 @@ def compared(data: Any) -> tuple[Any, ...]:
     """The simulation and time steps of a sample that has the values of its simulation, to the last bit."""
     parameters = parameters_of(data.simulation_id)
     assert data.parameters.tolist() == parameters.tolist()
-    for name, expected in {"mesh": mesh_of(parameters), "gravity": gravity_of(parameters)}.items():
+    for name, expected in statics_of(data.simulation_id).items():
         assert data.fields[name].dtype == expected.dtype
         assert data.fields[name].shape == expected.shape
         assert data.fields[name].tobytes() == expected.tobytes()
@@ -206,20 +217,21 @@ def plain(folder: StudyFolder) -> StudyConfig:
 def test_they_are_in_the_record_once_before_the_first_sample_in_pieces(
     plain: StudyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """68 bytes in pieces of 16 + 48, in blocks of two entries."""
+    """68 + 40 and 68 + 96 bytes in pieces of 16 + 48, in blocks of two entries."""
     monkeypatch.setattr(recorder_module, "BLOCK_BYTES", 300)
     recorded(plain, keys=[(3, 0), (4, 0), (3, 1)])
     record = RankRecord(plain.output_dir / "record", 0)
     try:
         heads = np.concatenate(list(record.heads()))
         told = [(kind, step) for kind, step in heads[["kind", "time_step"]].tolist() if kind != EntryKind.FINISHED]
-        once = [(EntryKind.PARAMETERS, 0), (EntryKind.STATICS, 1), (EntryKind.STATICS, 0), (EntryKind.SAMPLE, 0)]
-        assert told == [*once, *once, (EntryKind.SAMPLE, 1)]
-        for number, simulation in ((2, 3), (6, 4)):
+        once = [(EntryKind.STATICS, 1), (EntryKind.STATICS, 0), (EntryKind.SAMPLE, 0)]
+        of_second = [(EntryKind.PARAMETERS, 0), (EntryKind.STATICS, 2), *once]
+        assert told == [(EntryKind.PARAMETERS, 0), *once, *of_second, (EntryKind.SAMPLE, 1)]
+        for number, simulation in ((2, 3), (7, 4)):
             found = record.read_statics(number)
-            assert list(found) == ["mesh", "gravity"]
-            assert found["mesh"].tobytes() == mesh_of(parameters_of(simulation)).tobytes()
-            assert found["gravity"] == gravity_of(parameters_of(simulation))
+            assert list(found) == ["mesh", "gravity", "edges"]
+            for name, expected in statics_of(simulation).items():
+                assert (found[name].shape, found[name].tobytes()) == (expected.shape, expected.tobytes())
     finally:
         record.close()
 
@@ -260,6 +272,9 @@ def test_a_replay_stopped_between_any_two_batches_goes_on_with_the_same_batches_
     for normalization in (whole.server.normalization, player.server.normalization):
         np.testing.assert_allclose(normalization.mean["mesh"], np.mean(meshes, axis=0), rtol=1e-6)
         np.testing.assert_allclose(normalization.std["mesh"], np.std(meshes, axis=0), rtol=1e-6)
+        rows = np.concatenate([edges_of(simulation) for simulation in range(2, 10)])
+        np.testing.assert_allclose(normalization.mean["edges"], rows.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(normalization.std["edges"], rows.std(axis=0), rtol=1e-12)
 
 
 def test_held_out_samples_of_a_replay_have_them(config: StudyConfig) -> None:
@@ -366,7 +381,9 @@ def test_each_file_has_them_once(plain: StudyConfig) -> None:
     for simulation in range(10):
         with h5py.File(files / f"simulation-{simulation:06d}.h5") as file:
             parameters = parameters_of(simulation)
-            assert sorted(file["static"]) == ["gravity", "mesh"]
+            assert sorted(file["static"]) == ["edges", "gravity", "mesh"]
+            assert np.array_equal(file["static/edges"][()], edges_of(simulation))
+            assert file["static/edges"].fletcher32
             assert file["static/mesh"].dtype == np.float32
             assert file["static/mesh"].fletcher32
             assert file["static/mesh"][()].tobytes() == mesh_of(parameters).tobytes()
@@ -426,8 +443,7 @@ def read_statics(path: Path) -> dict[str, NDArray[Any]]:
 
 def test_the_files_of_somebody_else_are_trained_from(folder: StudyFolder) -> None:
     """As docs/guide/offline.md says, with h5py alone."""
-    fields = {"u": {"shape": [2]}, "mesh": {"shape": [5, 3], "dtype": "float32", "per": "simulation"}}
-    config = small_study(folder, {**BASE, "study.fields": fields})
+    config = small_study(folder, {**BASE, "study.fields": {name: FIELDS[name] for name in ("u", "mesh", "edges")}})
     files = config.output_dir / "theirs"
     files.mkdir(parents=True)
     for simulation in range(10):
@@ -437,6 +453,7 @@ def test_the_files_of_somebody_else_are_trained_from(folder: StudyFolder) -> Non
             file["time_step"] = np.arange(NUM_STEPS)
             file["fields/u"] = [u_of((simulation, step)) for step in range(NUM_STEPS)]
             file["static/mesh"] = mesh_of(parameters_of(simulation)).astype(np.float64)
+            file["static/edges"] = edges_of(simulation)
     player = Player(config, files)
     with player.source:
         for _ in BatchStream(
@@ -449,6 +466,7 @@ def test_the_files_of_somebody_else_are_trained_from(folder: StudyFolder) -> Non
         ):
             for data in player.server.batch.samples():
                 np.testing.assert_array_equal(data.fields["mesh"], mesh_of(parameters_of(data.simulation_id)))
+                np.testing.assert_array_equal(data.fields["edges"], edges_of(data.simulation_id))
 
 
 @pytest.mark.parametrize(
@@ -459,6 +477,14 @@ def test_the_files_of_somebody_else_are_trained_from(folder: StudyFolder) -> Non
         (
             lambda file: [file.__delitem__("static/mesh"), file.__setitem__("static/mesh", np.zeros((3, 5), "f4"))],
             r"/static/mesh must have the shape \[5, 3\], but has \[3, 5\]",
+        ),
+        (
+            lambda file: [file.__delitem__("static/edges"), file.__setitem__("static/edges", np.zeros((3, 3), "i4"))],
+            r"/static/edges must have the shape \[0 to 12, 2\], but has \[3, 3\]",
+        ),
+        (
+            lambda file: [file.__delitem__("static/edges"), file.__setitem__("static/edges", np.zeros((13, 2), "i4"))],
+            r"/static/edges has 13 rows, but study.json allows 12",
         ),
         (
             lambda file: [file.__delitem__("static/mesh"), file.__setitem__("static/mesh", np.zeros((5, 3), "c8"))],

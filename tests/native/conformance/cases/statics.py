@@ -3,6 +3,9 @@
 from stream_server.messages.client import FieldSpec
 from tests.native.conformance.case import HUGE, MESH, SMALL, Case, U, steps
 
+NODES = FieldSpec(name="nodes", shape=(5, 2), dtype="<f4", per="simulation", ragged=True)
+EDGES = FieldSpec(name="edges", shape=(9, 2), per="simulation", ragged=True)
+
 STATICS = (
     Case(
         name="static",
@@ -81,6 +84,52 @@ STATICS = (
             connect 0 1
             put mesh float32 6,2 7
             {steps(2)}
+            finish
+        """,
+    ),
+    Case(
+        name="static_sizes",
+        about="Each rank has rows of its own of a mesh whose size differs between simulations, one of them no nodes.",
+        fields=(U, NODES, EDGES),
+        script=f"""
+            connect 0 3
+            declare u 6,4 0,0 float64 2,4
+            declare nodes 5,2 - - -
+            put nodes float64 2,2 1
+            put edges int32 1,2 1
+            {steps(1, count="2,4")}
+            finish
+            connect 1 3
+            declare u 6,4 2,0 float64 2,4
+            put nodes float64 0,2 2
+            put edges int32 4,2 2
+            {steps(1, count="2,4")}
+            finish
+            connect 2 3
+            declare u 6,4 4,0 float64 2,4
+            put nodes float64 3,2 3
+            {steps(1, count="2,4")}
+            finish
+        """,
+    ),
+    Case(
+        name="static_size_mistakes",
+        about="Too many rows, rows of another size, an offset, rows put twice. A mesh may have no edges.",
+        fields=(SMALL, NODES, EDGES),
+        script=f"""
+            connect 0 1
+            {steps(1)}
+            declare nodes 5,2 0,0 - -
+            put nodes float64 6,2 1
+            {steps(1)}
+            put nodes float64 3,3 1
+            {steps(1)}
+            put nodes float64 3,2 7
+            put edges int32 0,2 1
+            {steps(1)}
+            put edges int32 2,2 1
+            {steps(1, first=1)}
+            {steps(1, first=1)}
             finish
         """,
     ),
