@@ -93,7 +93,7 @@ class WindowBuffer(Buffer):
             if not self._may_take():
                 break
         if num_put:
-            self._wake_if_ready()
+            self._gate.wake_if_ready()
         return admitted
 
     def _withdraw(self, simulation_id: int) -> int:

@@ -293,7 +293,7 @@ class PrefetchMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.stream.__exit__()
 
-    @precondition(lambda self: not self.buffer._closed)
+    @precondition(lambda self: not self.buffer._gate.closed)
     @rule(num=strategies.integers(1, 6))
     def put(self, num: int) -> None:
         for _ in range(min(num, 24 - self.buffer.population)):
