@@ -82,7 +82,7 @@ class StudyCapture:
             RanksDiverged: the ranks hold different weights, of which nothing must be saved; on all ranks.
         """
         # The user's state must not change while it is saved.
-        self.stream.settle()
+        self.stream.quiesce()
         self.step.synchronize()
         require_equal(self.ranks, self.step.fingerprints)
         taken = self._taken = self.source.snapshot()

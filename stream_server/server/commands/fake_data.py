@@ -103,8 +103,8 @@ class RepeatedBatch:
         self._batch = self._stream.form_again()
         return self._batch
 
-    def settle(self) -> None:
-        self._stream.settle()
+    def quiesce(self) -> None:
+        self._stream.quiesce()
 
 
 def measure(config: StudyConfig, ranks: Ranks, seconds: float, folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def measure(config: StudyConfig, ranks: Ranks, seconds: float, folder: Path, sta
             window_shape=window_shape(config),
             statics=source.buffer.slots.statics,
         ),
-        settle=composition.stream.settle,
+        quiesce=composition.stream.quiesce,
     )
     training = composition.make_training(source, log_every=config.training.log_every_batches, after_logging=[speed])
     replace(training, stream=RepeatedBatch(training.stream)).run()

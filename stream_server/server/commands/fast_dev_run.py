@@ -110,7 +110,7 @@ class Trial:
                     window_shape=window_shape(config),
                     statics=source.buffer.slots.statics,
                 ),
-                settle=trial.stream.settle,
+                quiesce=trial.stream.quiesce,
                 record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),
             )
             trial.make_training(source, log_every=1).run()

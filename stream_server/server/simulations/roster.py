@@ -271,7 +271,7 @@ class Roster:
             # What came before this rank heard of the stop.
             entry.shares[rank] = share
             before = self._num_missing_of(share.simulation)
-            self.table.settle(share.simulation)
+            self.table.count_settled(share.simulation)
             self.num_missing += self._num_missing_of(share.simulation) - before
         if entry.phase.terminal or share.attempt != entry.attempt:
             return []
@@ -280,7 +280,7 @@ class Roster:
             entry.goes_on = False
             self.num_survived += not entry.had_to_wait
         entry.shares[rank] = share
-        self.table.settle(share.simulation)
+        self.table.count_settled(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(launcher_link.Finished(simulation=share.simulation))

@@ -170,7 +170,7 @@ class Composition:
         schedule: Schedule | None = None,
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
-        settle: Callable[[], None] = lambda: None,
+        quiesce: Callable[[], None] = lambda: None,
         record: ValidationRecord | None = None,
         observe: Observe | None = None,
     ) -> Validation:
@@ -188,7 +188,7 @@ class Composition:
             phases=self.phases,
             must_leave=must_leave,
             save_before=save_before,
-            settle=settle,
+            quiesce=quiesce,
             record=record,
             rollouts=self._make_rollouts(held_out),
             observe=observe,

@@ -371,7 +371,7 @@ class StudySetUp(Composition):
             schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= self.leave_at_s,
             save_before=self.checkpoints.take_before_validation if settings.save_before else lambda: None,
-            settle=self.stream.settle,
+            quiesce=self.stream.quiesce,
             record=held_out_record(self.folder.validations, self.server, self.ranks),
             observe=observe,
         )

@@ -1,4 +1,4 @@
-"""A study on one rank, from beginning to end: open the output folder, set up, train, and settle the account."""
+"""A study on one rank, from beginning to end: open the output folder, set up, train, and close the account."""
 
 import logging
 import resource
@@ -251,7 +251,7 @@ class StudyRank:
         self.is_set_up = False
 
     def run(self) -> int:
-        """Train to the end and settle the account. Collective; returns the exit code of all ranks."""
+        """Train to the end and close the account. Collective; returns the exit code of all ranks."""
         set_up, stops = self.set_up, self.set_up.stops
         with ExitStack() as stack:
             try:

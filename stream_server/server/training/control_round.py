@@ -75,7 +75,7 @@ class NoSaves:
 class Stream(Protocol):
     """A source of batches. `release`: the last one was trained; `form_again`: give it once more.
 
-    `settle`: wait until no user code runs for it on another thread.
+    `quiesce`: wait until no user code runs for it on another thread.
     """
 
     def draw(self, timeout_s: float) -> Batch | None: ...
@@ -84,7 +84,7 @@ class Stream(Protocol):
 
     def form_again(self) -> Batch: ...
 
-    def settle(self) -> None: ...
+    def quiesce(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

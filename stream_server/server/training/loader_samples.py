@@ -250,7 +250,7 @@ class LoaderThread:
             self._changed.wait_for(lambda: bool(self._events) or self._rests)
             return self._events.popleft() if self._events else None
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         """Wait until it cannot go on by itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._rests)

@@ -51,14 +51,14 @@ class Prefetch(Generic[T, R]):
             raise error
         return result  # type: ignore[return-value]
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         """Wait until the thread has nothing to do."""
         while self._num_begun:
             self._receive()
 
     def drop(self) -> None:
         """Wait until the thread has nothing to do, and forget what was made and not taken."""
-        self.settle()
+        self.quiesce()
         self._waiting.clear()
 
     def _receive(self) -> None:
