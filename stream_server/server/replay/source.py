@@ -22,9 +22,9 @@ from stream_server.server.intake.source import REPLAY, ReceptionSnapshot
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.replay.dealing import RecordCounts
 from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import RecordEntry
-from stream_server.server.replay.schedule import RecordCounts
 from stream_server.server.replay.share import Playback, ReplayShare, on_all_ranks
 from stream_server.server.run.build import ragged_fields
 from stream_server.server.simulations.simulation_state import SimulationPhase
