@@ -116,7 +116,7 @@ class Interleaving:
     def take_turn(self, next_sample: int) -> int:
         num = min(self.window - self.buffer.num_waiting, self.num_samples - next_sample, self.random.randint(0, 4))
         slots = self.buffer.claim(num)
-        assert len(slots) == num, "a step inside its window has no slot"
+        assert len(slots) == num, "a step within its credit has no slot"
         complete = [slot for sample, slot in enumerate(slots, next_sample) if self.fill(slot, sample)]
         self.buffer.discard([slot for slot in slots if slot not in complete])
         if complete:

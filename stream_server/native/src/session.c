@@ -114,13 +114,13 @@ static int connect_to_all(sc_session *session, sc_error *error) {
                                  welcome->num_server_ranks, error);
     for (int rank = 0; rank < welcome->num_server_ranks && code == STREAM_OK; ++rank) {
         code = sc_transport_connect(&session->transport, &welcome->endpoints[rank], NULL, error);
-        sc_backlog *backlog = sc_retention_backlog(&client->retention);
-        if (code == STREAM_OK && backlog == NULL)
+        sc_retained *retained = sc_retention_of_connection(&client->retention);
+        if (code == STREAM_OK && retained == NULL)
             code = sc_no_memory(error);
         if (code != STREAM_OK)
             break;
         sc_data_connection_begin(&session->connections[rank], &session->opening, rank,
-                                 &session->transport.dealers[rank], backlog);
+                                 &session->transport.dealers[rank], retained);
         ++session->num;
     }
     return code;

@@ -55,7 +55,7 @@ class Intake:
     """Admits client ranks, takes their steps, and hands them to the buffer turn by turn.
 
     A turn is some calls of `take`, then `flush`. `credit_slots` is how many steps of all simulations together have a
-    slot beside a full buffer, so that a step inside its window always finds one, and half-assembled steps never keep
+    slot beside a full buffer, so that a step within its credit always finds one, and half-assembled steps never keep
     out those parts that would complete them. `nonfinite` says what happens to samples with NaN or infinity: "reject",
     "keep" or "stop". A checkpoint is asked for when a simulation has sent `max_unsaved` steps since the last one.
     """

@@ -110,7 +110,7 @@ class Settlement:
             self._reserved_slots.sort()
         slots = self._reserved_slots[:num]
         del self._reserved_slots[:num]
-        assert len(slots) == num, "a step inside its window has no slot"
+        assert len(slots) == num, "a step within its credit has no slot"
         return slots
 
     def settle(self, run: StepRun, *, finite: bool = False) -> None:
