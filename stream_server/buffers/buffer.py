@@ -128,7 +128,7 @@ class Buffer:
         return admitted
 
     def counted(self, admitted: Sequence[int]) -> Sequence[int]:
-        """Those of the slots that `admit` gave last whose steps are recorded here; other ranks may have the others."""
+        """The slots that `admit` has just returned whose steps this rank records; other ranks may record the others."""
         return admitted
 
     def withdraw(self, simulation_id: int) -> int:
@@ -140,10 +140,10 @@ class Buffer:
         return num_unseen
 
     def leave_out(self, simulation_id: int, time_step: int) -> None:
-        """Say that a time step will never come: nothing that is here waits for it. Receiver thread."""
+        """Note that a time step will never come, so that no window waits for it. Receiver thread."""
 
     def end(self, simulation_ids: Sequence[int]) -> None:
-        """Say that nothing more comes of these simulations: nothing that is here waits for it. Receiver thread."""
+        """Note that nothing more comes of these simulations, so that no window waits for it. Receiver thread."""
 
     def close(self, error: BaseException | None = None) -> None:
         """Say that nothing comes any more: the rest is drawn, or, with an error, `draw` raises it. Any thread.
@@ -415,7 +415,7 @@ class Buffer:
         return np.flatnonzero(retired)
 
     def _end_all(self) -> None:
-        """Nothing more comes of any simulation."""
+        """End all simulations: nothing more comes of them."""
 
     def _free(self, slots: list[int]) -> None:
         self.slots.free(slots if self._retention is None else self._retention.retain(slots))

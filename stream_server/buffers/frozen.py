@@ -13,7 +13,7 @@ from stream_server.buffers.windows import WINDOWS
 from stream_server.ragged import array_of
 
 FurtherState = Callable[[npt.NDArray[np.int64]], State]
-"""What else belongs to the state of a buffer, given the row of each frozen slot."""
+"""The rest of a buffer's state, given the row of each frozen slot."""
 
 
 class Frozen:

@@ -196,7 +196,7 @@ class DataConnection:
         self.take_answers()
 
     def keep(self, index: int, steps: Steps) -> None:
-        """Have a step that the server knows in the retention, until it is durable."""
+        """Retain a step that the server knows, until it is durable."""
         payload = [[_bytes_of(np.ascontiguousarray(it))] for it in steps.arrays(index, self._opening.blocks)]
         # What is sent next is never durable without it.
         self._retained.add(1, Steps(range(index, index + 1), steps.present, payload))

@@ -106,7 +106,7 @@ class RetainedSteps:
         return bool(self.sent) and self.sent[0].end <= self.received
 
     def add(self, end: int, steps: Steps) -> None:
-        """These have been sent, and are complete with the messages below `end`."""
+        """Retain steps that have been sent, and are complete with the messages below `end`."""
         self.sent.append(self._retention.sent(end, steps))
         self._retention.make_room()
 
@@ -160,7 +160,7 @@ class Retention:
         self.num_bytes = sum(steps.bytes_per_step for steps in self.unsent.values())
 
     def keep(self, index: int, steps: Steps) -> None:
-        """Here is another unsent step, the last in the order."""
+        """Retain another unsent step, the last in the order."""
         self.unsent[index] = steps
         self.num_bytes += steps.bytes_per_step
         self.make_room()

@@ -27,7 +27,7 @@ class _ConnectionLost(Exception):
 
 
 class _StudyEnded(Exception):
-    """Nothing more is wanted; the text says why, as far as the server told."""
+    """The study wants nothing more; the text says why, as far as the server told."""
 
 
 class Session:
@@ -276,7 +276,7 @@ class Session:
         )
 
     def _connections_of(self, index: int) -> list[DataConnection]:
-        """Those over which a step has to go."""
+        """The connections over which a step has to go."""
         return [self._connections[rank] for rank in self._dealing.server_ranks(self.welcome.simulation, index)]
 
     def _send_unsent(self, most_s: float = math.inf) -> bool:

@@ -40,7 +40,7 @@ class Dealer:
         self._refusals: zmq.Socket[bytes] | None = None
 
     def heed_refusals(self) -> None:
-        """Have ZeroMQ tell when the server at a TCP address refuses the keys of this connection, or that it has none.
+        """Make ZeroMQ report when the server at a TCP address refuses the keys of this connection, or that it has none.
 
         Without the means to do so a refusal is silence, which ends as any other.
         """

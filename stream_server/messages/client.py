@@ -94,7 +94,7 @@ class FieldSpec:
 
     @property
     def is_static(self) -> bool:
-        """It is sent once per simulation."""
+        """Whether it is sent once per simulation."""
         return self.per == PER_SIMULATION
 
     def problem(self) -> str | None:
@@ -254,7 +254,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """This client rank has sent all: `share` distinct steps to this server rank, `total` to all of them."""
+    """A client rank has sent all: `share` distinct steps to this server rank, `total` to all of them."""
 
     simulation: Count
     attempt: U32

@@ -116,7 +116,7 @@ def entry_of(line: str, walltime: str | None = None) -> QueueEntry | None:
 
 
 def status_of(state: str, result: str, pending: str, walltime: str | None) -> JobStatus:
-    """What Flux says of a job; `pending` is why it waits."""
+    """The status of a job, from Flux's words; `pending` is why it waits."""
     if state in QUEUED:
         return JobStatus(state=JobState.QUEUED, reason=pending)
     if state != "INACTIVE":

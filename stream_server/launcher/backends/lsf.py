@@ -143,7 +143,7 @@ def entries_in(told: str, walltime: str | None = None) -> list[QueueEntry]:
 
 
 def status_of(record: Mapping[str, str], walltime: str | None) -> JobStatus:
-    """What LSF says of a job."""
+    """The status of a job, from LSF's words."""
     state, why = record.get("STAT", ""), record.get("EXIT_REASON", "")
     if state in QUEUED:
         return JobStatus(state=JobState.QUEUED, reason=record.get("PEND_REASON", "").strip().rstrip(";"))

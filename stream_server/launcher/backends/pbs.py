@@ -155,7 +155,7 @@ def entries_in(told: str) -> list[QueueEntry]:
 
 
 def status_of(job: Mapping[str, Any]) -> JobStatus:
-    """What PBS says of a job."""
+    """The status of a job, from PBS's words."""
     state, code = str(job.get("job_state")), job.get("Exit_status")
     if state in QUEUED:
         return JobStatus(state=JobState.QUEUED, reason=str(job.get("comment", "")).removeprefix("Not Running: "))

@@ -76,7 +76,7 @@ class ServerStarting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerStarted:
-    """It runs; its first process leads a session."""
+    """The server runs; its first process leads a session."""
 
     number: int
     pid: int
@@ -129,7 +129,7 @@ class AttemptCancelled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnded:
-    """It is over, and has not failed by itself; `Fail` is the record of one that has."""
+    """An attempt is over, and has not failed by itself; `Fail` is the record of one that has."""
 
     simulation: int
     attempt: int

@@ -32,13 +32,13 @@ class ProgressClock:
         return [(it, deadline) for it, deadline in timed if deadline is not None]
 
     def restart(self, it: ScheduledSimulation, now: float) -> None:
-        """This may be the last one for which its job ran: from now on that has the timeout to end, or to go on."""
+        """Give the job of this attempt, which may be the last that it ran for, the whole timeout to end or to go on."""
         for member in self._jobs.members(it):
             if member is it or member.is_spent or self._jobs.are_workers:
                 member.quiet_since = now
 
     def stood_still(self, live: LiveSimulations, seconds: float, now: float) -> None:
-        """Nobody was listening: neither simulations nor the server were quiet."""
+        """Leave out time in which the launcher itself did not listen."""
         for it in live:
             it.quiet_since = min(now, it.quiet_since + seconds)
 

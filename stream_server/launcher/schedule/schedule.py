@@ -75,7 +75,7 @@ class SimulationSchedule:
         return self._live.shares_a_job(simulation)
 
     def decided(self, simulation: int) -> list[ScheduledSimulation]:
-        """Those in the job of this one, which was cancelled, whose `reason` and `excuse` are known thereby."""
+        """The members of the cancelled job of this simulation whose `reason` and `excuse` are known by that."""
         it = self._simulations[simulation]
         members = () if self.stopped else self.jobs.members(it)
         return [each for each in members if each.is_decided and not each.state.terminal]

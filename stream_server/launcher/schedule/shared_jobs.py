@@ -32,7 +32,7 @@ class SharedJobs:
         return num_for_worker(num_waiting, most=limits.per_worker, max_running=limits.max_running)
 
     def members(self, it: ScheduledSimulation) -> list[ScheduledSimulation]:
-        """Those in the job of this one, itself first."""
+        """The simulations in the job of this one, itself first."""
         return [it, *self._others(it)]
 
     def waits(self, it: ScheduledSimulation) -> bool:
@@ -92,7 +92,7 @@ class SharedJobs:
         return [mate for simulation in it.job_members if (mate := self._mate(simulation, it))]
 
     def _mate(self, simulation: int, it: ScheduledSimulation) -> ScheduledSimulation | None:
-        """This simulation if it is another one in the job of `it`, which still runs for it."""
+        """The simulation of this id, if it is another one in the job of `it`, which still runs for it; None if not."""
         mate = self._simulations.get(simulation)
         if mate is None or mate is it or not mate.has_job:
             return None

@@ -90,17 +90,17 @@ class ScheduledSimulation:
 
     @property
     def is_spent(self) -> bool:
-        """Nothing more is to come of this attempt: a job that it shares goes on for the others."""
+        """Whether nothing more is to come of this attempt, though a job that it shares may go on for others."""
         return self.state.terminal or self.over or bool(self.at_fault)
 
     @property
     def is_decided(self) -> bool:
-        """It was cancelled, and not over before: what its processes did then tells nothing."""
+        """Whether it was cancelled before it was over, so that how its processes ended tells nothing."""
         return self.cancelled and (bool(self.at_fault) or not self.over)
 
     @property
     def is_new(self) -> bool:
-        """It has never been tried."""
+        """Whether it has never been tried."""
         return max(self.attempt, self.highest_known) < 0
 
     def begin(self, now: float, *, has_job: bool, job_members: tuple[int, ...] = (), client: str = "") -> None:
@@ -113,7 +113,7 @@ class ScheduledSimulation:
         self.started = self.quiet_since = now
 
     def go_on(self, *, excuse: str) -> None:
-        """This attempt continues under a new plan; what the server has received counts anew."""
+        """Continue this attempt under a new plan; what the server has received counts anew."""
         self.over = self.over or self.state.terminal
         self.state, self.received, self.blocked = ScheduledState.RUNNING, 0, False
         self.excuse = self.excuse or excuse

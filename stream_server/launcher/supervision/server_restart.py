@@ -55,7 +55,7 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoRestart:
-    """It stays away: leave with this exit code."""
+    """Do not start it again: leave with this exit code."""
 
     exit_code: int
     text: str

@@ -87,7 +87,7 @@ class RankRestore:
 
     @property
     def is_own(self) -> bool:
-        """This rank goes on as it was, bit by bit."""
+        """Whether this rank goes on as it was, to the last bit."""
         return self.dealt is None
 
     @property

@@ -97,7 +97,7 @@ class RepeatedBatch:
         return self._batch
 
     def release(self) -> None:
-        """Nothing: it comes again."""
+        """Do nothing: the batch comes again."""
 
     def form_again(self) -> Batch:
         self._batch = self._stream.form_again()

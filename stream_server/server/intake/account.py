@@ -66,7 +66,7 @@ class Received:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Received":
-        """What `asdict` gave."""
+        """Read back what `asdict` gave."""
         windows = plain.get("windows")
         return cls(**{**plain, "windows": None if windows is None else WindowCounts(**windows)})
 

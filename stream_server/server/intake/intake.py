@@ -286,7 +286,7 @@ class Intake:
         return self.settlement.changes()
 
     def complete_changes(self) -> list[Share]:
-        """Those of them in which this rank's share is complete; the others are still to come by `changes`."""
+        """The changes in which this rank's share is complete; the others stay for `changes`."""
         return self.settlement.complete_changes()
 
     @property

@@ -253,7 +253,7 @@ class Settlement:
         return self._shares(changed.values())
 
     def complete_changes(self) -> list[Share]:
-        """Those of the changes that others wait for: shares that are complete. The rest stays for `changes`."""
+        """The changes that others wait for, shares that are complete. The rest stays for `changes`."""
         complete = [attempt for attempt in self.changed.values() if attempt.share_complete]
         for attempt in complete:
             del self.changed[attempt.simulation]

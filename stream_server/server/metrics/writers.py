@@ -130,7 +130,7 @@ class JsonLinesWriter:
         self._file.flush()
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
         self._file.close()
@@ -150,7 +150,7 @@ class HistogramsWriter:
         self._file.flush()
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
         self._file.close()
@@ -189,7 +189,7 @@ class CsvWriter:
         self._file.flush()
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
         self._file.close()

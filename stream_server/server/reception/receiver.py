@@ -139,7 +139,7 @@ class Receiver:
 
     @property
     def parameters(self) -> SimulationParameters:
-        """Those of the simulations that have begun, in the order of study.json."""
+        """The parameters of the simulations that have begun, in the order of study.json."""
         return self.dispatcher.parameters
 
     def account(self) -> RankAccount:

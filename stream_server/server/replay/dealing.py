@@ -159,7 +159,7 @@ def last_pieces(heads: Entries) -> dict[int, int]:
 
 
 def in_turn(lengths: Sequence[int], position: int) -> Iterator[Place]:
-    """Go through files of these lengths, in turn an entry of each: pairs of file and number, from `position` on."""
+    """Take in turn an entry of each of these files: pairs of file and number, from `position` on."""
     first = _rounds_before(lengths, position)
     skipped = position - _num_before(lengths, first)
     for number in range(first, max(lengths, default=0)):

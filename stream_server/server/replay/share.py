@@ -152,7 +152,7 @@ class ReplayShare:
         return self._recording.dtypes(self._config)
 
     def account(self, num_late: Mapping[int, int]) -> RankAccount:
-        """All that was recorded counts as accepted by the rank that is given it.
+        """The account of this rank, by which all that was recorded counts as accepted where it is given.
 
         `num_late` are the windows of each simulation that were given up.
         """

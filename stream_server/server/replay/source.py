@@ -335,7 +335,7 @@ class ReplaySource:
                 slots.leave_out(name, [slot])
 
     def _share_statics(self, simulation: int) -> None:
-        """Have what the samples of a simulation share as long as there is one; it is read again for a later one."""
+        """Keep the static fields of a simulation as long as there is a sample of it; a later one reads them again."""
         assert self._share is not None
         self._share.put_statics(simulation, self.buffer.slots.statics)
         self.buffer.free_statics(self.validation_store.__contains__)

@@ -51,7 +51,7 @@ class LearningGenerator(Generator):  # type: ignore[misc]
         return self.cube.places(points), np.array(list(self._scores.values()), np.float64)
 
     def point(self, place: Array, score: float | None) -> dict[str, float]:
-        """What `suggest` returns for a place, shape (d,)."""
+        """The value that `suggest` returns for a place, shape (d,)."""
         point = dict(zip(self._names, self.cube.values(place).tolist(), strict=True))
         return point if score is None else {**point, "_score": score}
 

@@ -56,7 +56,7 @@ class Saves(Protocol):
         ...
 
     def advance(self, total: SaveState) -> None:
-        """Go on by the sum of the states of all ranks."""
+        """Take the next step that the sum of the states of all ranks allows."""
         ...
 
 
@@ -163,7 +163,7 @@ class Round:
 
     @property
     def exit_code(self) -> int:
-        """That of the first rank that failed, 0 if none did."""
+        """The exit code of the first rank that failed, 0 if none did."""
         return next((code for code in self.exit_codes if code), 0)
 
     @property

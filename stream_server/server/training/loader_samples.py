@@ -69,7 +69,7 @@ class HandedSamples:
         self._handed.setdefault(id(sample), _Handed(sample)).draws.append(draw)
 
     def take(self, samples: Iterable[Any]) -> Taken:
-        """These samples make a batch."""
+        """Take the samples that make a batch."""
         draws: list[Draw] = []
         num_added = 0
         for sample in samples:

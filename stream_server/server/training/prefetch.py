@@ -38,7 +38,7 @@ class Prefetch(Generic[T, R]):
         self._thread.join()
 
     def begin(self, item: T) -> None:
-        """Have the result of `item` made after all others that were begun."""
+        """Begin to make the result of `item`, after all others that were begun."""
         self._num_begun += 1
         self._items.put(item)
 

@@ -69,7 +69,7 @@ class SampleStream(Callback):
         return self._earlier_s
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with the counts of a rank that was saved."""
+        """Continue with the counts of a rank that was saved."""
         self.num_drawn = state["num_drawn"]
         # A checkpoint of an earlier release has none of these.
         self.num_dropped = state.get("num_dropped", 0)

@@ -71,7 +71,7 @@ class Step(Protocol):
         ...
 
     def fingerprints(self) -> Mapping[str, int | None]:
-        """Those of the arrays that are the same on all ranks once the model is united, by name."""
+        """The fingerprints of the arrays that are the same on all ranks once the model is united, by name."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class Validation(Callback):
 
     @property
     def warnings(self) -> list[str]:
-        """What kept predictions of this rank from being recorded."""
+        """The reasons why predictions of this rank could not be recorded."""
         return [] if self._record is None else self._record.warnings
 
     def state_dict(self) -> dict[str, Any]:
