@@ -50,7 +50,7 @@ class OrderedSteps:
         return len(self._order)
 
     def add(self, index: int) -> bool:
-        """Whether it is new."""
+        """Add an index; returns whether it is new."""
         is_new = self._bits.add(index)
         if is_new:
             self._order.append(index)

@@ -49,7 +49,7 @@ class Dealer:
                 self._refusals = self._socket.get_monitor_socket(REFUSALS)
 
     def was_refused(self) -> bool:
-        """Whether it has done so since this was asked last."""
+        """Whether the server has refused the keys since this was last asked."""
         was_refused = False
         while self._refusals is not None and self._refusals.poll(0):
             self._refusals.recv_multipart()

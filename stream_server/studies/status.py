@@ -35,7 +35,7 @@ class RunStatus(Facts):
 
     @property
     def is_live(self) -> bool:
-        """Whether it goes on, or is just being started again."""
+        """Whether the run goes on, or is being started again."""
         return self.state in (RUNNING, RESTARTING)
 
     @property
