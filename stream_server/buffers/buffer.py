@@ -39,17 +39,15 @@ class Buffer:
     """
 
     windows: Windows | None = None
+    on_room: Callable[[], None] | None = None
 
-    def __init__(
-        self, policy: Policy, slots: Slots, on_room: Callable[[], None] | None = None, *, spare: int = 0
-    ) -> None:
+    def __init__(self, policy: Policy, slots: Slots, *, spare: int = 0) -> None:
         if slots.num_slots < policy.capacity:
             raise ValueError(
                 f"There must be at least as many slots as the capacity of {policy.capacity}, but are {slots.num_slots}."
             )
         self.policy = policy
         self.slots = slots
-        self.on_room = on_room
         self.spare = spare
         self._pins = Pins()
         self._retention: SlotRetention | None = None
