@@ -1,4 +1,4 @@
-"""python -m benchmarks.published STUDY: run a published study, and write its tables and pictures."""
+"""python -m benchmarks.published STUDY: run a study by several buffers and from files; writes tables and pictures."""
 
 import argparse
 import csv
@@ -12,10 +12,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.published.heat import HeatStudy
+from benchmarks.published.ks import KsStudy
 from benchmarks.published.lorenz import LorenzStudy
 from benchmarks.published.runs import Row
 
-STUDIES: dict[str, type[HeatStudy] | type[LorenzStudy]] = {"heat": HeatStudy, "lorenz": LorenzStudy}
+Study = HeatStudy | LorenzStudy | KsStudy
+STUDIES: dict[str, type[Study]] = {"heat": HeatStudy, "lorenz": LorenzStudy, "ks": KsStudy}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def write(folder: Path, name: str, study: HeatStudy | LorenzStudy, results: list[Row], courses: list[Row]) -> None:
+def write(folder: Path, name: str, study: Study, results: list[Row], courses: list[Row]) -> None:
     """Tables and pictures of what there is so far."""
     for file_name, rows in (("results", results), ("courses", courses)):
         columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -76,7 +78,7 @@ def table(results: list[Row], unit: str) -> str:
     return "\n".join(lines)
 
 
-def draw(courses: list[Row], study: HeatStudy | LorenzStudy) -> Figure:
+def draw(courses: list[Row], study: Study) -> Figure:
     """The error over batches and over time, the throughput and the population; a line for each run."""
     figure = Figure(figsize=(11, 8), layout="constrained")
     panels = figure.subplots(2, 2)

@@ -91,7 +91,7 @@ class HeatStudy:
             training, held_out = offline.simulate(config, Path(folder), solutions)
             course = [
                 record | {"wall_s": record["wall_s"] + self.simulations_s}
-                for record in offline.train(config, training, held_out, epochs)
+                for record in offline.train(config, offline.learner(config), training, held_out, epochs)
             ]
         return from_files(course, num_samples=len(training[0]), epochs=epochs, seed=seed)
 

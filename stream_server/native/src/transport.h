@@ -54,6 +54,9 @@ void sc_dealer_heed_refusals(sc_dealer *dealer, void *context);
 /* Whether it has done so since this was asked last. */
 bool sc_dealer_was_refused(sc_dealer *dealer);
 
+/* What ZeroMQ still holds is sent on for so long, or dropped. */
+void sc_dealer_close(sc_dealer *dealer, int linger_ms);
+
 /* Wait for messages, at the latest for timeout_s. */
 int sc_transport_wait(sc_transport *transport, double timeout_s, sc_error *error);
 /* Whether the last wait found a message on connection i. */
