@@ -1,4 +1,4 @@
-/* What a server rank says on a data connection. */
+/* The answers of a server rank on a data connection. */
 #include <stdlib.h>
 
 #include "data_connection.h"

@@ -1,4 +1,4 @@
-/* What one client rank tells the study, over all starts of the server. */
+/* The conversation of one client rank with the study, over all starts of the server. */
 #ifndef SC_CONVERSATION_H
 #define SC_CONVERSATION_H
 

@@ -8,7 +8,7 @@
 #include "transport.h"
 #include "credit_window.h"
 
-/* What all connections of one client rank to one start of the server have in common. */
+/* The data that all connections of one client rank to one start of the server share. */
 typedef struct {
     const sc_welcome *welcome;
     const sc_layout *layout;
@@ -55,7 +55,7 @@ void sc_data_connection_begin(sc_data_connection *connection, const sc_opening *
 /* Send nothing more; all that was sent, or waited for company, is retained. */
 void sc_data_connection_leave(sc_data_connection *connection);
 
-/* Whether it is another one to the server than what was opened: what was under way may not have come. */
+/* Whether the server takes the connection for another one than what was opened: what was under way may be lost. */
 bool sc_data_connection_is_lost(const sc_data_connection *connection);
 
 /* Whether credit is left for one more step. */

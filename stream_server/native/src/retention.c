@@ -47,7 +47,7 @@ sc_retained *sc_retention_of_connection(sc_retention *retention) {
     return retained;
 }
 
-/* What is retained of the connection whose oldest message is the oldest of all that were received, or NULL. */
+/* The retained steps of the connection whose oldest message is the oldest of all that were received, or NULL. */
 static sc_retained *oldest_received(const sc_retention *retention) {
     sc_retained *oldest = NULL;
     for (sc_retained *it = retention->of_connections; it != NULL; it = it->next)

@@ -1,11 +1,11 @@
-/* What one client rank sent that is not durable yet, kept so that it can be sent again. No sockets, no clock. */
+/* The steps of one client rank that are not durable yet, kept so that they can be sent again. No sockets, no clock. */
 #ifndef SC_RETENTION_H
 #define SC_RETENTION_H
 
 #include "bits.h"
 #include "steps.h"
 
-/* What a message takes up beside its bytes: that of the Python client, so that all clients keep the same steps. */
+/* The memory that a message takes beside its bytes in the Python client, so that all clients keep the same steps. */
 #define SC_ENTRY_BYTES 1500
 
 typedef struct sc_retention sc_retention;
@@ -19,8 +19,8 @@ typedef struct sc_sent {
     sc_steps steps;
 } sc_sent;
 
-/* What was sent over one connection and is not durable yet, oldest first. `received` is the mark up to which the server
- * has it. */
+/* The steps that were sent over one connection and are not durable yet, oldest first. `received` is the mark up to
+ * which the server has them. */
 typedef struct sc_retained {
     struct sc_retained *next;
     sc_retention *retention;
@@ -62,7 +62,8 @@ void sc_retention_free(sc_retention *retention);
 /* The retained steps of a new connection; they live until sc_retention_set_aside. NULL: no memory. */
 sc_retained *sc_retention_of_connection(sc_retention *retention);
 
-/* These have been sent, and are complete with the messages below `end`. Takes over the steps, also on an error. */
+/* Retain steps that have been sent, and are complete with the messages below `end`. Takes over the steps, also on an
+ * error. */
 int sc_retained_add(sc_retained *retained, int64_t end, sc_steps *steps, sc_error *error);
 /* All messages with a smaller sequence than `mark` are in a checkpoint: they are kept no longer. */
 void sc_retained_durable(sc_retained *retained, int64_t mark);
@@ -73,10 +74,10 @@ void sc_retention_free_connections(sc_retention *retention);
  * steps. */
 int sc_retention_set_aside(sc_retention *retention, const sc_entered *entered, sc_error *error);
 
-/* What one of these steps takes up. */
+/* The memory that one of these steps takes. */
 size_t sc_retention_step_bytes(const sc_retention *retention, const sc_steps *steps);
 
-/* Here is another unsent step, the last in the order. Takes over the steps, also on an error. */
+/* Retain another unsent step, the last in the order. Takes over the steps, also on an error. */
 int sc_retention_keep(sc_retention *retention, sc_steps *steps, sc_error *error);
 /* The first unsent step, or NULL. */
 sc_unsent *sc_retention_first(sc_retention *retention);

@@ -12,7 +12,7 @@
 #define SC_REOPEN_S 1.0
 #endif
 
-/* What is waited for, what is said again while it is not there, and how long that may last (perhaps INFINITY). */
+/* A wait: its end, the question that is repeated until then, and its longest time (perhaps INFINITY). */
 typedef struct {
     bool (*is_done)(const sc_data_connection *connection);
     int (*repeat)(sc_data_connection *connection, sc_error *error);
@@ -190,7 +190,7 @@ int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection
     int code = STREAM_OK;
     if (!sc_data_connection_has_room(connection)) {
         sc_awaited room = {sc_data_connection_has_room, sc_data_connection_ping, SC_PING_S, most_s};
-        /* What this rank holds back for one server rank may be what the others wait for. */
+        /* The others may wait for what this rank holds back for one server rank. */
         code = sc_session_flush(session, error);
         if (code == STREAM_OK)
             code = wait_for(session, connection, room, error);

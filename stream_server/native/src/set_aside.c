@@ -1,4 +1,4 @@
-/* What connections had that are gone. */
+/* The steps of connections that are gone. */
 #include <stdlib.h>
 
 #include "retention.h"
@@ -24,7 +24,7 @@ static int by_index(const void *left, const void *right) {
     return a->found < b->found ? -1 : a->found > b->found;
 }
 
-/* All that is kept, by index; of what was sent twice the first one comes first. None of it owns its buffer. */
+/* The retained steps by index; of what was sent twice the first one comes first. None of it owns its buffer. */
 static void collect(const sc_retention *retention, sc_kept *kept) {
     size_t num = 0;
     for (size_t i = retention->first_unsent; i < retention->end_unsent; ++i, ++num)
