@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.buffers import Buffer, Draw, Frozen, Slots, buffer
+from stream_server.buffers import Buffer, Draw, Frozen, Slots, buffer, gate
 from stream_server.errors import Closed, ProducerFailed
 from tests.buffers.policies import POLICIES
 from tests.simulated import stand_ins
@@ -69,14 +69,15 @@ class Interleaving:
         Raises:
             AssertionError: a promise of the buffer is broken; Deadlock is one.
         """
-        with self.threads as threads, stand_ins.stand_in(threads, buffer):
+        with self.threads as threads, stand_ins.stand_in(threads, buffer, gate):
             self.turn = stand_ins.Lock(threads)
             self.woken = stand_ins.Event(threads)
             self.to_save = stand_ins.SimpleQueue(threads)
             slots = Slots({"u": (2,)}, self.capacity + self.window + self.held * self.batch + self.spare)
             slots.allocate({"u": np.int64})
             policy = POLICIES[self.policy](self.capacity, self.random.randrange(100))
-            self.buffer = Buffer(policy, slots, self.woken.set, spare=self.spare)
+            self.buffer = Buffer(policy, slots, spare=self.spare)
+            self.buffer.on_room = self.woken.set
             for function in (self.receive, self.train, self.save):
                 threads.spawn(self.traced, function, name=function.__name__)
             threads.run()
