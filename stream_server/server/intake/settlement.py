@@ -21,8 +21,8 @@ REJECTED = "nonfinite"
 NUM_RESERVED_SLOTS = 64
 
 
-class SampleRecord(Protocol):
-    """A recording of the accepted samples, in the order in which they go into the stream."""
+class SampleRecorder(Protocol):
+    """Records the accepted samples, in the order in which they go into the stream."""
 
     def append(self, slots: Sequence[int]) -> None: ...
 
@@ -64,7 +64,7 @@ class Settlement:
         self.numbering = numbering
         self.nonfinite = nonfinite
         self.max_unsaved = max_unsaved
-        self.recorder: SampleRecord | None = None
+        self.recorder: SampleRecorder | None = None
         self.has_pressure = False
         self.has_complete_share = False
         self.num_withdrawn = 0
