@@ -150,7 +150,8 @@ class Weights:
         try:
             for part in parts:
                 part.eval()
-            yield
+            with server.remember_calls():
+                yield
         finally:
             server.model = trained
             for module, training in modes:
