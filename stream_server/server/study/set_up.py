@@ -34,7 +34,7 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.reception import Reception
 from stream_server.server.replay.source import ReplaySource
-from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, own_blocks, window_shape
+from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, own_blocks
 from stream_server.server.run.cores import share_cores, simulation_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
@@ -58,7 +58,7 @@ from stream_server.server.training.monitoring.gauges import (
     SpeedGauge,
     StreamGauge,
 )
-from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe
+from stream_server.server.training.validation.validation_batches import Observe
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.components import load_server_class, make_callbacks
 from stream_server.server.user.framework import framework_of
@@ -362,12 +362,7 @@ class StudySetUp(Composition):
     def _make_scheduled_validation(self, observe: Observe | None) -> None:
         source, settings, stops = self.source, self.config.validation, self.stops
         self.make_validation(
-            HeldOutSamples(
-                store=source.validation_store,
-                parameters_of=source.parameters_of,
-                window_shape=window_shape(self.config),
-                statics=self.buffer.slots.statics,
-            ),
+            self.held_out(source),
             schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= self.leave_at_s,
             save_before=self.checkpoints.take_before_validation if settings.save_before else lambda: None,
