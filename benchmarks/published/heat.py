@@ -2,9 +2,8 @@
 
 Simulations are paced, so that the Reservoir draws each sample as often as there (about 20 times), whatever the speed
 of this machine: `--fake-data` measures how fast the training is, and a time step takes accordingly long, validations
-counted. Training from
-files has one epoch, and as many as the Reservoir draws. Its time is that of the paced simulations, which must have
-ended before, and that of the training.
+counted. Training from files has one epoch, and as many as the Reservoir draws. Its time is that of the paced
+simulations, which must have ended before, and that of the training.
 """
 
 import re
