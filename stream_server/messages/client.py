@@ -43,7 +43,7 @@ Offset = Annotated[tuple[Count, ...], Length(0, MAX_DIMENSIONS)]
 
 
 class Routing(IntEnum):
-    """Which server rank gets a step: `(simulation + index // block) % R`, or `simulation % R`."""
+    """The server rank that gets a step: `(simulation + index // block) % R`, or `simulation % R`."""
 
     STEPS = 0
     SIMULATIONS = 1
@@ -58,7 +58,7 @@ class Away(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a message was refused; the accompanying text is for people."""
+    """The reason of a refusal; the accompanying text is for people."""
 
     MALFORMED = 1
     WRONG_PROTOCOL = 2

@@ -1,4 +1,4 @@
-"""How a run is doing, or how it ended."""
+"""The status of a run: how it is doing, or how it ended."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 class SubmitRefusal(StrEnum):
-    """Why a job was not submitted: `FULL`, a limit of the site; `AWAY`, no answer; `WRONG`, the job itself.
+    """The reason why a job was not submitted: `FULL`, a limit of the site; `AWAY`, no answer; `WRONG`, the job itself.
 
     After `AWAY` the job may be in the queue nevertheless.
     """

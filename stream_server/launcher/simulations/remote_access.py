@@ -1,4 +1,4 @@
-"""How ranks on other nodes reach the launcher: over TCP, with keys that they find in a file of the output folder."""
+"""The access of ranks on other nodes to the launcher: over TCP, with keys from a file of the output folder."""
 
 import math
 import socket

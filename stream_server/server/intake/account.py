@@ -114,7 +114,7 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationEnd:
-    """How one simulation ended.
+    """The end of one simulation.
 
     `num_steps` is how many steps the study wanted of it, None if that was never known; `num_sent` how many a finished
     simulation said that it has sent, None when that is all of them.

@@ -1,4 +1,4 @@
-"""Which parameters were suggested for which simulation, on disk before anybody else hears of them."""
+"""The parameters that were suggested for each simulation, on disk before anybody else hears of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

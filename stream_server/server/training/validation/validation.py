@@ -1,4 +1,4 @@
-"""How good the model is on samples it never trains on."""
+"""Validation of the model on samples that it is never trained on."""
 
 import math
 from collections.abc import Callable, Mapping
