@@ -15,7 +15,7 @@
 
 #define LINGER_MS 2000
 #define LONGEST_WAIT_S 3600.0
-/* What ZeroMQ's threads and a first socket open, without which it ends the process, and the folder of that. */
+/* The descriptors of ZeroMQ's threads and a first socket, without which it ends the process, and of its folder. */
 #define NUM_FILES 9
 
 static int fail(sc_error *error, const char *what) {
