@@ -82,6 +82,7 @@ def steps_received(cluster: Cluster, live: LiveRun, simulation: int) -> int:
     return int(next(it["received"] for it in told if it["simulation"] == simulation))
 
 
+@pytest.mark.full
 def test_a_worker_that_scancel_ends_costs_one_attempt_of_the_simulation_that_it_was_at(
     cluster: Cluster, study: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_worker_that_scancel_ends_costs_one_attempt_of_the_simulation_that_it_
     assert not list(done.output_dir.glob("simulations/*/attempt-2"))
 
 
+@pytest.mark.full
 def test_workers_of_two_ranks_in_fortran_are_jobs_of_slurm(
     cluster: Cluster, study: Path, fortran_worker: dict[str, Any]
 ) -> None:
@@ -112,6 +114,7 @@ def test_workers_of_two_ranks_in_fortran_are_jobs_of_slurm(
     assert_by_workers(done)
 
 
+@pytest.mark.full
 def test_workers_of_two_ranks_are_steps_of_an_allocation(
     cluster: Cluster, study: Path, mpi_worker: dict[str, Any]
 ) -> None:

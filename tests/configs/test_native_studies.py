@@ -158,7 +158,7 @@ def assert_trained(done: Run) -> None:
     assert done.account["duplicates"] == 0
 
 
-@pytest.mark.parametrize("language", EXAMPLES)
+@pytest.mark.parametrize("language", [it if it == "c" else pytest.param(it, marks=pytest.mark.full) for it in EXAMPLES])
 def test_a_code_in_each_language_trains_a_server_of_two_ranks(study: Callable[[str], Run], language: str) -> None:
     assert_trained(study(language))
 

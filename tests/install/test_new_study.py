@@ -164,6 +164,7 @@ def build(folder: Path, *arguments: str) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_blank_simulation_that_must_be_built_runs_alone(built: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my-study"
@@ -193,6 +194,7 @@ def test_a_blank_study_that_must_be_built_trains(language: str, built: Path, tmp
     assert done.account["accepted"] == done.account["trained"] == 4 * 50
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_blank_study_learns(tmp_path: Path) -> None:
     make_blank(tmp_path / "my-study", "python")

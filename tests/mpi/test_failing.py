@@ -6,10 +6,9 @@ import pytest
 
 from stream_server.server.study.failure import Failure
 from tests.mpi.running import run
-from tests.support.launch import IMPLEMENTATIONS
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", [pytest.param("mpich", marks=pytest.mark.full), "openmpi"])
 def test_ranks_that_hear_of_a_failure_leave_with_one_exit_code(implementation: str, tmp_path: Path) -> None:
     ran = run("failing", 4, [str(tmp_path), "between_steps"], implementation=implementation)
     assert ran.returncode == 0
@@ -32,6 +31,7 @@ def test_ranks_that_wait_inside_the_step_are_aborted(
     assert "Net.training_step raised ValueError: no" in failure.traceback
 
 
+@pytest.mark.full
 def test_ranks_leave_in_order_after_one_that_failed_when_the_model_was_made(tmp_path: Path) -> None:
     ran = run("failing", 2, [str(tmp_path), "after_the_model_is_made"])
     assert ran.returncode == 0, ran.stderr

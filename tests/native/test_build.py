@@ -81,6 +81,7 @@ def test_telling_where_the_sources_are_loads_neither_torch_nor_mpi() -> None:
     assert {"torch", "mpi4py"}.isdisjoint(modules)
 
 
+@pytest.mark.full
 def test_package_library_and_pkg_config_have_one_version(installation: Installation) -> None:
     header = (NATIVE / "include" / "stream_client.h").read_text()
     assert f'#define STREAM_CLIENT_VERSION "{version("stream-server")}"' in header
@@ -205,6 +206,7 @@ def test_a_missing_component_is_an_error(installation: Installation, tmp_path: P
     assert "no component fortran" in configured.stderr
 
 
+@pytest.mark.full
 def test_the_library_can_be_part_of_another_build(solver: Path) -> None:
     """Here with clang, with warnings as errors, and where there is no MPI."""
     built = consume(

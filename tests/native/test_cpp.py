@@ -31,7 +31,7 @@ SENT = {
 }
 
 
-@pytest.fixture(scope="module", params=["g++", "clang++"])
+@pytest.fixture(scope="module", params=["g++", pytest.param("clang++", marks=pytest.mark.full)])
 def types(request: pytest.FixtureRequest, installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("cpp") / "types"
     sources = (PROGRAMS / "types.cpp", PROGRAMS / "other.cpp")

@@ -641,6 +641,7 @@ def test_a_process_that_forgets_to_finish_still_ends(library: Path, tmp_path: Pa
     assert messages(server, End) == []
 
 
+@pytest.mark.full
 def test_valgrind_finds_nothing_in_a_restart(tmp_path: Path) -> None:
     driver = build.c_driver(build.client_archive(tmp_path / "plain", *QUICK))
     under_valgrind = tmp_path / "under-valgrind"

@@ -79,7 +79,7 @@ def assert_complete(run: Run) -> None:
     ("mpi", "num_ranks", "source", "compiler"),
     [
         pytest.param("mpich", 3, "heat.c", "mpicc", marks=pytest.mark.full),
-        ("openmpi", 2, "heat.c", "mpicc"),
+        pytest.param("openmpi", 2, "heat.c", "mpicc", marks=pytest.mark.full),
         pytest.param("mpich", 2, "heat.f90", "mpif90", marks=pytest.mark.full),
         ("mpich", 3, "heat.f", "mpif90"),
     ],
@@ -96,6 +96,7 @@ def test_a_code_without_mpi_runs_unmodified(build: Callable[[str, str, str], Pat
     assert_complete(study(tmp_path, [str(program)]))
 
 
+@pytest.mark.full
 def test_a_code_of_one_process_that_reads_mpi_appnum_runs_with_an_mpirun(
     build: Callable[[str, str, str], Path], tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_worker_helps_a_study_that_launches_simulations_itself(start: Callable
         assert_complete(live.end(), num_simulations=4)
 
 
+@pytest.mark.full
 def test_simulations_whose_clients_had_not_heard_of_them_when_the_server_died_are_theirs_afterwards(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_more_threads_than_cores_are_warned_of_in_output_and_report(run: Callabl
     assert done.report["cores"][0]["oversubscribed"]
 
 
+@pytest.mark.full
 def test_a_restart_on_another_number_of_threads_is_told_in_one_line(tmp_path: Path) -> None:
     settings = {"study.simulations": 2, "checkpoint.every_batches": 2, "launcher.max_running": 1}
     options: dict[str, Any] = {"mpi": None, "settings": settings}

@@ -63,7 +63,8 @@ def undisturbed(recorded: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_study(NUMPY_STUDY, folder, settings=LOGGED, arguments=["--replay", str(recorded.output_dir)])
 
 
-@pytest.mark.parametrize("moment", [it if it == "two" else pytest.param(it, marks=pytest.mark.full) for it in MOMENTS])
+@pytest.mark.full
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_the_curves_of_a_killed_study_have_neither_gap_nor_overlap(
     recorded: Run, undisturbed: Run, tmp_path: Path, moment: str
 ) -> None:

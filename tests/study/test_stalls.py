@@ -94,6 +94,7 @@ def test_a_rank_that_is_stopped_is_left_by_the_others(start: Start) -> None:
     assert "rank 1 has said nothing" in failure(done)["message"]
 
 
+@pytest.mark.full
 def test_a_server_that_stalls_is_started_again_by_the_launcher(start: Start) -> None:
     settings = stalling("training_step", once=True) | {"server.ranks": 2, "study.simulations": 1}
     with start(program="stream-launcher", mpi=None, settings=settings) as live:
@@ -110,6 +111,7 @@ def test_simulations_that_take_longer_than_the_limit_to_end_are_no_stall(start: 
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.full
 def test_one_rank_that_is_slow_is_named_and_goes_on(tmp_path: Path) -> None:
     user = {"trouble": None, "step_s": 1.5, "validation_s": 0}
     settings = {"server.class": "busy_server.py:BusyServer", "server.stall_s": 1.0, "user": user}

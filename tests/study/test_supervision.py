@@ -37,6 +37,7 @@ def supervise(run: Callable[..., Run]) -> Callable[..., Run]:
     return supervise
 
 
+@pytest.mark.full
 def test_a_server_that_is_killed_three_times_costs_nothing(supervise: Callable[..., Run], tmp_path: Path) -> None:
     points = ("checkpoint.renamed=kill@1", "checkpoint.before_manifest=kill@2", "buffer.released=kill@5")
     met = tmp_path / "met"
@@ -72,6 +73,7 @@ def test_a_rank_that_is_stopped_is_killed_with_its_server_and_the_study_goes_on(
 
 
 @pytest.mark.full
+@pytest.mark.quiet
 def test_a_rank_that_is_stopped_is_noticed_within_30_s(start: Start, tmp_path: Path) -> None:
     environment = failpoints(tmp_path / "met", "buffer.drawn=stop@3")
     with start(**SUPERVISED, settings=SETTINGS, environment=environment) as live:
@@ -170,7 +172,9 @@ def test_a_server_that_always_dies_is_given_up_after_launcher_restarts(supervise
     assert num_starts(done) == 2
 
 
-@pytest.mark.parametrize(("method", "starts"), [("training_step", 2), ("prepare_training_attributes", 1)])
+@pytest.mark.parametrize(
+    ("method", "starts"), [("training_step", 2), pytest.param("prepare_training_attributes", 1, marks=pytest.mark.full)]
+)
 def test_a_users_class_that_raises_is_started_again_once_and_in_set_up_never(
     supervise: Callable[..., Run], method: str, starts: int
 ) -> None:
@@ -197,12 +201,13 @@ def test_checkpoints_of_which_none_can_be_used_are_no_reason_to_start_the_server
     assert num_starts(done) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("SIGINT", PACED_ALONE),
-        pytest.param("SIGTERM", PACED, marks=pytest.mark.full),
-        pytest.param("SIGUSR1", PACED, marks=pytest.mark.full),
+        ("SIGTERM", PACED),
+        ("SIGUSR1", PACED),
     ],
     ids=["SIGINT", "SIGTERM", "SIGUSR1"],
 )

@@ -99,6 +99,7 @@ def test_simulations_that_lack_their_input_stop_the_study_and_show_the_end_of_a_
     assert "No such file or directory: 'inptu.txt'" in done.output
 
 
+@pytest.mark.full
 def test_a_simulation_that_is_given_up_can_be_redrawn_and_samples_that_are_not_finite_kept(tmp_path: Path) -> None:
     others = {"simulation.on_failure": "redraw", "simulation.retries": 0, "training.nonfinite": "keep"}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=troubled("crash", "not_finite", "2", **others))
@@ -138,6 +139,7 @@ def test_what_an_invalid_simulation_has_sent_is_withdrawn(tmp_path: Path) -> Non
     assert not (done.output_dir / "simulations" / str(VICTIM) / "attempt-1").exists()
 
 
+@pytest.mark.full
 def test_a_study_can_end_with_the_first_sample_that_is_not_finite(run: Callable[..., Run]) -> None:
     done = run(mpi=None, settings=troubled("not_finite", **{"training.nonfinite": "stop"}))
     assert done.exit_code != 0

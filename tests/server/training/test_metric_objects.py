@@ -176,6 +176,7 @@ def test_two_metrics_of_one_name_are_an_error_of_the_user() -> None:
         MetricObjects(server, SoloRanks())
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_torchmetrics_give_on_two_ranks_what_they_give_on_one() -> None:
     # The second rank has no batch of the second set at all.
