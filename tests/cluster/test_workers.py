@@ -52,10 +52,10 @@ def fortran_worker(study: Path) -> dict[str, Any]:
     sources = [*map(str, sorted((NATIVE / "src").glob("*.c"))), str(NATIVE / "fortran" / "stream_client.f90")]
     folder = study.parent
     includes = [f"-I{NATIVE / 'include'}"]
-    subprocess.run(["gcc", "-c", *includes, *sources[:-1]], cwd=folder, check=True, timeout=50)
+    subprocess.run(["gcc", "-c", *includes, *sources[:-1]], cwd=folder, check=True, timeout=120)
     objects = [f"{Path(source).stem}.o" for source in sources[:-1]]
     program = [sources[-1], str(PROGRAMS / "worker.f90"), *objects, "-o", "worker", *LIBRARIES]
-    subprocess.run(["mpif90.mpich", *program], cwd=folder, check=True, timeout=50)
+    subprocess.run(["mpif90.mpich", *program], cwd=folder, check=True, timeout=120)
     return WORKERS | {"simulation.command": ["./worker"], "simulation.ranks": 2}
 
 

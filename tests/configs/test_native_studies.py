@@ -100,7 +100,7 @@ def start(folder: Path, argv: Sequence[str], connection: str) -> "subprocess.Com
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=120,
     )
 
 

@@ -115,7 +115,7 @@ def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: 
 @pytest.mark.full
 def test_the_page_says_that_it_loads_until_it_has(browser: Browser, link: str) -> None:
     jar = urllib.request.HTTPCookieProcessor()
-    with urllib.request.build_opener(urllib.request.ProxyHandler({}), jar).open(link, timeout=30) as page:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({}), jar).open(link, timeout=120) as page:
         assert "Stream Study is loading" in page.read().decode()
     browser.wait_for(lambda: not browser.driver.find_elements("id", "loading"))
 
@@ -123,7 +123,7 @@ def test_the_page_says_that_it_loads_until_it_has(browser: Browser, link: str) -
 def test_who_comes_without_the_token_reads_what_to_open(link: str) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with pytest.raises(urllib.error.HTTPError, match="Open the link that stream-study serve printed"):
-        opener.open(link.partition("?")[0], timeout=30)
+        opener.open(link.partition("?")[0], timeout=120)
 
 
 @pytest.mark.full

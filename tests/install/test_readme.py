@@ -64,5 +64,5 @@ def test_the_study_of_the_readme_runs_on_two_ranks(study: Path, tmp_path: Path) 
     assert done.account["accepted"] == done.account["trained"] == 300
     assert (tmp_path / "run" / "model").is_dir()
     drawn = [sys.executable, "-m", "stream_server.commands.cli", "plot", str(tmp_path / "run")]
-    subprocess.run(drawn, check=True, timeout=60)
+    subprocess.run(drawn, check=True, timeout=120)
     assert {"loss.png", "prediction-temperature.png"} <= {file.name for file in (tmp_path / "run" / "plots").iterdir()}

@@ -22,7 +22,7 @@ def test_ranks_that_hear_of_a_failure_leave_with_one_exit_code(implementation: s
 def test_ranks_that_wait_inside_the_step_are_aborted(
     num_ranks: int, implementation: str, way: str, tmp_path: Path
 ) -> None:
-    ran = run("failing", num_ranks, [str(tmp_path), way], implementation=implementation, deadline_s=30)
+    ran = run("failing", num_ranks, [str(tmp_path), way], implementation=implementation)
     assert ran.returncode != 0
     assert not list(tmp_path.glob("left-*"))
     failure = Failure.read(tmp_path)
@@ -39,7 +39,7 @@ def test_ranks_leave_in_order_after_one_that_failed_when_the_model_was_made(tmp_
 
 
 def test_ranks_do_not_wait_for_ever_to_leave_mpi() -> None:
-    ran = run("leaving", 2, deadline_s=20)
+    ran = run("leaving", 2)
     assert ran.returncode != 0
     assert "Timeout (0:00:02)!" in ran.stderr
     assert "in leave_mpi" in ran.stderr

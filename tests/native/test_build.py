@@ -199,7 +199,7 @@ def test_a_missing_component_is_an_error(installation: Installation, tmp_path: P
         env=installation.environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=120,
         check=False,
     )
     assert configured.returncode != 0
@@ -233,7 +233,7 @@ def test_missing_tools_are_named_to_a_user_who_may_not_install_them(tmp_path: Pa
     identity.write_text("#!/bin/sh\necho 1000\n")
     identity.chmod(0o755)
     setup = ["/bin/sh", str(REPOSITORY / "tests" / "setup.sh")]
-    told = subprocess.run(setup, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=20, check=False)
+    told = subprocess.run(setup, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=120, check=False)
     assert told.returncode == 1
     assert told.stderr.startswith("The tests need tools that are not there. Install them: sudo apt-get install build-")
     assert {"gfortran", "cmake", "valgrind", "libmpich-dev", "libopenmpi-dev"} < set(told.stderr.split())

@@ -108,7 +108,7 @@ def run_by_hand(command: list[str], connection: Path | str) -> str:
     """Run a code outside a study; gives what it printed."""
     environment = tool_environment() | AS_ROOT | {"STREAM_CONNECTION": str(connection)}
     done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=40, check=False
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -212,7 +212,7 @@ def test_a_code_goes_on_when_the_study_has_ended(build: Callable[[str, str, str]
         )
         server.wait_until(lambda: len(server.steps) == 2)
         server.do_now(server.stop_study)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=120)
         assert len(server.steps) == 2
     assert process.returncode == 0
     assert output.splitlines() == [f"Melissa {version('stream-server')}"]

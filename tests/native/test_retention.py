@@ -135,7 +135,7 @@ def test_it_keeps_what_the_python_client_keeps(probe: Path, lines: list[Line], n
         input=f"window {window_bytes}\n{script}\n",
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1:] == expected

@@ -49,7 +49,7 @@ def test_a_simulation_that_is_cut_off_for_longer_than_its_study_allows_says_so(t
             assert client.stdout.readline() == "half-way\n"
             node.cut()
             go.touch()
-            _, complaint = client.communicate(timeout=60)
+            _, complaint = client.communicate(timeout=120)
             assert client.returncode == 1
             assert f"Unreachable: simulation 0 rank 0 waits for server rank 0 at tcp://{node.here}:" in complaint
             assert "no word for 2 s" in complaint

@@ -68,7 +68,7 @@ def config_of(run: Run) -> StudyConfig:
 
 def on_ranks(num: int, run: Run, checkpoint: Path, **changes: Any) -> "subprocess.CompletedProcess[str]":
     launch = mpirun("mpich", num, ["-c", PROGRAM, str(STUDY), str(checkpoint), json.dumps(overrides(run, **changes))])
-    return subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def newest(run: Run) -> Path:

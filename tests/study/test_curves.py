@@ -49,7 +49,7 @@ def of_json_lines(output_dir: Path) -> dict[str, Curve]:
 
 def of_tensorboard(output_dir: Path) -> dict[str, Curve]:
     command = [sys.executable, "-c", READ_TENSORBOARD, str(output_dir / "metrics" / "tensorboard")]
-    curves = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    curves = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
     return {name: [(step, value) for step, value in curves[name]] for name in ("train/loss", "val/loss")}
 
 

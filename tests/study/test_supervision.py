@@ -95,11 +95,11 @@ def test_neither_a_full_buffer_nor_a_validation_that_hogs_the_interpreter_looks_
         "client.max_attached": 0,
         "client.window": "1B",
         "validation.every_batches": None,
-        "user": {"trouble": None, "rank": 0, "step_s": 0.8, "validation_s": 5.0},
+        "user": {"trouble": None, "rank": 0, "step_s": 1.7, "validation_s": 8.5},
     }
     done = supervise(program=IMPATIENT, settings=settings, environment={"IMPATIENT_STOPPED_S": "0.5"})
     assert_complete(done, num_simulations=2)
-    assert done.wall_s > 5 * 0.8 + 5.0
+    assert done.wall_s > 5 * 1.7 + 8.5
     assert done.report["restarts"] == 0
     assert set(done.attempts.values()) == {1}
 

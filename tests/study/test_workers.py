@@ -99,7 +99,7 @@ def test_the_death_of_a_worker_costs_one_attempt_of_the_simulation_that_it_was_a
 def test_a_worker_that_hangs_is_killed_and_only_the_simulation_that_it_was_at_has_failed(
     run: Callable[..., Run],
 ) -> None:
-    done = run(workers("hangs", **{"simulation.timeout_s": 3}))
+    done = run(workers("hangs", **{"simulation.timeout_s": 10}))
     assert_complete(done, NUM)
     assert len(counted(done)) == 1
     assert "no new time step for 10 s" in counted(done)[0]
