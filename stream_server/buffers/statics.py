@@ -126,6 +126,6 @@ class StaticFields:
         self.observed.update(simulations)
 
     def freeze(self) -> FrozenStatics:
-        """All that is here now. The receiver must be between two turns."""
+        """The fields as they are now. The receiver must be between two turns."""
         simulations = tuple(self._of)
         return FrozenStatics(simulations, tuple(self._of.values()), tuple(it in self.observed for it in simulations))

@@ -50,7 +50,7 @@ class BufferMachine(RuleBasedStateMachine):
     def claim(self, num: int) -> None:
         num = min(num, WINDOW - len(self.claimed) - len(self.waiting))
         claimed = self.buffer.claim(num)
-        assert len(claimed) == num, "a step inside its window has no slot"
+        assert len(claimed) == num, "a step within its credit has no slot"
         for slot in claimed:
             self.buffer.slots.arrays["u"][slot] = self.num_samples
             self.buffer.slots.simulation_ids[slot] = self.num_samples % 3

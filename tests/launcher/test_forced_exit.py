@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from stream_server.machine.forced_exit import EXIT_FORCED, UrgentSignals
+from stream_server.errors import EXIT_FORCED
+from stream_server.machine.forced_exit import UrgentSignals
 
 # It handles the signals, as we do, but no handler of Python runs while its main thread is in a call that none ends.
 DEAF = """

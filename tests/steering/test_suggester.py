@@ -13,7 +13,7 @@ import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.machine import processes
-from stream_server.server.steering.suggestion_log import LOG_FILE, Suggestion, SuggestionLog
+from stream_server.server.steering.suggestion_log import SUGGESTIONS_FILE, Suggestion, SuggestionLog
 from stream_server.storage import disk
 from tests.steering.conftest import Suggesting
 from tests.support.studies import StudyFolder
@@ -228,7 +228,7 @@ def test_a_class_that_fails_at_a_later_start_leaves_the_study_alive(suggesting: 
 
 def test_a_torn_last_line_was_never_told_and_a_damaged_one_is_refused(suggesting: Start, folder: StudyFolder) -> None:
     suggesting(COUNTING).next(8)
-    log = folder.path / "run" / LOG_FILE
+    log = folder.path / "run" / SUGGESTIONS_FILE
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines) + lines[-1][:20])
     live = suggesting(COUNTING)
@@ -489,6 +489,6 @@ def test_what_an_older_rank_0_has_told_until_its_log_is_taken_over_is_kept(
 def test_the_log_has_all_that_was_told(suggesting: Start, folder: StudyFolder) -> None:
     live = suggesting(COUNTING)
     live.next(7)
-    lines = (folder.path / "run" / LOG_FILE).read_text().splitlines()
+    lines = (folder.path / "run" / SUGGESTIONS_FILE).read_text().splitlines()
     rows = [row for line in lines for row in json.loads(line)["suggestions"]]
     assert [dict(zip("xy", row[1], strict=True)) for row in rows] == live.suggester.parameters
