@@ -163,6 +163,7 @@ def test_a_code_in_each_language_trains_a_server_of_two_ranks(study: Callable[[s
     assert_trained(study(language))
 
 
+@pytest.mark.full
 def test_a_code_of_another_mpi_trains_a_server(build: Callable[[str], Path], tmp_path: Path) -> None:
     folder = tmp_path / "heat-c"
     shutil.copytree(build("c"), folder)

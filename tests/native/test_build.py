@@ -103,6 +103,7 @@ def test_the_programs_on_the_page_are_built_with_cmake(installation: Installatio
         assert_runs_alone([str(solver / "build" / "solver" / program)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("heading", ["### pkg-config", "### A plain Makefile"])
 def test_the_programs_on_the_page_are_built_without_cmake(
     installation: Installation, solver: Path, heading: str

@@ -91,6 +91,7 @@ def test_a_parallel_code_runs_unmodified(
     assert_complete(study(tmp_path, mpirun(mpi, num_ranks, str(program))))
 
 
+@pytest.mark.full
 def test_a_code_without_mpi_runs_unmodified(build: Callable[[str, str, str], Path], tmp_path: Path) -> None:
     program = build("heat_no_mpi.c", "gcc", "melissa_api_no_mpi")
     assert_complete(study(tmp_path, [str(program)]))

@@ -43,7 +43,8 @@ def test_a_code_of_which_a_rank_is_killed_is_started_again(study: dict[str, Any]
     assert counted(done) == {(VICTIM, 0): True}
 
 
-@codes("fortran-mpich", pytest.param("c-openmpi", marks=pytest.mark.full))
+@pytest.mark.full
+@codes("fortran-mpich", "c-openmpi")
 def test_a_code_outlives_its_server(study: dict[str, Any], tmp_path: Path) -> None:
     go = tmp_path / "go"
     study["simulation.command"] += ["wait", "0", str(go)]

@@ -111,6 +111,7 @@ def test_no_more_than_max_attached_are_let_in_at_once_and_one_that_fails_is_one_
     assert_complete(done, num_simulations=2)
 
 
+@pytest.mark.full
 def test_a_worker_helps_a_study_that_launches_simulations_itself(start: Callable[..., Any], tmp_path: Path) -> None:
     go = tmp_path / "go"
     settings = {"simulation.command": ["python", "patient.py", str(go)], "launcher.max_running": 1}

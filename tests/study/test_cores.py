@@ -23,6 +23,7 @@ def threads_in(log: str) -> dict[str, str]:
     return dict(line.split("=") for line in log.splitlines() if "_THREADS=" in line)
 
 
+@pytest.mark.full
 def test_a_simulation_gets_one_thread_and_the_split_is_shown(run: Callable[..., Run]) -> None:
     settings = {
         "study.simulations": 1,

@@ -65,6 +65,7 @@ def test_a_server_that_is_killed_between_suggestion_and_start_gives_no_simulatio
     assert len(set(after.values())) == 5
 
 
+@pytest.mark.full
 def test_a_redrawn_simulation_gets_new_parameters(tmp_path: Path) -> None:
     settings = {
         "simulation.command": ["python", "troubled.py", "crash", "3"],

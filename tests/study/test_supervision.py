@@ -138,6 +138,7 @@ def test_a_launcher_that_is_killed_and_started_again_takes_over_what_runs_and_no
     assert set(done.attempts.values()) == {1}
 
 
+@pytest.mark.full
 def test_a_simulation_that_did_not_hear_that_it_is_finished_hears_it_from_the_next_server(
     start: Start, tmp_path: Path
 ) -> None:
