@@ -19,7 +19,7 @@ from tests.support.timing import Deadline
 
 MARK = "STREAM_SERVER_TESTS_PART"
 STACKS_S = 5.0
-GRACE_S = 10.0
+GRACE_S = 5.0
 LOOK_S = 0.5
 OUTPUT_TAIL = 20_000
 NO_TESTS = 5
