@@ -10,7 +10,7 @@ help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (two minutes; the first time three or four more, for what it installs)"
 	@echo "make quick     the tests without MPI jobs, whole studies and compilers (a minute and a half): after every change"
 	@echo "make test      the tests, in several processes; ARGS=… goes to pytest"
-	@echo "make test-all  the tests, with the full product of ranks, MPIs and buffers"
+	@echo "make test-all  the tests, with all ranks, MPIs, buffers and languages, long trainings and what waits for minutes"
 	@echo "make check     what CI runs: format, lint, types, tests"
 	@echo "make lint      format, lint and types only"
 	@echo "make format    rewrite the code in the project's format"

@@ -37,6 +37,7 @@ def test_the_files_hold_the_samples_of_the_study(tmp_path: Path) -> None:
     assert not np.array_equal(held_out, truth)
 
 
+@pytest.mark.full
 def test_training_from_files_learns_and_ends_with_a_validation(tmp_path: Path) -> None:
     config = load(STUDY, SMALL)
     training, held_out = offline.simulate(config, tmp_path, solutions)

@@ -11,6 +11,7 @@ from stream_server.buffers import Buffer, Draw, Frozen, Slots, num_slots_to_load
 from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
 from tests.support.buffer_saving import load, stored
+from tests.support.examples import examples
 
 WINDOW = 5
 SPARE = 5
@@ -183,4 +184,4 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 TestBufferBehavesAsItsModel = BufferMachine.TestCase
-TestBufferBehavesAsItsModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestBufferBehavesAsItsModel.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stream_server.client_api.retention import ENTRY_BYTES, OrderedSteps, RetainedSteps, Retention, Steps
 from stream_server.messages.client import Block
 from tests.native.native_client import built, library
+from tests.support.examples import examples
 
 __all__ = ["library"]
 
@@ -122,7 +123,7 @@ OLDEST_FIRST: list[Line] = [
 
 @example(OLDEST_FIRST, 3)
 @example(OLDEST_FIRST, 4)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(histories(), st.integers(0, 6))
 def test_it_keeps_what_the_python_client_keeps(probe: Path, lines: list[Line], num_messages: int) -> None:
     max_bytes = num_messages * (ENTRY_BYTES + 8)
@@ -134,7 +135,7 @@ def test_it_keeps_what_the_python_client_keeps(probe: Path, lines: list[Line], n
         input=f"max {max_bytes}\n{script}\n",
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1:] == expected

@@ -141,7 +141,7 @@ def test_what_goes_wrong_later_costs_no_simulation_and_is_told(suggesting: Start
 def test_a_class_that_hangs_is_killed_in_time_and_asked_anew_a_few_times(
     suggesting: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    live = suggesting(later("time.sleep(1000)"), sampler={"timeout_s": 3.0})
+    live = suggesting(later("time.sleep(1000)"), sampler={"timeout_s": 6.0})
     for num in range(7, 13):
         assert list(live.next(num)) == [num - 1]
     assert by(live)[6:] == ["sobol"] * 6
@@ -305,7 +305,7 @@ def test_results_that_come_while_the_process_starts_again_are_not_lost(
             self.num_read += 1
             if self.num_read == 2:
                 is_ingesting.set()
-                may_go_on.wait(30)
+                may_go_on.wait(100)
             return super().keys()
 
     ingesting = Thread(target=suggester.ingest, args=[Results({6: {"x": 0.5, "loss": 2.0}})])
@@ -323,7 +323,7 @@ def test_results_that_come_while_the_process_starts_again_are_not_lost(
 
     def start() -> bool:
         ingesting.start()
-        assert is_ingesting.wait(30)
+        assert is_ingesting.wait(100)
         return True
 
     def ask(request: Mapping[str, Any], _: float) -> dict[str, Any]:
